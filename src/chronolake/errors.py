@@ -1,0 +1,183 @@
+"""Every error that Chronolake raises on purpose, in one tree.
+
+```
+ChronolakeError
+├── ConfigurationError        chronolake.yml, a flag or an environment variable is wrong
+├── MissingRequirementError   Java, a jar or an optional package is not there
+├── LakeError                 the lake's catalog or folder cannot be used
+├── TableNotFoundError
+├── TableExistsError
+├── SchemaError               the wanted columns make no table
+│   ├── UnknownColumnError
+│   ├── UnsupportedTypeError
+│   ├── TypeChangeError       stored values do not fit the new type
+│   └── DuplicateKeyError     a new primary key would not be unique
+├── BatchError                a request that no table state could satisfy
+│   └── BatchFileError        a batch file cannot be read; nothing was written
+│       ├── FileAccessError   missing, unreadable, or outside the files root
+│       ├── DecryptionError   no key, wrong key, or a truncated file
+│       ├── DecompressionError
+│       ├── MalformedFileError  not the CSV or Parquet that was promised
+│       └── ValueRefusedError   one value does not fit its column
+├── CommitError
+│   ├── CommitConflictError   another writer was first (retryable)
+│   └── CommitUnknownError    the catalog's answer was lost and the table does not tell (retryable)
+└── PromiseBrokenError        a table no longer keeps what it promises
+```
+
+An error says what was wrong (`message`), where (`table`, `batch`, `file`, `row`, `column`) and what
+to do (`hint`). Messages never hold keys, credentials or cell values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ChronolakeError(Exception):
+    """The root of the tree.
+
+    Attributes:
+        message: what was wrong, one sentence.
+        hint: what to do about it, or None.
+        table: `schema.table` the error is about, or None.
+        batch: identity of the batch, or None.
+        file: path of the batch file as the request spelled it, or None.
+        row: 1-based number of the data row in the file (the header is row 0), or None.
+        column: name of the column, or None.
+        retryable: whether the same call may succeed later without anybody changing anything.
+    """
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        table: str | None = None,
+        batch: str | None = None,
+        file: str | None = None,
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.table = table
+        self.batch = batch
+        self.file = file
+        self.row = row
+        self.column = column
+
+    @property
+    def place(self) -> dict[str, str | int]:
+        """Where it happened: the known ones of table, batch, file, row and column."""
+        named = {
+            "table": self.table,
+            "batch": self.batch,
+            "file": self.file,
+            "row": self.row,
+            "column": self.column,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{name} {value!r}" for name, value in self.place.items())
+        text = f"{self.message} ({where})" if where else self.message
+        return f"{text} {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, {"hint": self.hint, **self.place}))
+
+
+def _rebuild(
+    kind: type[ChronolakeError], message: str, details: dict[str, Any]
+) -> ChronolakeError:
+    return kind(message, **details)
+
+
+class ConfigurationError(ChronolakeError):
+    """chronolake.yml, a flag or an environment variable is wrong."""
+
+
+class MissingRequirementError(ChronolakeError):
+    """Java, a jar or an optional package is not there."""
+
+
+class LakeError(ChronolakeError):
+    """The lake's catalog or folder cannot be used."""
+
+
+class TableNotFoundError(ChronolakeError):
+    """The table does not exist."""
+
+
+class TableExistsError(ChronolakeError):
+    """The table exists already."""
+
+
+class SchemaError(ChronolakeError):
+    """The wanted columns make no table."""
+
+
+class UnknownColumnError(SchemaError):
+    """A column is named that the table does not have."""
+
+
+class UnsupportedTypeError(SchemaError):
+    """A column's type cannot be kept."""
+
+
+class TypeChangeError(SchemaError):
+    """Stored values do not fit the new type; the table is unchanged."""
+
+
+class DuplicateKeyError(SchemaError):
+    """A new primary key would not be unique; the table is unchanged."""
+
+
+class BatchError(ChronolakeError):
+    """A request that no table state could satisfy; the table is unchanged."""
+
+
+class BatchFileError(BatchError):
+    """A batch file cannot be read; the table is unchanged."""
+
+
+class FileAccessError(BatchFileError):
+    """The file is missing, unreadable, or outside the files root."""
+
+
+class DecryptionError(BatchFileError):
+    """No key, a wrong key, or a truncated file."""
+
+
+class DecompressionError(BatchFileError):
+    """The file is not a whole stream of the announced compression."""
+
+
+class MalformedFileError(BatchFileError):
+    """The content is not the CSV or Parquet that was promised."""
+
+
+class ValueRefusedError(BatchFileError):
+    """One value does not fit its column."""
+
+
+class CommitError(ChronolakeError):
+    """A change could not be published."""
+
+    retryable = True
+
+
+class CommitConflictError(CommitError):
+    """Another writer was first, more often than the write was willing to start again."""
+
+
+class CommitUnknownError(CommitError):
+    """The catalog's answer was lost, and the table does not tell what became of the change."""
+
+
+class PromiseBrokenError(ChronolakeError):
+    """A table no longer keeps what it promises."""

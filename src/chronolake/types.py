@@ -1,0 +1,248 @@
+"""Logical column types, table names, and the system columns with their time limits.
+
+Sources: `seeds/destination-connector.txt` ("Examples of data types"), `seeds/history-mode.txt`
+("System columns added to tables with history mode").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from chronolake.errors import SchemaError, UnsupportedTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql.types import DataType
+
+SYNCED: Final = "_fivetran_synced"
+DELETED: Final = "_fivetran_deleted"
+ROW_ID: Final = "_fivetran_id"
+START: Final = "_fivetran_start"
+END: Final = "_fivetran_end"
+ACTIVE: Final = "_fivetran_active"
+HISTORY_COLUMNS: Final = (START, END, ACTIVE)
+
+TMAX_TEXT: Final = "9999-12-31T23:59:59.999Z"
+TMIN_TEXT: Final = "0001-01-01T00:00:00Z"
+# Microseconds since 1970-01-01T00:00:00Z: Python's own datetime overflows near both ends.
+TMAX_MICROS: Final = 253_402_300_799_999_000
+TMIN_MICROS: Final = -62_135_596_800_000_000
+LAST_MICROS: Final = 253_402_300_799_999_999
+
+#: The distance between a version's end and the next version's start, for pushed tables.
+EPSILON: Final = timedelta(milliseconds=1)
+
+MAX_PRECISION: Final = 38
+DEFAULT_PRECISION: Final = 38
+DEFAULT_SCALE: Final = 10
+
+
+class Kind(StrEnum):
+    """The fifteen logical types of `seeds/destination-connector.txt`."""
+
+    BOOLEAN = "BOOLEAN"
+    SHORT = "SHORT"
+    INT = "INT"
+    LONG = "LONG"
+    DECIMAL = "DECIMAL"
+    FLOAT = "FLOAT"
+    DOUBLE = "DOUBLE"
+    NAIVE_DATE = "NAIVE_DATE"
+    NAIVE_DATETIME = "NAIVE_DATETIME"
+    UTC_DATETIME = "UTC_DATETIME"
+    BINARY = "BINARY"
+    XML = "XML"
+    STRING = "STRING"
+    JSON = "JSON"
+    NAIVE_TIME = "NAIVE_TIME"
+
+
+class Mode(StrEnum):
+    """How a table keeps changes: decided by the system columns it has."""
+
+    LIVE = "live"
+    SOFT_DELETE = "soft-delete"
+    HISTORY = "history"
+
+
+_ARROW: Final[dict[Kind, pa.DataType]] = {
+    Kind.BOOLEAN: pa.bool_(),
+    Kind.SHORT: pa.int32(),
+    Kind.INT: pa.int32(),
+    Kind.LONG: pa.int64(),
+    Kind.FLOAT: pa.float32(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.NAIVE_DATE: pa.date32(),
+    Kind.NAIVE_DATETIME: pa.timestamp("us"),
+    Kind.UTC_DATETIME: pa.timestamp("us", tz="UTC"),
+    Kind.BINARY: pa.binary(),
+    Kind.XML: pa.string(),
+    Kind.STRING: pa.string(),
+    Kind.JSON: pa.string(),
+    Kind.NAIVE_TIME: pa.string(),
+}
+
+# Spark SQL type names; SHORT is kept as int and NAIVE_TIME as string, because Iceberg has no
+# two-byte integer and Spark 4.1 no time of day.
+_SPARK: Final[dict[Kind, str]] = {
+    Kind.BOOLEAN: "boolean",
+    Kind.SHORT: "int",
+    Kind.INT: "int",
+    Kind.LONG: "bigint",
+    Kind.FLOAT: "float",
+    Kind.DOUBLE: "double",
+    Kind.NAIVE_DATE: "date",
+    Kind.NAIVE_DATETIME: "timestamp_ntz",
+    Kind.UTC_DATETIME: "timestamp",
+    Kind.BINARY: "binary",
+    Kind.XML: "string",
+    Kind.STRING: "string",
+    Kind.JSON: "string",
+    Kind.NAIVE_TIME: "string",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """A logical type with its parameters.
+
+    `precision` and `scale` are set exactly for DECIMAL (1..38, and 0..precision).
+    """
+
+    kind: Kind
+    precision: int | None = None
+    scale: int | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in the default decimal, refuse an impossible one.
+
+        Raises:
+            UnsupportedTypeError: precision beyond 38 or 0, or a scale greater than the precision.
+        """
+        if self.kind is not Kind.DECIMAL:
+            object.__setattr__(self, "precision", None)
+            object.__setattr__(self, "scale", None)
+            return
+        if self.precision is None:
+            object.__setattr__(self, "precision", DEFAULT_PRECISION)
+            object.__setattr__(self, "scale", DEFAULT_SCALE)
+        elif self.scale is None:
+            object.__setattr__(self, "scale", 0)
+        precision, scale = self.precision or 0, self.scale or 0
+        if not 1 <= precision <= MAX_PRECISION or not 0 <= scale <= precision:
+            raise UnsupportedTypeError(
+                f"DECIMAL({precision},{scale}) cannot be kept: the precision must be 1 to "
+                f"{MAX_PRECISION} and the scale 0 to the precision.",
+                hint="Declare a smaller decimal, or STRING.",
+            )
+
+    def __str__(self) -> str:
+        if self.kind is Kind.DECIMAL:
+            return f"DECIMAL({self.precision},{self.scale})"
+        return str(self.kind)
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type of a column of this type."""
+        if self.kind is Kind.DECIMAL:
+            return pa.decimal128(self.precision, self.scale)
+        return _ARROW[self.kind]
+
+    @property
+    def sql(self) -> str:
+        """The Spark SQL name of the type that such a column is stored in."""
+        if self.kind is Kind.DECIMAL:
+            return f"decimal({self.precision},{self.scale})"
+        return _SPARK[self.kind]
+
+    @property
+    def spark(self) -> DataType:
+        """The Spark type that such a column is stored in."""
+        from pyspark.sql.types import _parse_datatype_string  # noqa: PLC0415
+
+        return _parse_datatype_string(self.sql)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, in the words of the sender."""
+
+    name: str
+    type: ColumnType
+    primary_key: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """A table in a schema; both parts may hold any characters."""
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def sql(self) -> str:
+        """The name as Spark SQL within the lake's catalog: two quoted identifiers."""
+        return f"{quoted(self.schema)}.{quoted(self.table)}"
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Split `schema.table`; a part that holds a dot stands in backticks.
+
+        Raises:
+            SchemaError: the text is not two parts.
+        """
+        parts: list[str] = []
+        rest = text
+        while rest:
+            if rest.startswith("`"):
+                end, part = 1, ""
+                while True:
+                    close = rest.find("`", end)
+                    if close < 0:
+                        parts = []
+                        break
+                    part += rest[end:close]
+                    if rest[close + 1 : close + 2] != "`":
+                        rest = rest[close + 1 :]
+                        parts.append(part)
+                        break
+                    part, end = part + "`", close + 2
+                if not parts or (rest and not rest.startswith(".")):
+                    parts = []
+                    break
+                rest = rest[1:]
+            else:
+                part, _, rest = rest.partition(".")
+                parts.append(part)
+        if len(parts) != 2 or not all(parts):  # noqa: PLR2004
+            raise SchemaError(
+                f"{text!r} does not name a table.",
+                hint="Write schema.table; put a part that holds a dot in backticks.",
+            )
+        return cls(*parts)
+
+
+def quoted(identifier: str) -> str:
+    """An identifier as Spark SQL: in backticks, backticks doubled."""
+    return "`" + identifier.replace("`", "``") + "`"
+
+
+def mode_of(columns: Iterable[str]) -> Mode:
+    """The mode that a table with these column names is in.
+
+    A table is in history mode if it has all three history columns, in soft-delete mode if it has
+    `_fivetran_deleted`, and live otherwise.
+    """
+    names = set(columns)
+    if names.issuperset(HISTORY_COLUMNS):
+        return Mode.HISTORY
+    return Mode.SOFT_DELETE if DELETED in names else Mode.LIVE
