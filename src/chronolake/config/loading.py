@@ -1,0 +1,209 @@
+"""Reading a configuration: the file, the environment and the flags, each over the one before."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from chronolake.config.sections import FileConfig, LakeConfig, LakeSection
+from chronolake.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FILE_NAME: Final = "chronolake.yml"
+_PREFIX: Final = "CHRONOLAKE_"
+_REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def load(
+    path: Path | str, *, file: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> LakeConfig:
+    """The configuration of the lake in a folder.
+
+    Args:
+        path: the lake's folder; it need not exist.
+        file: the chronolake.yml to read. By default the one in the lake's folder, else the one in
+            the working directory, else none.
+        overrides: what flags say, by dotted key below `lake`, such as `{"spark.master": "local"}`;
+            a None is a flag that was not given.
+
+    Raises:
+        ConfigurationError: the file cannot be read, a key is unknown, a value does not fit, or a
+            referenced environment variable is missing.
+    """
+    folder = Path(path).expanduser().resolve()
+    source = _find(folder, file)
+    settings = _resolve(_read(source), str(source)) if source else {}
+    where = str(source) if source else "the configuration"
+    _check(FileConfig, settings, where)
+    lake = dict(settings.get("lake") or {})
+    for key, value in _from_environment():
+        _put(lake, key, value)
+        _check(LakeSection, lake, f"the environment variable {variable_of(key)}")
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            _put(lake, key, value)
+            _check(LakeSection, lake, f"the setting {key}")
+    return LakeConfig(path=folder, **lake)
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a dotted key below `lake`."""
+    return _PREFIX + key.replace(".", "_").upper()
+
+
+def keys(model: type[BaseModel] = LakeSection, prefix: str = "") -> Iterator[str]:
+    """The dotted keys below `lake` that hold a value, in the order of the file."""
+    for name in model.model_fields:
+        if section := _section(model, name):
+            yield from keys(section, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The model behind a key, when the key is a section and not a value."""
+    kind = model.model_fields[name].annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _find(folder: Path, file: Path | None) -> Path | None:
+    if file is not None:
+        return file
+    return next(
+        (place for place in (folder / FILE_NAME, Path(FILE_NAME).resolve()) if place.is_file()),
+        None,
+    )
+
+
+def _read(source: Path) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - most lakes have no file, and start sooner without a parser
+
+    class UniqueKeys(yaml.SafeLoader):
+        """YAML that refuses a key given twice instead of taking the last one."""
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+        names = [loader.construct_object(key, deep=True) for key, _ in node.value]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} is given twice",
+                    problem_mark=node.value[place][0].start_mark,
+                )
+        return loader.construct_mapping(node, deep=True)
+
+    UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    try:
+        # S506 is about unsafe loaders; this one is a SafeLoader.
+        content = yaml.load(source.read_text(encoding="utf-8"), Loader=UniqueKeys)  # noqa: S506
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = getattr(failure, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigurationError(f"{source} cannot be read: {reason}.") from failure
+    except yaml.MarkedYAMLError as failure:
+        mark = failure.problem_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        # Not chained: the parser's own message quotes the line, which may hold a password.
+        raise ConfigurationError(f"{source}{line} is not valid YAML: {failure.problem}.") from None
+    except yaml.YAMLError:
+        raise ConfigurationError(f"{source} is not valid YAML.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{source} must hold keys and values.", hint="Its first line is usually `lake:`."
+        )
+    return content
+
+
+def _resolve(value: Any, source: str, key: str = "") -> Any:
+    """The value with every `${NAME}` replaced from the environment."""
+    if isinstance(value, dict):
+        return {
+            name: _resolve(item, source, f"{key}.{name}" if key else str(name))
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_resolve(item, source, key) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def replacement(found: re.Match[str]) -> str:
+        if found[1] == "${":
+            return "${"
+        name = found[2]
+        if not _VARIABLE.fullmatch(name):
+            raise ConfigurationError(
+                f"{source}, {key}: `${{…}}` holds no name of an environment variable.",
+                hint="Write ${NAME}, or $${ for a plain ${.",
+            )
+        if name not in os.environ:
+            raise ConfigurationError(
+                f"{source}, {key}: the environment variable {name} is not set.",
+                hint=f"Set {name}, or write $${{ for a plain ${{.",
+            )
+        return os.environ[name]
+
+    return _REFERENCE.sub(replacement, value)
+
+
+def _from_environment() -> Iterator[tuple[str, str]]:
+    settable = {key for key in keys() if key not in {"catalog.properties", "spark.conf"}}
+    by_variable = {variable_of(key): key for key in settable}
+    sections = {name.partition(".")[0] for name in settable if "." in name}
+    for name in sorted(os.environ):
+        if name in by_variable:
+            yield by_variable[name], os.environ[name]
+        elif any(name.startswith(f"{_PREFIX}{section.upper()}_") for section in sections):
+            nearest = difflib.get_close_matches(name, by_variable, n=1)
+            raise ConfigurationError(
+                f"The environment variable {name} is no setting.",
+                hint=f"The nearest one is {nearest[0]}." if nearest else None,
+            )
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested mappings, which are copied on the way."""
+    *sections, last = key.split(".")
+    for section in sections:
+        tree[section] = dict(tree.get(section) or {})
+        tree = tree[section]
+    tree[last] = value
+
+
+def _check(model: type[BaseModel], values: dict[str, Any], where: str) -> None:
+    try:
+        model.model_validate(values)
+    except ValidationError as failure:
+        # Not chained: pydantic's error carries the refused values.
+        problem = failure.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = [str(part) for part in problem["loc"]]
+        if problem["type"] == "extra_forbidden":
+            raise ConfigurationError(
+                f"{where}: unknown key {'.'.join(place)!r}.", hint=_nearest(model, place)
+            ) from None
+        reason = problem["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(f"{where}: {'.'.join(place)}: {reason}.") from None
+
+
+def _nearest(model: type[BaseModel], place: list[str]) -> str:
+    """Words that name the known key nearest to an unknown one."""
+    level = model
+    for name in place[:-1]:
+        level = _section(level, name) or level
+    known = list(level.model_fields)
+    if near := difflib.get_close_matches(place[-1], known, n=1):
+        return f"Did you mean {'.'.join([*place[:-1], near[0]])!r}?"
+    elsewhere = [f"lake.{key}" for key in keys()] + [
+        f"lake.{key}" for key in LakeSection.model_fields
+    ]
+    for key in elsewhere:
+        if key.rpartition(".")[2] == place[-1]:
+            return f"Did you mean {key!r}?"
+    return f"Known keys are: {', '.join(known)}."

@@ -1,0 +1,213 @@
+"""The sections of chronolake.yml: their keys, defaults and limits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+
+class CatalogKind(StrEnum):
+    """What keeps the list of tables."""
+
+    SQLITE = "sqlite"
+    POSTGRESQL = "postgresql"
+    REST = "rest"
+
+
+def _as_text(value: object) -> object:
+    """What YAML made of a setting, as the text that Spark and Iceberg want."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        str(name): str(item).lower() if isinstance(item, bool) else str(item)
+        for name, item in value.items()
+        if isinstance(item, str | int | float)
+    } | {str(name): item for name, item in value.items() if not isinstance(item, str | int | float)}
+
+
+Settings = Annotated[dict[str, str], BeforeValidator(_as_text)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, values: Any) -> Any:
+        """A key with nothing behind it is a key that was left out."""
+        if not isinstance(values, dict):
+            return values
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None or name not in cls.model_fields
+        }
+
+
+class CatalogConfig(_Section):
+    """The Iceberg catalog that lists the lake's tables."""
+
+    uri: str | None = Field(
+        default=None,
+        repr=False,
+        description="Where the catalog is: nothing for the SQLite file DIR/catalog.db, "
+        "postgresql://user:password@host:port/database, or http(s)://… of an Iceberg REST catalog.",
+    )
+    properties: Settings = Field(
+        default_factory=dict,
+        repr=False,
+        description="Further properties of the Iceberg catalog, such as s3.endpoint or token; "
+        "given to Spark's and PyIceberg's catalog alike.",
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _known(cls, uri: str | None) -> str | None:
+        if uri is None:
+            return None
+        try:
+            parts = urlsplit(uri)
+            whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            raise ValueError("this is not a URL") from None
+        if parts.scheme == "postgres":
+            uri = "postgresql" + uri.removeprefix("postgres")
+        elif parts.scheme not in {"postgresql", "http", "https"}:
+            raise ValueError(
+                "a catalog is postgresql://user:password@host/database or http(s)://…; "
+                "leave it out for a SQLite file in the lake's folder"
+            )
+        if not whole:
+            raise ValueError("the URL names no host")
+        if parts.scheme.startswith("postgres") and not parts.path.strip("/"):
+            raise ValueError("the URL names no database")
+        return uri
+
+    @property
+    def kind(self) -> CatalogKind:
+        """Which kind of catalog the URI stands for."""
+        if self.uri is None:
+            return CatalogKind.SQLITE
+        if self.uri.startswith("postgresql:"):
+            return CatalogKind.POSTGRESQL
+        return CatalogKind.REST
+
+    @property
+    def label(self) -> str:
+        """The catalog in words that may be logged: no user, password or query."""
+        if self.uri is None:
+            return "sqlite"
+        parts = urlsplit(self.uri)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class SparkConfig(_Section):
+    """The Spark that does the work."""
+
+    master: str = Field(
+        default="local[*]", min_length=1, description="Spark's master URL, such as local[4]."
+    )
+    conf: Settings = Field(
+        default_factory=dict,
+        repr=False,
+        description="Spark settings, over Chronolake's own.",
+    )
+
+
+class MaintenanceConfig(_Section):
+    """When a table's files are put in order, and what is kept."""
+
+    automatic: bool = Field(
+        default=True,
+        description="Whether `serve` maintains tables by itself when they pass a threshold.",
+    )
+    small_files: int = Field(
+        default=64,
+        ge=2,
+        description="A table with at least this many small data files is compacted.",
+    )
+    small_file_bytes: int = Field(
+        default=32 * 1024 * 1024,
+        ge=1,
+        description="A data file below this size, in bytes, is small.",
+    )
+    deletion_vector_ratio: float = Field(
+        default=0.2,
+        gt=0,
+        le=1,
+        description="A table is compacted when this part of its stored rows is marked deleted.",
+    )
+    snapshot_age_hours: float = Field(
+        default=168,
+        ge=0,
+        description="Snapshots older than this many hours are expired.",
+    )
+    keep_snapshots: int = Field(
+        default=10,
+        ge=1,
+        description="This many of the newest snapshots are kept whatever their age.",
+    )
+    orphan_age_hours: float = Field(
+        default=72,
+        ge=24,
+        description="Files that no snapshot names are removed when older than this many hours; "
+        "at least 24, so that no file of a running write is taken.",
+    )
+
+
+class LakeSection(_Section):
+    """The key `lake` of chronolake.yml."""
+
+    catalog: CatalogConfig = Field(default=CatalogConfig())
+    warehouse: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where tables are stored: a folder (a relative one is taken from the lake's "
+        "folder) or s3://bucket/path; the lake's folder when left out.",
+    )
+    spark: SparkConfig = Field(default=SparkConfig())
+    maintenance: MaintenanceConfig = Field(default=MaintenanceConfig())
+
+    @field_validator("warehouse")
+    @classmethod
+    def _reachable(cls, warehouse: str | None) -> str | None:
+        if warehouse and "://" in warehouse and not warehouse.startswith("s3://"):
+            raise ValueError("a warehouse is a folder or s3://bucket/path")
+        return warehouse
+
+
+class FileConfig(_Section):
+    """A whole chronolake.yml."""
+
+    lake: LakeSection = Field(default=LakeSection())
+
+
+class LakeConfig(LakeSection):
+    """A lake's configuration, complete and checked."""
+
+    path: Path
+
+    @property
+    def catalog_file(self) -> Path:
+        """The SQLite file of the catalog, which exists only for that kind of catalog."""
+        return self.path / "catalog.db"
+
+    @property
+    def warehouse_location(self) -> str:
+        """The root of the tables' storage: an absolute path, or an `s3://` URL."""
+        if self.warehouse is None:
+            return str(self.path)
+        if self.warehouse.startswith("s3://"):
+            return self.warehouse.rstrip("/")
+        return str((self.path / Path(self.warehouse).expanduser()).resolve())
