@@ -3,6 +3,7 @@
 ```
 ChronolakeError
 ├── ConfigurationError        chronolake.yml, a flag or an environment variable is wrong
+├── ScenarioError             a scenario for `chronolake drive` is wrong
 ├── MissingRequirementError   Java, a jar or an optional package is not there
 ├── LakeError                 the lake's catalog or folder cannot be used
 ├── TableNotFoundError
@@ -14,7 +15,8 @@ ChronolakeError
 │   └── DuplicateKeyError     a new primary key would not be unique
 ├── BatchError                a request that no table state could satisfy
 │   └── BatchFileError        a batch file cannot be read; nothing was written
-│       ├── FileAccessError   missing, unreadable, or outside the files root
+│       ├── FileAccessError   missing or unreadable
+│       │   └── RefusedPathError  outside the files root, or no regular file
 │       ├── DecryptionError   no key, wrong key, or a truncated file
 │       ├── DecompressionError
 │       ├── MalformedFileError  not the CSV or Parquet that was promised
@@ -101,6 +103,10 @@ class ConfigurationError(ChronolakeError):
     """chronolake.yml, a flag or an environment variable is wrong."""
 
 
+class ScenarioError(ChronolakeError):
+    """A scenario for `chronolake drive` is wrong."""
+
+
 class MissingRequirementError(ChronolakeError):
     """Java, a jar or an optional package is not there."""
 
@@ -146,7 +152,11 @@ class BatchFileError(BatchError):
 
 
 class FileAccessError(BatchFileError):
-    """The file is missing, unreadable, or outside the files root."""
+    """The file is missing or unreadable."""
+
+
+class RefusedPathError(FileAccessError):
+    """The file lies outside the files root, or is no regular file."""
 
 
 class DecryptionError(BatchFileError):

@@ -1,0 +1,134 @@
+"""The server's log: one JSON object a line on standard output, as the Partner SDK wants it.
+
+```
+{"level": "INFO", "message": "batch_written table=shop.users batch=5c1e", "message-origin": "sdk_destination", "event": "batch_written", "table": "shop.users", "batch": "5c1e", "time": "…"}
+```
+
+`level`, `message` and `message-origin` are what the SDK's collector reads, so the message alone
+says everything. The other keys are for whoever collects the lines by other means.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import orjson
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+ORIGIN: Final = "sdk_destination"
+_LEVELS: Final = {
+    "debug": "INFO",
+    "info": "INFO",
+    "warning": "WARNING",
+    "error": "SEVERE",
+    "critical": "SEVERE",
+}
+_MESSAGE_KEYS: Final = ("level", "message", "message-origin")
+
+
+def line(_logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+    """A structlog event as one line of the SDK's form (the last of structlog's processors)."""
+    name = str(event.pop("event", ""))
+    time = event.pop("timestamp", None)
+    fields = {key: _plain(value) for key, value in event.items() if key not in _MESSAGE_KEYS}
+    message = " ".join([name, *(f"{key}={_word(value)}" for key, value in fields.items())])
+    return _json(
+        {
+            "level": _LEVELS.get(str(event.get("level", method)), "INFO"),
+            "message": message,
+            "message-origin": ORIGIN,
+            "event": name,
+            **fields,
+            **({"time": time} if time else {}),
+        }
+    )
+
+
+def _json(record: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        # A lone surrogate (a file name that is not UTF-8) is no JSON text: it is shown escaped.
+        escaped = {
+            key: value.encode(errors="backslashreplace").decode() if type(value) is str else value
+            for key, value in record.items()
+        }
+        return orjson.dumps(escaped, option=orjson.OPT_NON_STR_KEYS, default=str).decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    return repr(text) if isinstance(value, str) and (not text or " " in text) else text
+
+
+def configure(stream: IO[str]) -> None:
+    """Send every log event of this process to `stream`, one JSON line each.
+
+    Events of the standard library's `logging` (gRPC's, py4j's) are written the same way, from
+    WARNING on.
+    """
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, line],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _without_traceback],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, line],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+
+
+def _without_traceback(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    # An exception's own text may hold cell values; its type is enough here.
+    failure = event.pop("exc_info", None)
+    if isinstance(failure, tuple) and failure[0] is not None:
+        event["error"] = failure[0].__name__
+    record = event.get("_record")
+    if record is not None:
+        record.exc_info = record.exc_text = None
+    return event
+
+
+def own_standard_output() -> IO[str]:
+    """Keep standard output for the log alone.
+
+    From here on whatever else is written to file descriptor 1, by this process, the JVM or
+    Python workers, comes out on standard error.
+
+    Returns:
+        A line-buffered stream to what was standard output.
+    """
+    sys.stdout.flush()
+    log = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    os.dup2(2, 1)
+    return log
