@@ -1,0 +1,244 @@
+"""Values: from a scenario's JSON to the text of a cell, and from there to what a table keeps.
+
+The expected contents hold these Python values, by the column's kind:
+
+| kind | value |
+|---|---|
+| BOOLEAN | bool |
+| SHORT, INT, LONG | int |
+| DECIMAL | Decimal, rounded half up to the column's scale |
+| FLOAT, DOUBLE | float; a FLOAT's nearest single-precision number |
+| NAIVE_DATE | int, days since 1970-01-01 |
+| NAIVE_DATETIME, UTC_DATETIME | int, microseconds since 1970-01-01T00:00:00 |
+| BINARY | bytes |
+| STRING, JSON, XML, NAIVE_TIME | str |
+
+and None for NULL.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from chronolake.drive import instants
+from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
+
+if TYPE_CHECKING:
+    from chronolake.drive.definition import ColumnSpec
+
+Value = bool | int | float | Decimal | str | bytes | None
+
+_PLAIN_FROM, _PLAIN_BELOW = 1e-3, 1e7
+_MICROS_PER_DAY: Final = 86_400_000_000
+_INTEGER_BITS: Final = {Kind.SHORT: 16, Kind.INT: 32, Kind.LONG: 64}
+_INTEGER = re.compile(r"[+-]?\d+")
+_TIME_OF_DAY = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d(:[0-5]\d(?:\.\d{1,9})?)?")
+_EXACT: Final = Context(prec=100, rounding=ROUND_HALF_UP)
+_TEXTS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
+# The kinds whose text in another column is the same in every engine.
+_PLAIN_TEXT: Final = frozenset(
+    {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.NAIVE_DATE, Kind.NAIVE_TIME, *_TEXTS}
+)
+
+
+def java_double(number: float) -> str:
+    """A double as Java prints it.
+
+    There is at least one fraction digit, and E notation from 10^7 on and below 10^-3. The digits are the fewest that read back as the same double.
+    """
+    if number == 0 or not math.isfinite(number):
+        special = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        if math.isnan(number):
+            return "NaN"
+        return special.get(number, "-0.0" if math.copysign(1, number) < 0 else "0.0")
+    sign, digit_tuple, exponent = Decimal(repr(number)).as_tuple()
+    digits = "".join(map(str, digit_tuple))
+    point = len(digits) + int(exponent)
+    digits = digits.rstrip("0") or "0"
+    if _PLAIN_FROM <= abs(number) < _PLAIN_BELOW:
+        if point <= 0:
+            text = "0." + "0" * -point + digits
+        else:
+            text = f"{digits[:point].ljust(point, '0')}.{digits[point:] or '0'}"
+    else:
+        text = f"{digits[0]}.{digits[1:] or '0'}E{point - 1}"
+    return "-" + text if sign else text
+
+
+def cell_text(value: Any) -> str | None:
+    """The text that the tester writes for a JSON value; None for a JSON null.
+
+    Strings are copied as they are, whatever the column's type; integers keep their digits;
+    fractions go through a Java double; objects and arrays become compact JSON.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return java_double(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def parsed(text: str, column: ColumnSpec) -> Value:
+    """The value that a table keeps for a cell's text.
+
+    Times are cut to microseconds and dates are kept within the years 1 to 9999; text in a BINARY
+    column that is not Base64 stands for its own UTF-8 bytes; an empty text in a column that is not
+    of a text kind is NULL.
+
+    Raises:
+        ValueError: the text does not fit the column. The message names no value.
+    """
+    if column.kind in _TEXTS:
+        return text
+    if not text:
+        return b"" if column.kind is Kind.BINARY else None
+    if column.kind is Kind.BOOLEAN:
+        if text.lower() not in {"true", "false"}:
+            raise ValueError("neither true nor false")
+        return text.lower() == "true"
+    if column.kind in _INTEGER_BITS:
+        return _integer(text, column.kind)
+    if column.kind in {Kind.FLOAT, Kind.DOUBLE}:
+        return _floating(float(text), column.kind)
+    return _other(text, column)
+
+
+def _other(text: str, column: ColumnSpec) -> Value:
+    match column.kind:
+        case Kind.DECIMAL:
+            try:
+                number = Decimal(text)
+            except InvalidOperation:
+                raise ValueError("not a decimal number") from None
+            return fitted(number, column)
+        case Kind.NAIVE_DATE:
+            count = instants.days(text)
+            return min(max(count, TMIN_MICROS // _MICROS_PER_DAY), LAST_MICROS // _MICROS_PER_DAY)
+        case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
+            return instants.micros(text)
+        case Kind.NAIVE_TIME:
+            match = _TIME_OF_DAY.fullmatch(text)
+            if match is None:
+                raise ValueError("not a time of the form HH:MM:SS")
+            return text if match[1] else text + ":00"
+        case Kind.BINARY:
+            try:
+                return base64.b64decode(text, validate=True)
+            except binascii.Error:
+                return text.encode()
+    raise ValueError(f"no value of {column.kind} can be read")
+
+
+def _integer(text: str, kind: Kind) -> int:
+    if not _INTEGER.fullmatch(text):
+        # `850.0` stands for a whole number where JSON had a fraction.
+        number = Decimal(text) if re.fullmatch(r"[+-]?\d+\.0+", text) else None
+        if number is None:
+            raise ValueError("not a whole number")
+        text = str(int(number))
+    value, bits = int(text), _INTEGER_BITS[kind]
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise ValueError(f"beyond {bits} bits")
+    return value
+
+
+def _floating(number: float, kind: Kind) -> float:
+    if kind is Kind.FLOAT:
+        with np.errstate(over="ignore"):
+            return float(np.float32(number))
+    return number
+
+
+def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
+    """A number rounded half up to a DECIMAL column's scale.
+
+    Raises:
+        ValueError: the number has more integer digits than the column.
+    """
+    if not number.is_finite():
+        raise ValueError("not a finite number")
+    if column.precision is None:
+        return number
+    rounded = number.quantize(Decimal(1).scaleb(-(column.scale or 0)), context=_EXACT)
+    if rounded and rounded.adjusted() >= column.precision - (column.scale or 0):
+        raise ValueError(f"more digits than {column.spelled}")
+    return rounded
+
+
+def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case a kind
+    """The text of a value that is not NULL, as a batch file would carry it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float):
+        # A single-precision number has fewer digits than the double that holds it.
+        return java_double(float(str(np.float32(value))) if kind is Kind.FLOAT else value)
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, int) and kind is Kind.NAIVE_DATE:
+        return instants.date_text(value)
+    if isinstance(value, int) and kind in {Kind.NAIVE_DATETIME, Kind.UTC_DATETIME}:
+        zone = "Z" if kind is Kind.UTC_DATETIME else ""
+        return instants.time_text(value * 1000, zone=zone)
+    return str(value)
+
+
+def cast(  # noqa: PLR0911 - one case a pair of kinds
+    value: Value, old: ColumnSpec, new: ColumnSpec
+) -> Value:
+    """A stored value after its column's type was changed.
+
+    Raises:
+        ValueError: the value does not fit the new type.
+    """
+    if value is None or old.kind is new.kind is not Kind.DECIMAL:
+        return value
+    if isinstance(value, bytes) and new.kind in _TEXTS:
+        return value.decode()
+    if isinstance(value, str) and old.kind in _TEXTS and new.kind is Kind.BINARY:
+        return value.encode()
+    if new.kind in {Kind.FLOAT, Kind.DOUBLE} and isinstance(value, int | float | Decimal):
+        return _floating(float(value), new.kind)
+    if new.kind is Kind.DECIMAL and isinstance(value, int | Decimal):
+        return fitted(Decimal(value), new)
+    if new.kind in _INTEGER_BITS and isinstance(value, float | Decimal):
+        return _integer(str(int(value)), new.kind)
+    return parsed(text_of(value, old.kind), new)
+
+
+def cast_is_exact(old: ColumnSpec, new: ColumnSpec) -> bool:
+    """Whether every engine agrees on the values after such a change of type.
+
+    They do not where numbers or times become text: engines print them differently.
+    """
+    if old.kind is new.kind or new.kind not in _TEXTS:
+        return True
+    return old.kind in _PLAIN_TEXT or old.kind is Kind.BINARY
+
+
+def dumped(value: Value, kind: Kind) -> bool | int | float | str | None:
+    """A value as JSON: numbers and booleans as such, everything else as a batch file's text.
+
+    LONG and DECIMAL are texts as well, because JSON readers may round them, and so are numbers
+    that JSON does not have (NaN, Infinity).
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else java_double(value)
+    if isinstance(value, int) and kind in {Kind.SHORT, Kind.INT}:
+        return value
+    return text_of(value, kind)
