@@ -75,7 +75,7 @@ def _reads(lake: Lake) -> None:
 def _writes(lake: Lake) -> None:
     probe = TableName(PROBE_SCHEMA, f"probe_{secrets.token_hex(8)}")
     table.create(lake, probe, _PROBE_COLUMNS)
-    lake.spark.sql(f"DROP TABLE {probe.sql} PURGE")
+    lake.catalog.drop(probe, purge=True)
 
 
 #: The tests by name: the label in the form, and what raises when the test does not hold.

@@ -1,7 +1,9 @@
 """The server's log: one JSON object a line on standard output, as the Partner SDK wants it.
 
 ```
-{"level": "INFO", "message": "batch_written table=shop.users batch=5c1e", "message-origin": "sdk_destination", "event": "batch_written", "table": "shop.users", "batch": "5c1e", "time": "…"}
+{"level": "INFO", "message": "batch_written table=shop.users batch=5c1e",
+ "message-origin": "sdk_destination",
+ "event": "batch_written", "table": "shop.users", "batch": "5c1e", "time": "…"}
 ```
 
 `level`, `message` and `message-origin` are what the SDK's collector reads, so the message alone
@@ -13,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import orjson
 import structlog
@@ -77,7 +79,7 @@ def _word(value: Any) -> str:
     return repr(text) if isinstance(value, str) and (not text or " " in text) else text
 
 
-def configure(stream: IO[str]) -> None:
+def configure(stream: TextIO) -> None:
     """Send every log event of this process to `stream`, one JSON line each.
 
     Events of the standard library's `logging` (gRPC's, py4j's) are written the same way, from
@@ -119,7 +121,7 @@ def _without_traceback(
     return event
 
 
-def own_standard_output() -> IO[str]:
+def own_standard_output() -> TextIO:
     """Keep standard output for the log alone.
 
     From here on whatever else is written to file descriptor 1, by this process, the JVM or

@@ -60,7 +60,7 @@ def is_actionable(error: ChronolakeError) -> bool:
 
 
 def status_of(error: ChronolakeError) -> grpc.StatusCode:
-    """The gRPC status of an error that is no task: UNAVAILABLE when the same call may work later."""
+    """The gRPC status of an error that is no task; UNAVAILABLE if the same call may work later."""
     return grpc.StatusCode.UNAVAILABLE if error.retryable else grpc.StatusCode.INTERNAL
 
 

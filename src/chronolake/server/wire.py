@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from chronolake.batch import BatchFile, FileForm
 from chronolake.changes import CHANGE_COLUMNS, Op
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
 _KINDS: Final[dict[int, Kind]] = {
-    number: Kind(name) for name, number in common_pb2.DataType.items() if name in Kind.__members__
+    int(number): Kind(name)
+    for name, number in common_pb2.DataType.items()
+    if name in Kind.__members__
 }
 _DATA_TYPES: Final[dict[Kind, common_pb2.DataType]] = {
-    kind: common_pb2.DataType.Value(kind.name) for kind in Kind
+    kind: cast("common_pb2.DataType", common_pb2.DataType.Value(kind.name)) for kind in Kind
 }
 _COMPRESSIONS: Final[dict[int, Literal["off", "zstd", "gzip"]]] = {
     destination_sdk_pb2.OFF: "off",
@@ -133,9 +135,7 @@ def _column_of(message: common_pb2.Column) -> Column:
     return Column(message.name, type_, primary_key=message.primary_key)
 
 
-def table_message(
-    name: str, columns: Iterable[Column], key: Iterable[str]
-) -> common_pb2.Table:
+def table_message(name: str, columns: Iterable[Column], key: Iterable[str]) -> common_pb2.Table:
     """A table as DescribeTable answers it: every column with its type and its part in the key."""
     keys = frozenset(key)
     table = common_pb2.Table(name=name)
@@ -193,6 +193,7 @@ def write_of(
     *,
     format: Literal["csv", "parquet"],  # noqa: A002
     prefix: str = "",
+    root: str | None = None,
 ) -> Write:
     """A write request of either kind as a value.
 
@@ -200,6 +201,7 @@ def write_of(
         request: the message.
         format: what Capabilities answered; a request does not say what its files are.
         prefix: text put before the schema name.
+        root: real path of the folder that the files must lie in, or None.
 
     Raises:
         SchemaError: the table or its columns make no sense.
@@ -208,7 +210,7 @@ def write_of(
     name = table_name(request.schema_name, request.table.name, prefix=prefix)
     form = _form_of(request.file_params, format, name)
     files = [
-        BatchFile(path=path, op=op, key=_key_of(request.keys, path) if form.encrypted else None)
+        BatchFile(path, op, _key_of(request.keys, path) if form.encrypted else None, root)
         for field, op in _FILE_LISTS.items()
         for path in _paths(request, field)
     ]

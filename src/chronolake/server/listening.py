@@ -1,0 +1,156 @@
+"""The gRPC server's sockets: addresses, TLS, message sizes, and the services beside ours."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from chronolake.errors import ConfigurationError
+from chronolake.protos import destination_sdk_pb2, destination_sdk_pb2_grpc
+from chronolake.server.options import LOOPBACK, MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chronolake.server.options import ServeOptions
+    from chronolake.server.service import Destination
+
+_log = structlog.get_logger(__name__)
+
+SERVICE: Final = destination_sdk_pb2.DESCRIPTOR.services_by_name["DestinationConnector"].full_name
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # Without this a second server on the same port would quietly get half of the calls.
+    ("grpc.so_reuseport", 0),
+)
+_ANY_PORT_TRIES: Final = 20
+
+
+class Health(health.HealthServicer):
+    """The health service on a thread of its own: it answers while every worker is busy."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="health")
+        super().__init__(experimental_non_blocking=True, experimental_thread_pool=self._threads)
+        self.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+
+    def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        """The status of one service."""
+        return super().Check(request, context)
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._threads.shutdown(wait=False)
+
+
+def build(destination: Destination, health_service: Health, *, workers: int) -> grpc.Server:
+    """A server with our service, health and reflection; it does not listen yet."""
+    server = grpc.server(
+        ThreadPoolExecutor(workers, thread_name_prefix="call"), options=list(_OPTIONS)
+    )
+    destination_sdk_pb2_grpc.add_DestinationConnectorServicer_to_server(destination, server)
+    # gRPC runs a handler on the pool that its function carries.
+    Health.Check.experimental_thread_pool = health_service._threads  # type: ignore[attr-defined]  # noqa: SLF001
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection(
+        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    return server
+
+
+def listen(server: grpc.Server, options: ServeOptions) -> int:
+    """Bind every address of the options to one port.
+
+    Returns:
+        the port.
+
+    Raises:
+        ConfigurationError: an address cannot be bound, or the TLS files make no sense.
+    """
+    credentials = _credentials(options)
+    hosts = options.hosts
+    if hosts == LOOPBACK and not _has_ipv6_loopback():
+        hosts = (LOOPBACK[0],)
+        _log.info("no_ipv6_loopback")
+    port = options.port or _free_port(hosts)
+    for host in hosts:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = (
+                server.add_secure_port(address, credentials)
+                if credentials
+                else server.add_insecure_port(address)
+            )
+        except RuntimeError as error:
+            raise _not_bound(address) from error
+        if bound == 0:
+            raise _not_bound(address)
+    return port
+
+
+def _not_bound(address: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{address} cannot be listened on.",
+        hint="The port may be in use, or the address not of this machine; choose others with "
+        "--port and --host. With TLS, check the certificate and its key.",
+    )
+
+
+def _has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind((LOOPBACK[1], 0))
+    except OSError:
+        return False
+    return True
+
+
+def _free_port(hosts: tuple[str, ...]) -> int:
+    """A port that is free on every host; gRPC would choose a different one for each."""
+    for _ in range(_ANY_PORT_TRIES):
+        port = 0
+        held: list[socket.socket] = []
+        try:
+            for host in hosts:
+                family, kind, *_, to = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                probe = socket.socket(family, kind)
+                held.append(probe)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(to)
+                port = int(probe.getsockname()[1])
+        except OSError:
+            continue
+        finally:
+            for probe in held:
+                probe.close()
+        return port
+    raise ConfigurationError(f"No port is free on {' and '.join(hosts)}.")
+
+
+def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
+    if options.tls_cert is None or options.tls_key is None:
+        return None
+    authorities = _pem(options.tls_client_ca) if options.tls_client_ca else None
+    return grpc.ssl_server_credentials(
+        [(_pem(options.tls_key), _pem(options.tls_cert))],
+        root_certificates=authorities,
+        require_client_auth=authorities is not None,
+    )
+
+
+def _pem(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{str(path)!r} cannot be read: {error.strerror}.",
+            hint="--tls-cert, --tls-key and --tls-client-ca name PEM files.",
+        ) from error

@@ -1,0 +1,218 @@
+"""A server's life: it opens a lake, listens, and stops so that no batch is half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import structlog
+
+from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.lake import Lake
+from chronolake.server import listening, logs
+from chronolake.server.metrics import Metrics, MetricsPort
+from chronolake.server.outcomes import text_of, unexpected
+from chronolake.server.service import Destination
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType, TracebackType
+
+    from chronolake.config import LakeConfig
+    from chronolake.server.options import ServeOptions
+
+_log = structlog.get_logger(__name__)
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+# How long cancelled Spark jobs may take to go, and how often they are told to.
+_CANCEL_SECONDS: Final = 10.0
+_CANCEL_STEP: Final = 0.5
+# A call that waits for a worker when the last one ends is not counted for a moment.
+_SETTLE_SECONDS: Final = 0.2
+_USAGE_ERROR: Final = 2
+
+
+class Server:
+    """A destination that listens from the moment it is made; can be a context manager.
+
+    Attributes:
+        port: the TCP port, also when the options asked for any.
+        metrics_port: the port of the metrics, or None.
+    """
+
+    def __init__(self, lake: Lake, options: ServeOptions) -> None:
+        """Listen.
+
+        Args:
+            lake: an open lake; it stays open when the server stops.
+            options: how to listen.
+
+        Raises:
+            ConfigurationError: an address cannot be bound, a file of the options is missing.
+        """
+        self._options = options
+        self._lake = lake
+        root = _real_folder(options.files_root)
+        metrics = Metrics()
+        self._destination = Destination(
+            lake, metrics=metrics, batch_format=options.batch_format, files_root=root
+        )
+        self._health = listening.Health()
+        self._grpc = listening.build(self._destination, self._health, workers=options.max_workers)
+        self._metrics: MetricsPort | None = None
+        try:
+            self.port = listening.listen(self._grpc, options)
+            if options.metrics_port is not None:
+                self._metrics = _metrics_port(metrics, options.hosts[0], options.metrics_port)
+        except BaseException:
+            self._grpc.stop(None)
+            self._health.close()
+            raise
+        self.metrics_port = self._metrics.port if self._metrics else None
+        self._grpc.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> bool:
+        """Take no more calls, let running ones finish, and cancel those that take too long.
+
+        A cancelled batch is answered with UNAVAILABLE and leaves its table as it was: a batch is
+        published in one step or not at all.
+
+        Returns:
+            whether every call came to its end; False if one ignored even the cancelling.
+        """
+        grace = self._options.grace
+        self._health.enter_graceful_shutdown()
+        deadline = time.monotonic() + grace
+        ended = self._grpc.stop(grace + _CANCEL_SECONDS)
+        idle = self._destination.wait_until_idle(grace)
+        ended.wait(min(_SETTLE_SECONDS, max(0.0, deadline - time.monotonic())))
+        idle = idle and self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
+        self._destination.refuse()
+        if not idle:
+            idle = self._cancel()
+        # Streams, such as somebody's watching of the health, would last for ever.
+        self._grpc.stop(0).wait()
+        self._health.close()
+        if self._metrics:
+            self._metrics.close()
+        return idle
+
+    def _cancel(self) -> bool:
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        named: set[str] = set()
+        while time.monotonic() < deadline:
+            # Again and again: the batch's next job may start just after the cancelling.
+            for batch in self._destination.cancel():
+                if batch not in named:
+                    named.add(batch)
+                    _log.warning("batch_cancelled", batch=batch, reason="the server is stopping")
+            if self._destination.wait_until_idle(_CANCEL_STEP):
+                return True
+        return False
+
+
+def _real_folder(folder: Path | None) -> str | None:
+    if folder is None:
+        return None
+    try:
+        real = folder.resolve(strict=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The files root {str(folder)!r} cannot be used: {error.strerror}.",
+            hint="Create the folder, or name another with --files-root.",
+        ) from error
+    if not real.is_dir():
+        raise ConfigurationError(
+            f"The files root {str(folder)!r} is not a folder.", hint="Name a folder."
+        )
+    return str(real)
+
+
+def _metrics_port(metrics: Metrics, host: str, port: int) -> MetricsPort:
+    try:
+        return metrics.listen(host, port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The metrics cannot be served on {host}, port {port}: {error.strerror}.",
+            hint="Choose another with --metrics-port.",
+        ) from error
+
+
+def serve(config: LakeConfig, options: ServeOptions) -> int:
+    """Serve a lake until SIGTERM or SIGINT comes; to be called once, in a process's main thread.
+
+    Standard output carries the log and nothing else from here on.
+
+    Args:
+        config: the lake.
+        options: how to listen.
+
+    Returns:
+        the exit code of the process: 0, or 2 when the server cannot start.
+    """
+    logs.configure(logs.own_standard_output())
+    told = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        told.set()
+
+    # Before the lake, which takes seconds to open, and after it, because Spark sets its own.
+    _on_signals(stop)
+    try:
+        lake = Lake.open(config.path, config=config)
+        _on_signals(stop)
+        server = Server(lake, options)
+    except ChronolakeError as error:
+        _log.error("not_started", error=type(error).__name__, reason=text_of(error))
+        return _USAGE_ERROR
+    except Exception as failure:  # noqa: BLE001 - its text may hold a secret
+        _log.error("not_started", **unexpected(failure))
+        return _USAGE_ERROR
+    _say_hello(config, options, server)
+    told.wait()
+    _log.info("stopping", grace=options.grace)
+    done = server.stop()
+    lake.close()
+    _log.info("stopped")
+    if not done:
+        # A thread hangs in a call that the JVM does not give back. Nothing of it is published, and
+        # the interpreter would wait for it for ever.
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def _on_signals(stop: signal.Handlers | object) -> None:
+    for number in _STOP_SIGNALS:
+        signal.signal(number, stop)  # type: ignore[arg-type]
+
+
+def _say_hello(config: LakeConfig, options: ServeOptions, server: Server) -> None:
+    if options.open_to_others and not options.tls:
+        _log.warning("plaintext_listening", hosts=list(options.hosts))
+    if options.open_to_others and options.files_root is None:
+        _log.warning("no_files_root", reason="requests may name any file this process can read")
+    _log.info(
+        "listening",
+        hosts=list(options.hosts),
+        port=server.port,
+        metrics_port=server.metrics_port,
+        tls=options.tls,
+        batch_format=options.batch_format,
+        lake=str(config.path),
+    )

@@ -1,0 +1,384 @@
+"""The ten calls of the Partner SDK, answered from a lake."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol, TypeVar
+from uuid import uuid4
+
+import grpc
+import structlog
+
+from chronolake import table
+from chronolake.errors import ChronolakeError, TableNotFoundError
+from chronolake.protos import common_pb2, destination_sdk_pb2, destination_sdk_pb2_grpc
+from chronolake.server import wire, writing
+from chronolake.server.configuration import TESTS, Configuration, form
+from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from chronolake.lake import Lake
+    from chronolake.server.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+_FORMATS: Final = {"csv": destination_sdk_pb2.CSV, "parquet": destination_sdk_pb2.PARQUET}
+
+
+class _Answer(Protocol):
+    """A response message: exactly one member of its `response` is set."""
+
+    def WhichOneof(self, oneof_group: Any, /) -> Any: ...  # noqa: N802 - protobuf's name
+
+
+_A = TypeVar("_A", bound=_Answer)
+
+
+class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # type: ignore[misc]
+    """The servicer of `fivetran_sdk.v2.DestinationConnector`.
+
+    A failure that somebody can act upon is answered as a task; any other ends in a gRPC status.
+    Nothing that a caller sees or that is logged holds a key, a credential or a cell value.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        *,
+        metrics: Metrics,
+        batch_format: Literal["csv", "parquet"] = "csv",
+        files_root: str | None = None,
+    ) -> None:
+        self._lake = lake
+        self._metrics = metrics
+        self._format = batch_format
+        self._root = files_root
+        self._state = threading.Condition()
+        self._batches: set[str] = set()
+        self._closed = False
+
+    # ------------------------------------------------------------------ the calls
+
+    def ConfigurationForm(  # noqa: N802 - the protocol's name
+        self,
+        request: common_pb2.ConfigurationFormRequest,  # noqa: ARG002 - gRPC gives it by place
+        context: grpc.ServicerContext,  # noqa: ARG002
+    ) -> common_pb2.ConfigurationFormResponse:
+        """What the customer may choose, and which tests there are."""
+        self._metrics.answered("ConfigurationForm", "success")
+        return form()
+
+    def Capabilities(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.CapabilitiesRequest,  # noqa: ARG002
+        context: grpc.ServicerContext,  # noqa: ARG002
+    ) -> destination_sdk_pb2.CapabilitiesResponse:
+        """The one form of batch file that is read."""
+        self._metrics.answered("Capabilities", "success")
+        return destination_sdk_pb2.CapabilitiesResponse(batch_file_format=_FORMATS[self._format])
+
+    def Test(  # noqa: N802
+        self, request: common_pb2.TestRequest, context: grpc.ServicerContext
+    ) -> common_pb2.TestResponse:
+        """Run one test of the form; whatever fails is told as a text, not as a status."""
+
+        def work(_batch: str) -> common_pb2.TestResponse:
+            if request.name not in TESTS:
+                return common_pb2.TestResponse(failure="There is no such test.")
+            try:
+                TESTS[request.name][1](self._lake)
+            except ChronolakeError as error:
+                _log.warning("test_failed", test=request.name, reason=text_of(error))
+                return common_pb2.TestResponse(failure=text_of(error))
+            except Exception as failure:  # noqa: BLE001 - a test exists to find out
+                _log.warning("test_failed", test=request.name, **unexpected(failure))
+                return common_pb2.TestResponse(
+                    failure="The lake cannot be used; the server's log says more."
+                )
+            _log.info("test_passed", test=request.name)
+            return common_pb2.TestResponse(success=True)
+
+        return self._answer(
+            "Test", context, work, lambda task: common_pb2.TestResponse(failure=task.message)
+        )
+
+    def DescribeTable(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.DescribeTableRequest,
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.DescribeTableResponse:
+        """Every column of a table, or that there is none."""
+        answer = destination_sdk_pb2.DescribeTableResponse
+
+        def work(_batch: str) -> destination_sdk_pb2.DescribeTableResponse:
+            name = wire.table_name(
+                request.schema_name,
+                request.table_name,
+                prefix=Configuration.of(request.configuration).schema_prefix,
+            )
+            found = table.describe(self._lake, name)
+            if found is None:
+                return answer(not_found=True)
+            return answer(
+                table=wire.table_message(request.table_name, found.columns, found.primary_key)
+            )
+
+        return self._answer("DescribeTable", context, work, lambda task: answer(task=task))
+
+    def CreateTable(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.CreateTableRequest,
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.CreateTableResponse:
+        """Make a table, and its schema where that is missing; a table that exists is a task."""
+        answer = destination_sdk_pb2.CreateTableResponse
+
+        def work(_batch: str) -> destination_sdk_pb2.CreateTableResponse:
+            name = wire.table_name(
+                request.schema_name,
+                request.table.name,
+                prefix=Configuration.of(request.configuration).schema_prefix,
+            )
+            columns = wire.columns_of(request.table)
+            table.create(self._lake, name, columns)
+            _log.info("table_created", table=str(name), columns=len(columns))
+            return answer(success=True)
+
+        return self._answer("CreateTable", context, work, lambda task: answer(task=task))
+
+    def AlterTable(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.AlterTableRequest,
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.AlterTableResponse:
+        """Bring a table to the request's columns, in one step or not at all."""
+        answer = destination_sdk_pb2.AlterTableResponse
+
+        def work(_batch: str) -> destination_sdk_pb2.AlterTableResponse:
+            name = wire.table_name(
+                request.schema_name,
+                request.table.name,
+                prefix=Configuration.of(request.configuration).schema_prefix,
+            )
+            columns = wire.columns_of(request.table)
+            changed = table.alter(self._lake, name, columns, drop_columns=request.drop_columns)
+            _log.info("table_altered", table=str(name), changed=changed)
+            return answer(success=True)
+
+        return self._answer("AlterTable", context, work, lambda task: answer(task=task))
+
+    def Truncate(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.TruncateRequest,
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.TruncateResponse:
+        """Remove or mark the rows from before a time; a table that is not there is no failure."""
+        answer = destination_sdk_pb2.TruncateResponse
+
+        def work(_batch: str) -> destination_sdk_pb2.TruncateResponse:
+            wanted = wire.truncate_of(
+                request, prefix=Configuration.of(request.configuration).schema_prefix
+            )
+            try:
+                table.truncate(
+                    self._lake,
+                    wanted.name,
+                    synced_column=wanted.synced_column,
+                    before_micros=wanted.before_micros,
+                    deleted_column=wanted.deleted_column,
+                )
+            except TableNotFoundError:
+                _log.info("truncate_without_table", table=str(wanted.name))
+                return answer(success=True)
+            _log.info(
+                "table_truncated",
+                table=str(wanted.name),
+                soft=wanted.deleted_column is not None,
+                without_time=wanted.before_micros is None,
+            )
+            return answer(success=True)
+
+        return self._answer("Truncate", context, work, lambda task: answer(task=task))
+
+    def WriteBatch(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.WriteBatchRequest,
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.WriteBatchResponse:
+        """Load the files of a batch into a table that keeps the newest state."""
+        return self._write("WriteBatch", request, context)
+
+    def WriteHistoryBatch(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.WriteHistoryBatchRequest,
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.WriteBatchResponse:
+        """Load the files of a batch into a table that keeps every version."""
+        return self._write("WriteHistoryBatch", request, context)
+
+    def Migrate(  # noqa: N802
+        self,
+        request: destination_sdk_pb2.MigrateRequest,  # noqa: ARG002
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.MigrateResponse:
+        """Say that migrations are not supported; callers then use the other calls."""
+        answer = destination_sdk_pb2.MigrateResponse
+        return self._answer(
+            "Migrate", context, lambda _: answer(unsupported=True), lambda task: answer(task=task)
+        )
+
+    # ------------------------------------------------------------------ stopping
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until no call runs; False if some still do after `seconds`."""
+        with self._state:
+            return self._state.wait_for(lambda: not self._batches, seconds)
+
+    def refuse(self) -> None:
+        """Answer every further call, and each that fails from now on, with UNAVAILABLE."""
+        self._closed = True
+
+    def cancel(self) -> tuple[str, ...]:
+        """Cancel the Spark jobs of every running batch; says which batches those are."""
+        with self._state:
+            running = tuple(self._batches)
+        for batch in running:
+            self._lake.spark.sparkContext.cancelJobsWithTag(batch)
+        return running
+
+    # ------------------------------------------------------------------ shared
+
+    def _write(
+        self,
+        rpc: str,
+        request: destination_sdk_pb2.WriteBatchRequest
+        | destination_sdk_pb2.WriteHistoryBatchRequest,
+        context: grpc.ServicerContext,
+    ) -> destination_sdk_pb2.WriteBatchResponse:
+        answer = destination_sdk_pb2.WriteBatchResponse
+        history = rpc == "WriteHistoryBatch"
+
+        def work(batch: str) -> destination_sdk_pb2.WriteBatchResponse:
+            write = wire.write_of(
+                request,
+                format=self._format,
+                prefix=Configuration.of(request.configuration).schema_prefix,
+                root=self._root,
+            )
+            written = writing.run(self._lake, write, history=history, batch=batch)
+            if written.result is None:
+                _log.info("batch_empty", table=str(write.name))
+                return answer(success=True)
+            result = written.result
+            _log.info(
+                "batch_written",
+                table=str(write.name),
+                files=len(write.files),
+                bytes=written.size,
+                replaced=result.replaced,
+                updated=result.updated,
+                deleted=result.deleted,
+                ignored=result.ignored,
+                seconds=round(written.seconds, 3),
+            )
+            self._metrics.published(
+                str(write.name),
+                result,
+                history=history,
+                size=written.size,
+                seconds=written.seconds,
+            )
+            return answer(success=True)
+
+        return self._answer(rpc, context, work, lambda task: answer(task=task))
+
+    @contextmanager
+    def _running(self, rpc: str) -> Iterator[str]:
+        """Count a call as running, and give it an identity that its log lines carry."""
+        # Random, not made from the request: an identity that comes again would be taken for the
+        # same attempt, and callers use file names more than once.
+        batch = uuid4().hex[:16]
+        with self._state:
+            self._batches.add(batch)
+        try:
+            with (
+                self._metrics.in_progress(rpc),
+                structlog.contextvars.bound_contextvars(rpc=rpc, batch=batch),
+            ):
+                yield batch
+        finally:
+            with self._state:
+                self._batches.discard(batch)
+                self._state.notify_all()
+
+    def _answer(
+        self,
+        rpc: str,
+        context: grpc.ServicerContext,
+        work: Callable[[str], _A],
+        as_task: Callable[[common_pb2.Task], _A],
+    ) -> _A:
+        """Do the work, and make of whatever it raises what the caller is to see."""
+        with self._running(rpc) as batch, writing.cancellable(self._lake, batch):
+            if self._closed:
+                self._abort_closed(rpc, context)
+            try:
+                response = work(batch)
+            except ChronolakeError as error:
+                if self._closed and not is_actionable(error):
+                    self._abort_closed(rpc, context)
+                return self._refused(rpc, context, error, as_task)
+            except Exception as failure:  # noqa: BLE001 - nothing may end the connection
+                if self._closed:
+                    self._abort_closed(rpc, context)
+                self._failed(rpc, context, failure)
+            self._metrics.answered(rpc, str(response.WhichOneof("response")))
+            return response
+
+    def _refused(
+        self,
+        rpc: str,
+        context: grpc.ServicerContext,
+        error: ChronolakeError,
+        as_task: Callable[[common_pb2.Task], _A],
+    ) -> _A:
+        kind, text = type(error).__name__, text_of(error)
+        # A name that no table has must not become a time series.
+        self._metrics.failed(self._known(error), kind)
+        if is_actionable(error):
+            self._metrics.answered(rpc, "task")
+            _log.warning("task", error=kind, **error.place, reason=text)
+            return as_task(common_pb2.Task(message=text))
+        self._metrics.answered(rpc, "error")
+        _log.error("call_failed", error=kind, **error.place, reason=text)
+        context.abort(status_of(error), status_text(text))
+        raise AssertionError  # never reached: abort raises
+
+    def _known(self, error: ChronolakeError) -> str:
+        if error.table is None or isinstance(error, TableNotFoundError):
+            return ""
+        return error.table
+
+    def _failed(self, rpc: str, context: grpc.ServicerContext, failure: Exception) -> NoReturn:
+        incident = uuid4().hex[:12]
+        said = unexpected(failure)
+        self._metrics.answered(rpc, "error")
+        self._metrics.failed("", said["error"])
+        _log.error("call_failed", incident=incident, **said)
+        context.abort(
+            grpc.StatusCode.INTERNAL,
+            status_text(
+                f"Internal error {incident} ({said['error']}). The server's log says where; the "
+                "table is as it was, or as the whole call leaves it."
+            ),
+        )
+
+    def _abort_closed(self, rpc: str, context: grpc.ServicerContext) -> NoReturn:
+        self._metrics.answered(rpc, "error")
+        context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            "The server is stopping and gave up the call. Send it again.",
+        )

@@ -1,0 +1,221 @@
+"""One write request from the described table to the published batch."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from chronolake import batch as batch_files
+from chronolake import table
+from chronolake.batch.access import open_file
+from chronolake.changes import Op
+from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.types import END, HISTORY_COLUMNS, START, Column, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from chronolake.lake import Lake
+    from chronolake.server.wire import Write
+    from chronolake.table import BatchResult, TableDescription
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """What a write needs beside its files.
+
+    Attributes:
+        columns: the request's columns with the types and keys that the table has.
+        required: the columns that a file of each kind must have.
+    """
+
+    columns: tuple[Column, ...]
+    required: Mapping[Op, frozenset[str]]
+
+
+def plan_batch(write: Write, description: TableDescription) -> WritePlan:
+    """Plan a WriteBatch.
+
+    Raises:
+        UnknownColumnError: a column that the table does not have.
+        BatchError: the request's key is not the table's.
+    """
+    columns = _stored(write, description)
+    claimed = frozenset(column.name for column in write.columns if column.primary_key)
+    _check_key(write, claimed, frozenset(description.primary_key))
+    everything = frozenset(column.name for column in columns)
+    return WritePlan(
+        columns,
+        {
+            Op.REPLACE: everything,
+            Op.UPDATE: everything,
+            # The other cells of a deleted row mean nothing.
+            Op.DELETE: frozenset(description.primary_key),
+        },
+    )
+
+
+def plan_history_batch(write: Write, description: TableDescription) -> WritePlan:
+    """Plan a WriteHistoryBatch.
+
+    Raises:
+        UnknownColumnError: a column that the table does not have.
+        BatchError: the table keeps no history, the request lacks one of the history columns, or its
+            key is not the table's.
+    """
+    if description.mode is not Mode.HISTORY:
+        raise BatchError(
+            f"The table is in {description.mode} mode and takes no history batches.",
+            hint="Re-sync the table in history mode.",
+            table=str(write.name),
+        )
+    columns = _stored(write, description)
+    names = frozenset(column.name for column in columns)
+    for name in HISTORY_COLUMNS:
+        if name not in names:
+            raise BatchError(
+                "The request does not list the column, which every version needs.",
+                hint="Send all three history columns.",
+                table=str(write.name),
+                column=name,
+            )
+    # Callers differ in whether the start belongs to a request's key; it never tells records apart.
+    claimed = frozenset(column.name for column in write.columns if column.primary_key) - {START}
+    key = frozenset(description.record_key)
+    _check_key(write, claimed, key)
+    return WritePlan(
+        columns,
+        {
+            Op.EARLIEST: key | {START},
+            Op.REPLACE: names,
+            Op.UPDATE: names,
+            Op.DELETE: key | {END},
+        },
+    )
+
+
+def _stored(write: Write, description: TableDescription) -> tuple[Column, ...]:
+    for column in write.columns:
+        if column.name not in description.by_name:
+            raise UnknownColumnError(
+                "The table does not have the column.",
+                hint="Add it with AlterTable first.",
+                table=str(write.name),
+                column=column.name,
+            )
+    return tuple(description.by_name[column.name] for column in write.columns)
+
+
+def _check_key(write: Write, claimed: frozenset[str], key: frozenset[str]) -> None:
+    if not claimed:
+        raise BatchError(
+            "The request lists no primary key column, so its rows name no record.",
+            hint="Send the key columns, or _fivetran_id for a table without a key.",
+            table=str(write.name),
+        )
+    if claimed != key:
+        raise BatchError(
+            f"The request's primary key ({_list(claimed)}) is not the table's ({_list(key)}).",
+            hint="Change the key with AlterTable first.",
+            table=str(write.name),
+        )
+
+
+def _list(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A write that was published.
+
+    Attributes:
+        result: what it did; None if the request had no files.
+        size: bytes of its files as they lie on disk.
+        seconds: from its beginning to its publication.
+    """
+
+    result: BatchResult | None
+    size: int
+    seconds: float
+
+
+def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
+    """Load a request's files into its table, all of them or none.
+
+    Args:
+        lake: where the table is.
+        write: the request.
+        history: whether it is a WriteHistoryBatch.
+        batch: identity of this attempt.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        ChronolakeError: anything else; the table is unchanged.
+    """
+    started = time.monotonic()
+    description = table.describe(lake, write.name)
+    if description is None:
+        raise TableNotFoundError(
+            "The table does not exist.", hint="Create it first.", table=str(write.name)
+        )
+    plan = (plan_history_batch if history else plan_batch)(write, description)
+    # Every file is opened before Spark starts, so that a wrong path costs no job.
+    size = sum(_size(file.path, file.root) for file in write.files)
+    if not write.files:
+        return Written(None, 0, time.monotonic() - started)
+    result = _write(lake, write, plan, history=history, batch=batch)
+    if result.ignored:
+        _log.warning(
+            "updates_ignored",
+            # No sample key: a key may be a name or an address.
+            table=str(write.name),
+            batch=batch,
+            rows=result.ignored,
+            reason="no stored row to take unmodified columns from",
+        )
+    return Written(result, size, time.monotonic() - started)
+
+
+def _size(path: str, root: str | None) -> int:
+    with open_file(path, root) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def _write(lake: Lake, write: Write, plan: WritePlan, *, history: bool, batch: str) -> BatchResult:
+    changes = batch_files.read(
+        lake.spark,
+        write.files,
+        plan.columns,
+        write.form,
+        required=plan.required,
+        table=str(write.name),
+        batch=batch,
+    )
+    publish = table.write_history_batch if history else table.write_batch
+    try:
+        return publish(lake, write.name, changes, columns=plan.columns, batch=batch)
+    except Exception as failure:
+        error = batch_files.error_of(failure)
+        if error is None:
+            raise
+        # Not chained: what Spark says around it quotes the executor's words.
+        raise error from None
+
+
+@contextmanager
+def cancellable(lake: Lake, batch: str) -> Iterator[None]:
+    """Tag this thread's Spark jobs with the batch, so that other threads can cancel them."""
+    context = lake.spark.sparkContext
+    context.addJobTag(batch)
+    try:
+        yield
+    finally:
+        context.removeJobTag(batch)
