@@ -1,0 +1,289 @@
+"""Columns of cell text as typed Arrow arrays: vectorised where that is exact, by cell otherwise.
+
+`cells` says what every text means; each quick way here either gives the same values or declines, so
+that the careful way decides, or finds the cell that must be refused.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.batch import cells
+from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from chronolake.types import ColumnType
+
+TEXT_KINDS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
+
+#: Where an empty cell is a value; elsewhere it is NULL.
+EMPTY_IS_VALUE: Final = TEXT_KINDS | {Kind.BINARY}
+
+#: What PyArrow's CSV reader may parse by itself. DECIMAL is not among them: its reader wraps around
+#: silently when a value has more digits than 128 bits hold at the column's scale.
+DIRECT: Final[dict[Kind, pa.DataType]] = {
+    Kind.BOOLEAN: pa.bool_(),
+    Kind.SHORT: pa.int16(),
+    Kind.INT: pa.int32(),
+    Kind.LONG: pa.int64(),
+    Kind.FLOAT: pa.float32(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.NAIVE_DATE: pa.date32(),
+    Kind.NAIVE_DATETIME: pa.timestamp("us"),
+    Kind.UTC_DATETIME: pa.timestamp("us", tz="UTC"),
+    Kind.XML: pa.string(),
+    Kind.STRING: pa.string(),
+    Kind.JSON: pa.string(),
+}
+
+MOVED: Final = "moved_to_year_1"
+ROUNDED: Final = "rounded_to_scale"
+NOT_BASE64: Final = "not_base64_kept_as_text"
+
+_CLOCKS: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?$"
+# Seconds, then up to six digits that are kept; what follows them is cut off.
+_INSTANTS: Final = (
+    r"^(?P<whole>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})"
+    r"((?P<fraction>\.[0-9]{1,6})[0-9]*)?(?P<zone>Z?)$"
+)
+_WIDE: Final = 76
+
+
+class CellRefusedError(Exception):
+    """A cell that is no value of its column's type.
+
+    Attributes:
+        index: its place in the array.
+        reason: why; without the cell's text.
+    """
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+        self.reason = reason
+
+
+def settled(array: pa.Array, kind: Kind, tally: Counter[str]) -> pa.Array | None:
+    """An array that the CSV reader parsed by itself, in the column's type and range.
+
+    Args:
+        array: of the type that `DIRECT` names.
+        kind: the column's kind.
+        tally: counts what was moved.
+
+    Returns:
+        The array in its final type, or None if the text must be looked at.
+    """
+    match kind:
+        case Kind.SHORT:
+            return array.cast(pa.int32())
+        case Kind.FLOAT | Kind.DOUBLE:
+            # An infinity may be a finite text too great for the type.
+            return array if pc.all(pc.is_finite(array)).as_py() in (True, None) else None
+        case Kind.NAIVE_DATE:
+            return _bounded(array, pa.int32(), cells.FIRST_DAY, None, tally)
+        case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
+            return _bounded(array, pa.int64(), TMIN_MICROS, LAST_MICROS, tally)
+        case _:
+            return array
+
+
+def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
+    """Cell texts as an array of the column's Arrow type.
+
+    Args:
+        texts: binary or string; null where the cell is NULL or unmodified. An empty text is NULL
+            unless the column holds text or bytes.
+        kind: the column's type.
+        tally: counts what was moved, rounded or not Base64.
+
+    Raises:
+        CellRefusedError: the first cell that does not fit.
+    """
+    if kind.kind is Kind.BINARY:
+        return _octets(texts, tally)
+    text = _utf8(texts)
+    if kind.kind in TEXT_KINDS:
+        return text
+    text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    if text.null_count == len(text):
+        return pa.nulls(len(text), kind.arrow)
+    try:
+        array = _QUICK[kind.kind](text, kind, tally)
+    except pa.ArrowException:
+        array = None
+    return _careful(text, kind, tally) if array is None else array
+
+
+def _utf8(texts: pa.Array) -> pa.Array:
+    try:
+        text = texts.cast(pa.string())
+        text.validate(full=True)
+    except pa.ArrowException:
+        text = None
+    if text is not None:
+        return text
+    for index, value in enumerate(texts.cast(pa.binary()).to_pylist()):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            refused = index
+            break
+    raise CellRefusedError(refused, "it is not UTF-8")
+
+
+def _careful(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
+    read = cells.READERS[kind.kind]
+    note = ROUNDED if kind.kind is Kind.DECIMAL else MOVED
+    values: list[cells.Value | None] = []
+    adjusted = 0
+    refused: CellRefusedError | None = None
+    for index, cell in enumerate(text.to_pylist()):
+        if cell is None:
+            values.append(None)
+            continue
+        try:
+            value, changed = read(cell, kind)
+        except cells.RefusedError as error:
+            refused = CellRefusedError(index, str(error))
+            break
+        adjusted += changed
+        values.append(value)
+    if refused is not None:
+        raise refused
+    if adjusted:
+        tally[note] += adjusted
+    match kind.kind:
+        case Kind.NAIVE_DATE:
+            return pa.array(values, pa.int32()).cast(pa.date32())
+        case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
+            return pa.array(values, pa.int64()).cast(kind.arrow)
+        case _:
+            return pa.array(values, kind.arrow)
+
+
+def _octets(texts: pa.Array, tally: Counter[str]) -> pa.Array:
+    values: list[bytes | None] = []
+    strange = 0
+    for cell in texts.cast(pa.binary()).to_pylist():
+        if cell is None:
+            values.append(None)
+            continue
+        value, fits = cells.octets(cell)
+        strange += not fits
+        values.append(value)
+    if strange:
+        tally[NOT_BASE64] += strange
+    return pa.array(values, pa.binary())
+
+
+def _bounded(
+    array: pa.Array, width: pa.DataType, low: int, high: int | None, tally: Counter[str]
+) -> pa.Array | None:
+    """Times from `low` on, earlier ones moved there; None if one is later than `high`."""
+    numbers = array.cast(width)
+    span = pc.min_max(numbers)
+    first, last = span["min"].as_py(), span["max"].as_py()
+    if first is None:
+        return array
+    if high is not None and last > high:
+        return None
+    if first >= low:
+        return array
+    bound = pa.scalar(low, width)
+    early = pc.less(numbers, bound)
+    tally[MOVED] += pc.sum(early).as_py()
+    return pc.if_else(early, bound, numbers).cast(array.type)
+
+
+def _numbers(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    if not _all_match(text, r"^-?[0-9]+$"):
+        return None
+    return settled(text.cast(DIRECT[kind.kind]), kind.kind, tally)
+
+
+def _cast(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    return settled(text.cast(DIRECT[kind.kind]), kind.kind, tally)
+
+
+def _truths(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    lower = pc.utf8_lower(text)
+    return _cast(lower, kind, tally) if _all_match(lower, r"^(true|false)$") else None
+
+
+def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    parts = pc.extract_regex(text, _INSTANTS)
+    if parts.null_count != text.null_count:
+        # Other forms, such as offsets: only Arrow's own parser or the careful way.
+        return _cast(text, kind, tally)
+    whole, fraction = pc.struct_field(parts, "whole"), pc.struct_field(parts, "fraction")
+    whole = pc.if_else(pc.is_valid(text), whole, pa.scalar(None, pa.string()))
+    plain = pc.binary_join_element_wise(whole, fraction, "")
+    times = settled(plain.cast(pa.timestamp("us")), Kind.NAIVE_DATETIME, tally)
+    return None if times is None else times.cast(pa.int64()).cast(kind.arrow)
+
+
+def _clocks(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    del kind, tally
+    return text if _all_match(text, _CLOCKS) else None
+
+
+def _decimals(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    """Arrow's decimals, where the digits prove that they cannot wrap around."""
+    precision, scale = kind.precision or 0, kind.scale or 0
+    whole = precision - scale
+    longest = pc.max(pc.binary_length(text)).as_py()
+    if longest <= whole and not _has_exponent(text):
+        # Not even all characters together could be too many digits before the point.
+        try:
+            return text.cast(kind.arrow)
+        except pa.ArrowException:
+            pass
+    if not _all_match(text, rf"^[+-]?0*[0-9]{{0,{whole}}}(\.[0-9]*)?$") or longest > _WIDE:
+        return None
+    if _all_match(text, rf"^[+-]?[0-9]*(\.[0-9]{{0,{scale}}})?$"):
+        return text.cast(kind.arrow)
+    # Only the first digit beyond the scale decides how the last one is rounded.
+    cut = pc.replace_substring_regex(text, rf"^(.*\.[0-9]{{{scale + 1}}})[0-9]*$", r"\1")
+    exact = cut.cast(pa.decimal256(_WIDE, scale + 1))
+    near = pc.round(exact, ndigits=scale, round_mode="half_towards_infinity")
+    bound = pa.scalar(Decimal(10**whole), exact.type)
+    if pc.any(pc.greater_equal(pc.abs(near), bound)).as_py():
+        return None
+    tally[ROUNDED] += pc.sum(pc.match_substring_regex(text, rf"\.[0-9]{{{scale}}}0*[1-9]")).as_py()
+    return near.cast(pa.decimal256(_WIDE, scale)).cast(kind.arrow)
+
+
+def _has_exponent(text: pa.Array) -> bool:
+    """Whether any text holds an E; by the bytes of the whole array, not cell by cell."""
+    data = text.buffers()[2]
+    if data is None:
+        return False
+    return bool(((np.frombuffer(data, dtype=np.uint8) | 0x20) == ord("e")).any())
+
+
+def _all_match(text: pa.Array, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(text, pattern)).as_py() in (True, None)
+
+
+_QUICK: Final[dict[Kind, Callable[[pa.Array, ColumnType, Counter[str]], pa.Array | None]]] = {
+    Kind.BOOLEAN: _truths,
+    Kind.SHORT: _numbers,
+    Kind.INT: _numbers,
+    Kind.LONG: _numbers,
+    Kind.FLOAT: _cast,
+    Kind.DOUBLE: _cast,
+    Kind.DECIMAL: _decimals,
+    Kind.NAIVE_DATE: _cast,
+    Kind.NAIVE_DATETIME: _instants,
+    Kind.UTC_DATETIME: _instants,
+    Kind.NAIVE_TIME: _clocks,
+}

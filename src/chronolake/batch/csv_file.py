@@ -1,0 +1,290 @@
+"""CSV batch files: blocks of records to typed columns.
+
+Blocks are parsed straight to types by PyArrow where that is exact. A column whose cells PyArrow
+refuses in some block is from then on read as text and converted by `columns`, which knows all
+accepted forms and finds the cell to blame.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as pa_csv
+
+from chronolake.batch import records
+from chronolake.batch.columns import DIRECT, EMPTY_IS_VALUE, CellRefusedError, settled, typed
+from chronolake.batch.pieces import Piece, present
+from chronolake.changes import Op
+from chronolake.errors import MalformedFileError, ValueRefusedError
+from chronolake.types import Kind
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Sequence
+
+    from chronolake.batch.files import BatchFile, FileForm
+    from chronolake.types import Column
+
+_BLAMED: Final = re.compile(r"^In CSV column #(\d+):")
+#: How often a block is parsed again with one more column as text, before all become text.
+_PATIENCE: Final = 4
+_INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """A parsed block: its height, and one array for each wanted place among the file's columns."""
+
+    rows: int
+    arrays: dict[int, pa.Array]
+
+
+@dataclass
+class CsvFile:
+    """One CSV file while it is decoded.
+
+    Attributes:
+        file: which one.
+        form: its markers.
+        columns: the wanted columns.
+        required: names of the columns that it must have.
+        tallies: by column name, what was adjusted; filled while pieces are taken.
+    """
+
+    file: BatchFile
+    form: FileForm
+    columns: Sequence[Column]
+    required: frozenset[str]
+    tallies: dict[str, Counter[str]]
+    _names: list[str] = field(default_factory=list)
+    _wanted: dict[int, Column] = field(default_factory=dict)
+    _as_text: set[int] = field(default_factory=set)
+    _rows: int = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a header was seen: false for a file without a byte."""
+        return bool(self._names)
+
+    def pieces(self, blocks: Iterator[bytes]) -> Iterator[Piece]:
+        """The file's rows; nothing for a file without a byte.
+
+        Args:
+            blocks: the file's records as `records.blocks` cuts them, the header first.
+
+        Raises:
+            MalformedFileError: not the dialect, a missing column, a row of another width.
+            ValueRefusedError: a cell that does not fit its column.
+            BatchFileError: whatever taking a block raises.
+        """
+        overlong = False
+        try:
+            for block in blocks:
+                rows = block if self._names else self._begin(block)
+                if rows:
+                    yield self._piece(rows)
+        except records.OverlongRecordError:
+            overlong = True
+        if overlong:
+            raise self._malformed(
+                0,
+                f"The row is longer than {records.RECORD_LIMIT >> 20} MiB, the most that is held "
+                "in memory.",
+                hint="Quotes that do not match look like this, too.",
+            )
+
+    def _begin(self, block: bytes) -> bytes:
+        """Take the header off the first block."""
+        length = records.header_end(block)
+        names: list[str] = []
+        if records.flaw(block[:length], width=1) is None:
+            try:
+                names = records.names(block[:length])
+            except (UnicodeDecodeError, csv.Error):
+                names = []
+        if not names:
+            raise MalformedFileError(
+                "The first line is not a header of column names.",
+                hint="The compression or the key may be another one.",
+                file=self.file.path,
+                row=0,
+            )
+        self._names = names
+        self._wanted = present(names, self.columns, self.required, self.file)
+        self._as_text = {
+            place for place, column in self._wanted.items() if column.type.kind not in DIRECT
+        }
+        return block[length:]
+
+    def _piece(self, block: bytes) -> Piece:
+        flaw = records.flaw(block, width=len(self._names))
+        if flaw is not None:
+            raise self._malformed(flaw[0], f"The row is not well-formed CSV: {flaw[1]}.")
+        marker = self.form.unmodified_string.encode()
+        marked = bool(marker) and marker in block
+        if not marked:
+            piece, _ = self._typed(block, [self.form.null_string])
+        elif self.file.op is Op.UPDATE:
+            both = [self.form.null_string, self.form.unmodified_string]
+            piece, texts = self._typed(block, both)
+            piece = replace(piece, unmodified=self._unmodified(block, piece, texts))
+        else:
+            piece = self._unmarked(block, marker)
+        self._rows += piece.rows
+        return piece
+
+    def _typed(self, block: bytes, nulls: list[str]) -> tuple[Piece, set[int]]:
+        """Parse a block; cells that equal one of `nulls` are null.
+
+        Returns:
+            The rows, and the places of the columns that were read as text.
+        """
+        texts = set(self._as_text)
+        if b"0x" in block or b"0X" in block:
+            # PyArrow would take hexadecimal integers.
+            texts.update(p for p, column in self._wanted.items() if column.type.kind in _INTEGERS)
+        grid = self._parsed(block, texts, nulls)
+        arrays: dict[str, pa.Array] = {}
+        again: list[int] = []
+        for place, column in self._wanted.items():
+            array = grid.arrays[place]
+            if place in texts:
+                arrays[column.name] = self._from_text(array, column)
+            elif (final := settled(array, column.type.kind, self.tallies[column.name])) is not None:
+                arrays[column.name] = final
+            else:
+                again.append(place)
+        if again:
+            reread = self._grid(block, dict.fromkeys(again, pa.binary()), nulls)
+            for place in again:
+                column = self._wanted[place]
+                arrays[column.name] = self._from_text(reread.arrays[place], column)
+        return Piece(grid.rows, arrays), texts
+
+    def _unmodified(self, block: bytes, piece: Piece, texts: set[int]) -> dict[str, pa.Array]:
+        """Which of a piece's null cells are unmodified, for the columns that have null cells."""
+        doubtful = {
+            place: piece.arrays[column.name]
+            for place, column in self._wanted.items()
+            if piece.arrays[column.name].null_count
+        }
+        known: dict[int, pa.Array] = {}
+        if self.form.null_string and self.form.null_string.encode() not in block:
+            # Then every null is an unmodified cell, unless an empty text became NULL.
+            known = {
+                place: array
+                for place, array in doubtful.items()
+                if place not in texts or self._wanted[place].type.kind in EMPTY_IS_VALUE
+            }
+        masks = {self._wanted[place].name: pc.is_null(array) for place, array in known.items()}
+        unknown = [place for place in doubtful if place not in known]
+        if unknown:
+            grid = self._grid(block, dict.fromkeys(unknown, pa.binary()), [])
+            marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())
+            for place in unknown:
+                masks[self._wanted[place].name] = pc.equal(grid.arrays[place], marker)
+        return masks
+
+    def _unmarked(self, block: bytes, marker: bytes) -> Piece:
+        """Parse a block that holds the unmodified marker where it has no meaning."""
+        grid = self._grid(block, dict.fromkeys(self._wanted, pa.binary()), [])
+        for place, column in self._wanted.items():
+            at = pc.index(grid.arrays[place], pa.scalar(marker, pa.binary())).as_py()
+            if at >= 0:
+                raise self._refused(
+                    at, column, "it is the unmodified marker, outside an update file"
+                )
+        return self._typed(block, [self.form.null_string])[0]
+
+    def _from_text(self, texts: pa.Array, column: Column) -> pa.Array:
+        refused: CellRefusedError
+        try:
+            return typed(texts, column.type, self.tallies[column.name])
+        except CellRefusedError as error:
+            refused = error
+        raise self._refused(refused.index, column, refused.reason)
+
+    def _parsed(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
+        """The block's columns; those in `texts` as bytes, more added as PyArrow refuses them."""
+        for attempt in range(_PATIENCE + 1):
+            if attempt == _PATIENCE:
+                self._as_text.update(self._wanted)
+                texts.update(self._wanted)
+            types = {
+                place: pa.binary() if place in texts else DIRECT[column.type.kind]
+                for place, column in self._wanted.items()
+            }
+            blamed: int | None = None
+            try:
+                return self._grid(block, types, nulls)
+            except pa.ArrowInvalid as error:
+                found = _BLAMED.match(str(error))
+                blamed = int(found[1]) if found else None
+            if blamed is not None:
+                self._as_text.add(blamed)
+                texts.add(blamed)
+        raise self._malformed(0, "The rows from this one on are not CSV.")
+
+    def _grid(self, block: bytes, types: dict[int, pa.DataType], nulls: list[str]) -> _Grid:
+        """Parse a block with PyArrow.
+
+        Raises:
+            MalformedFileError: a row of another width.
+            pa.ArrowInvalid: a cell does not fit its type.
+        """
+        ragged: list[tuple[int, int]] = []
+
+        def note(row: Any) -> str:
+            ragged.append((row.number, row.actual_columns))
+            return "skip"
+
+        # One column is needed to count the rows.
+        wanted = types or {0: pa.binary()}
+        table = pa_csv.read_csv(
+            pa.BufferReader(block),
+            read_options=pa_csv.ReadOptions(
+                use_threads=False,
+                block_size=len(block),
+                column_names=[str(place) for place in range(len(self._names))],
+            ),
+            parse_options=pa_csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=note),
+            convert_options=pa_csv.ConvertOptions(
+                column_types={str(place): kind for place, kind in wanted.items()},
+                include_columns=[str(place) for place in wanted],
+                null_values=nulls,
+                strings_can_be_null=bool(nulls),
+                quoted_strings_can_be_null=True,
+                true_values=["true"],
+                false_values=["false"],
+            ),
+        )
+        if ragged:
+            number, width = ragged[0]
+            raise self._malformed(
+                number - 1, f"The row has {width} cells; the header has {len(self._names)}."
+            )
+        arrays = {
+            place: column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            for place, column in zip(wanted, table.columns, strict=True)
+        }
+        return _Grid(table.num_rows, arrays)
+
+    def _malformed(
+        self, rows_before: int, message: str, *, hint: str | None = None
+    ) -> MalformedFileError:
+        return MalformedFileError(
+            message, hint=hint, file=self.file.path, row=self._rows + rows_before + 1
+        )
+
+    def _refused(self, index: int, column: Column, reason: str) -> ValueRefusedError:
+        return ValueRefusedError(
+            f"A cell does not fit its column of type {column.type}: {reason}.",
+            file=self.file.path,
+            row=self._rows + index + 1,
+            column=column.name,
+        )

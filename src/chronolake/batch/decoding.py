@@ -1,0 +1,173 @@
+"""One batch file to Arrow record batches of the change set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from chronolake.batch import parquet_file, records
+from chronolake.batch.csv_file import CsvFile
+from chronolake.batch.plain import opened
+from chronolake.changes import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from chronolake.batch.files import BatchFile, FileForm
+    from chronolake.batch.pieces import Piece
+    from chronolake.types import Column
+
+_log = structlog.get_logger(__name__)
+
+#: At most so many rows go to the JVM at once.
+ROWS_PER_BATCH: Final = 32_768
+_WORDS: Final = pa.list_(pa.int64())
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the files of a request are read.
+
+    Attributes:
+        form: how they are written.
+        columns: the change set's data columns, in order.
+        required: by operation, the columns that its files must have.
+        table: `schema.table`, for the log.
+        batch: the batch's identity, for the log.
+    """
+
+    form: FileForm
+    columns: tuple[Column, ...]
+    required: Mapping[Op, frozenset[str]]
+    table: str
+    batch: str
+
+
+def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.RecordBatch]:
+    """The change set's rows of one file.
+
+    Args:
+        file: which one.
+        ordinal: its place among the request's files, from 0.
+        reading: how to read it.
+
+    Raises:
+        BatchFileError: the file cannot be read; its place names file, row and column.
+    """
+    tallies = {column.name: Counter[str]() for column in reading.columns}
+    required = reading.required.get(file.op, frozenset())
+    row = 0
+    with opened(file, reading.form) as plain:
+        if reading.form.format == "csv":
+            csv = CsvFile(file, reading.form, reading.columns, required, tallies)
+            pieces = ahead(csv.pieces(ahead(records.blocks(plain.read))))
+        else:
+            pieces = parquet_file.pieces(
+                file,
+                plain,
+                reading.form,
+                columns=reading.columns,
+                required=required,
+                tallies=tallies,
+            )
+        for piece in pieces:
+            rows = _rows(piece, file.op, (ordinal * ROWS_PER_FILE) + row, reading.columns)
+            row += piece.rows
+            for start in range(0, rows.num_rows, ROWS_PER_BATCH):
+                yield rows.slice(start, ROWS_PER_BATCH)
+        if reading.form.format == "csv" and not csv.begun:
+            _log.warning(
+                "batch_file_without_header",
+                table=reading.table,
+                batch=reading.batch,
+                file=file.path,
+            )
+    for column, tally in tallies.items():
+        if tally:
+            _log.warning(
+                "batch_file_values_adjusted",
+                table=reading.table,
+                batch=reading.batch,
+                file=file.path,
+                column=column,
+                **dict(tally),
+            )
+
+
+def ahead(items: Iterable[T]) -> Iterator[T]:
+    """The same items, the next one made by a thread while this one is used.
+
+    Closing this iterator waits for the item in the making and closes `items`.
+    """
+    source = iter(items)
+    end = object()
+
+    def following() -> object:
+        return next(source, end)
+
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(following)
+        try:
+            while (item := future.result()) is not end:
+                future = thread.submit(following)
+                yield item  # type: ignore[misc]
+        finally:
+            # Wait, so that the source is idle when it is closed.
+            future.exception()
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()
+
+
+def _rows(piece: Piece, op: Op, first: int, columns: Iterable[Column]) -> pa.RecordBatch:
+    """A piece with the change set's own columns before it; absent columns are null."""
+    arrays: dict[str, pa.Array] = {
+        OP: pa.array(np.full(piece.rows, int(op), dtype=np.int32)),
+        SEQ: pa.array(np.arange(first, first + piece.rows, dtype=np.int64)),
+        UNMODIFIED: _words(piece, [column.name for column in columns]),
+    }
+    data = [
+        piece.arrays[column.name]
+        if column.name in piece.arrays
+        else pa.nulls(piece.rows, column.type.arrow)
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(
+        [*arrays.values(), *data], names=[*arrays, *(column.name for column in columns)]
+    )
+
+
+def _words(piece: Piece, names: list[str]) -> pa.Array:
+    """Bit words of the unmodified cells; null for rows that have none."""
+    words = -(-len(names) // BITS_PER_WORD)
+    bits: dict[int, np.ndarray] = {}
+    for index, name in enumerate(names):
+        mask = piece.unmodified.get(name)
+        if mask is None:
+            continue
+        flags = pc.fill_null(mask, False).to_numpy(zero_copy_only=False).astype(np.uint64)
+        word = bits.setdefault(index // BITS_PER_WORD, np.zeros(piece.rows, dtype=np.uint64))
+        word |= flags << np.uint64(index % BITS_PER_WORD)
+    if not bits:
+        return pa.nulls(piece.rows, _WORDS)
+    matrix = np.zeros((piece.rows, words), dtype=np.uint64)
+    for index, word in bits.items():
+        matrix[:, index] = word
+    some = matrix.any(axis=1)
+    lengths = np.where(some, words, 0)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets),
+        pa.array(matrix[some].reshape(-1).view(np.int64)),
+        type=_WORDS,
+        mask=pa.array(~some),
+    )
