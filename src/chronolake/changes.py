@@ -4,11 +4,11 @@ A change set has one row per row of the batch's files, with
 
 | column | type | meaning |
 |---|---|---|
-| `__op` | int | what to do, an `Op` |
-| `__seq` | bigint | the row's place in the request: file ordinal * 2**40 + row in the file, from 0 |
-| `__unmodified` | array<bigint> | null, or bit words: bit `i % 64` of word `i // 64` set means that the change set's `i`-th data column keeps its stored value |
+| `OP` | int | what to do, an `Op` |
+| `SEQ` | bigint | the row's place in the request: file ordinal * 2**40 + row in the file, from 0 |
+| `UNMODIFIED` | array<bigint> | null, or bit words: bit `i % 64` of word `i // 64` set means that the change set's `i`-th data column keeps its stored value |
 
-followed by the data columns, under their own names and in their stored Spark types. Within one
+(the names are the constants below; no column of a table may begin with `RESERVED`), followed by the data columns, under their own names and in their stored Spark types. Within one
 `Op`, a greater `__seq` came later. File ordinals count through the request's lists in the order
 earliest, replace, update, delete. Unmodified cells are null in their data column.
 """
@@ -18,9 +18,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-OP: Final = "__op"
-SEQ: Final = "__seq"
-UNMODIFIED: Final = "__unmodified"
+RESERVED: Final = "__chronolake_"
+OP: Final = "__chronolake_op"
+SEQ: Final = "__chronolake_seq"
+UNMODIFIED: Final = "__chronolake_unmodified"
 CHANGE_COLUMNS: Final = (OP, SEQ, UNMODIFIED)
 
 ROWS_PER_FILE: Final = 2**40

@@ -1,0 +1,90 @@
+"""What a table is: its declared columns, key and mode, kept beside the Iceberg schema."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from chronolake.iceberg import COLUMNS_PROPERTY, columns_from_json
+from chronolake.types import START, Column, ColumnType, Kind, Mode, TableName, mode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chronolake.iceberg import Field, IcebergTable
+    from chronolake.lake import Lake
+
+_INFERRED = {
+    "boolean": Kind.BOOLEAN,
+    "int": Kind.INT,
+    "long": Kind.LONG,
+    "float": Kind.FLOAT,
+    "double": Kind.DOUBLE,
+    "date": Kind.NAIVE_DATE,
+    "timestamp": Kind.NAIVE_DATETIME,
+    "timestamptz": Kind.UTC_DATETIME,
+    "binary": Kind.BINARY,
+    "string": Kind.STRING,
+}
+_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
+
+
+@dataclass(frozen=True)
+class TableDescription:
+    """A table as its sender knows it: columns in table order with their declared types."""
+
+    name: TableName
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def mode(self) -> Mode:
+        """Live, soft-delete or history, by the system columns."""
+        return mode_of(column.name for column in self.columns)
+
+    @cached_property
+    def primary_key(self) -> tuple[str, ...]:
+        """The names of all key columns; a history table's include `_fivetran_start`."""
+        return tuple(column.name for column in self.columns if column.primary_key)
+
+    @cached_property
+    def record_key(self) -> tuple[str, ...]:
+        """The key columns that identify a record: the primary key without `_fivetran_start`."""
+        if self.mode is Mode.HISTORY:
+            return tuple(name for name in self.primary_key if name != START)
+        return self.primary_key
+
+    @cached_property
+    def by_name(self) -> dict[str, Column]:
+        """The columns by their names."""
+        return {column.name: column for column in self.columns}
+
+
+def describe_loaded(table: IcebergTable) -> TableDescription:
+    """The description of a loaded table.
+
+    A column that another engine added has no declared type; one is inferred from its Iceberg type.
+    """
+    declared = _declared(table.properties.get(COLUMNS_PROPERTY, "[]"))
+    columns = [
+        declared.get(field.name) or Column(field.name, _infer(field))
+        for field in table.fields
+    ]
+    return TableDescription(table.name, tuple(columns))
+
+
+def describe(lake: Lake, name: TableName) -> TableDescription | None:
+    """The description of a lake's table, or None if there is no such table."""
+    return lake.describe(name)
+
+
+def _declared(text: str) -> dict[str, Column]:
+    columns: Iterable[Column] = columns_from_json(text)
+    return {column.name: column for column in columns}
+
+
+def _infer(field: Field) -> ColumnType:
+    if decimal := _DECIMAL.fullmatch(field.type):
+        return ColumnType(Kind.DECIMAL, int(decimal[1]), int(decimal[2]))
+    return ColumnType(_INFERRED.get(field.type, Kind.STRING))

@@ -1,0 +1,70 @@
+"""Named points in the write path where a test can stop the process.
+
+`reach("staged.after-delete")` does nothing unless the environment variable `CHRONOLAKE_FAILPOINT`
+names it: `staged.after-delete=kill` ends the process with SIGKILL there, `=raise` raises, `=pause`
+waits for as long as the file named by `CHRONOLAKE_FAILPOINT_FILE` exists. A number after the action
+(`=kill:3`) acts at the third time the point is reached.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from chronolake.errors import ChronolakeError
+
+#: Every name that `reach` is called with; a crash test goes through all of them.
+FAILPOINTS: Final = (
+    "write.planned",
+    "staged.branch-created",
+    "staged.deleted",
+    "staged.appended",
+    "publish.before-commit",
+    "publish.after-commit",
+    "rewrite.written",
+    "rewrite.before-commit",
+    "rewrite.after-commit",
+)
+
+_reached: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+class FailpointError(ChronolakeError):
+    """Raised by a failpoint that is set to `raise`."""
+
+
+def reach(name: str) -> None:
+    """Say that the code has come to the failpoint `name`.
+
+    Raises:
+        FailpointError: the failpoint is set to `raise`.
+        ValueError: `name` is not in `FAILPOINTS`.
+    """
+    if name not in FAILPOINTS:
+        raise ValueError(f"{name} is not a failpoint")
+    setting = os.environ.get("CHRONOLAKE_FAILPOINT", "")
+    if not setting.startswith(f"{name}="):
+        return
+    action, _, nth = setting.partition("=")[2].partition(":")
+    with _lock:
+        _reached[name] += 1
+        due = not nth or _reached[name] == int(nth)
+    if not due:
+        return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "raise":
+        raise FailpointError(f"The failpoint {name} was reached.")
+    elif action == "pause":
+        paused = Path(os.environ["CHRONOLAKE_FAILPOINT_FILE"])
+        paused.with_suffix(".reached").touch()
+        while paused.exists():
+            time.sleep(0.02)
+    else:
+        raise ValueError(f"{action} is not an action of a failpoint")

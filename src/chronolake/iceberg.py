@@ -1,0 +1,323 @@
+"""The thin layer over Iceberg's Java API that PySpark carries.
+
+Nothing here decides anything about rows: it loads, creates, drops and lists tables, and it
+publishes new table metadata with a compare-and-set. Everything dynamic about Java objects stays in
+this module.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from chronolake.errors import CommitConflictError, LakeError, TableExistsError
+from chronolake.session import CATALOG
+from chronolake.types import Column, ColumnType, Kind, TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+MAIN: Final = "main"
+#: Table property: the declared columns as JSON, in table order (see `columns_to_json`).
+COLUMNS_PROPERTY: Final = "chronolake.columns"
+
+_JAVA: Final = "org.apache.iceberg"
+_REFUSED: Final = (
+    f"{_JAVA}.exceptions.CommitFailedException",
+    f"{_JAVA}.exceptions.ValidationException",
+)
+
+
+def java_class_of(failure: BaseException) -> str:
+    """The Java class behind an exception that came through Py4J, or the empty string."""
+    if isinstance(failure, Py4JJavaError):
+        return str(failure.java_exception.getClass().getName())
+    origin = getattr(failure, "_origin", None)
+    if isinstance(failure, PySparkException) and origin is not None:
+        return str(origin.getClass().getName())
+    return ""
+
+
+def java_message_of(failure: BaseException) -> str:
+    """The first line of what Java said, or of the exception itself."""
+    if isinstance(failure, Py4JJavaError):
+        text = str(failure.java_exception.getMessage())
+    else:
+        text = str(failure)
+    return text.strip().partition("\n")[0]
+
+
+def columns_to_json(columns: Iterable[Column]) -> str:
+    """Declared columns as the value of `COLUMNS_PROPERTY`."""
+    items = []
+    for column in columns:
+        item: dict[str, Any] = {"name": column.name, "type": column.type.kind.value}
+        if column.type.kind is Kind.DECIMAL:
+            item |= {"precision": column.type.precision, "scale": column.type.scale}
+        if column.primary_key:
+            item["primary_key"] = True
+        items.append(item)
+    return json.dumps(items, ensure_ascii=False, separators=(",", ":"))
+
+
+def columns_from_json(text: str) -> tuple[Column, ...]:
+    """The inverse of `columns_to_json`."""
+    return tuple(
+        Column(
+            item["name"],
+            ColumnType(Kind(item["type"]), item.get("precision"), item.get("scale")),
+            item.get("primary_key", False),
+        )
+        for item in json.loads(text)
+    )
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a table: its Iceberg id, name and Iceberg type as text."""
+
+    field_id: int
+    name: str
+    type: str
+
+
+class IcebergTable:
+    """A loaded table: one immutable state of its metadata."""
+
+    def __init__(self, catalog: Catalog, name: TableName, table: Any) -> None:
+        self.catalog = catalog
+        self.name = name
+        self.java = table
+        self._operations = table.operations()
+        self.metadata = self._operations.current()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return dict(self.metadata.properties())
+
+    @property
+    def location(self) -> str:
+        """The folder that the table's files lie in."""
+        return str(self.metadata.location())
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The current snapshot of `main`, or None for a table that never had one."""
+        snapshot = self.metadata.currentSnapshot()
+        return None if snapshot is None else int(snapshot.snapshotId())
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The current columns, in table order."""
+        return tuple(
+            Field(int(field.fieldId()), str(field.name()), str(field.type().toString()))
+            for field in self.metadata.schema().columns()
+        )
+
+    def branches(self) -> dict[str, int]:
+        """Branches other than `main`, and their snapshots."""
+        refs = self.metadata.refs()
+        return {
+            str(name): int(refs[name].snapshotId())
+            for name in refs
+            if refs[name].isBranch() and name != MAIN
+        }
+
+    def builder(self) -> Any:
+        """A Java `TableMetadata.Builder` that starts from this state."""
+        return self.catalog.jvm.org.apache.iceberg.TableMetadata.buildFrom(self.metadata)
+
+    def commit(self, metadata: Any) -> None:
+        """Replace this state by `metadata`, if it is still the table's state.
+
+        Raises:
+            CommitConflictError: another writer was first; nothing has changed.
+            Exception: anything else that Java raises; the outcome may be unknown.
+        """
+        try:
+            self._operations.commit(self.metadata, metadata)
+        except (Py4JJavaError, PySparkException) as failure:
+            if java_class_of(failure) in _REFUSED:
+                raise CommitConflictError(
+                    f"Another writer changed the table first: {java_message_of(failure)}",
+                    hint="Send the batch again.",
+                    table=str(self.name),
+                ) from failure
+            raise
+
+    def refreshed(self) -> IcebergTable:
+        """The table's state as it is now."""
+        return self.catalog.load(self.name)
+
+
+class Catalog:
+    """The lake's Iceberg catalog, as the session's JVM sees it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self.jvm: Any = spark._jvm  # noqa: SLF001
+        session = spark._jsparkSession  # noqa: SLF001
+        # A catalog is made from the settings of the thread's active session.
+        self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
+        manager = session.sessionState().catalogManager()
+        try:
+            self._java = manager.catalog(CATALOG).icebergCatalog()
+        except (Py4JError, PySparkException) as failure:
+            raise LakeError(
+                f"The lake's catalog cannot be opened: {java_message_of(failure)}",
+                hint="Check the lake's folder and `lake.catalog` in chronolake.yml.",
+            ) from failure
+
+    def _namespace(self, schema: str) -> Any:
+        levels = self._spark.sparkContext._gateway.new_array(self.jvm.java.lang.String, 1)  # noqa: SLF001
+        levels[0] = schema
+        return self.jvm.org.apache.iceberg.catalog.Namespace.of(levels)
+
+    def identifier(self, name: TableName) -> Any:
+        """The Java `TableIdentifier` of a table; a schema is always one level."""
+        return self.jvm.org.apache.iceberg.catalog.TableIdentifier.of(
+            self._namespace(name.schema), name.table
+        )
+
+    def find(self, name: TableName) -> IcebergTable | None:
+        """The table as it is now, or None."""
+        try:
+            return IcebergTable(self, name, self._java.loadTable(self.identifier(name)))
+        except (Py4JJavaError, PySparkException) as failure:
+            if "NoSuch" in java_class_of(failure):
+                return None
+            raise self._failed(f"The table {name} cannot be read", failure) from failure
+
+    def load(self, name: TableName) -> IcebergTable:
+        """The table as it is now.
+
+        Raises:
+            LakeError: it does not exist, or the catalog does not answer.
+        """
+        table = self.find(name)
+        if table is None:
+            raise LakeError("The table was dropped meanwhile.", table=str(name))
+        return table
+
+    def tables(self) -> list[TableName]:
+        """Every table of the lake, sorted."""
+        names = [
+            TableName(schema, str(identifier.name()))
+            for schema in self.schemas()
+            for identifier in self._java.listTables(self._namespace(schema))
+        ]
+        return sorted(names)
+
+    def schemas(self) -> list[str]:
+        """Every schema of the lake, and every prefix of one that ends before a dot.
+
+        A JDBC catalog stores a namespace as text joined by dots, so that it reads our one level
+        `a.b` back as `b` in `a`: the tree has to be walked, and its levels joined again.
+        """
+        found: list[str] = []
+        waiting = list(self._java.listNamespaces())
+        while waiting:
+            namespace = waiting.pop()
+            found.append(".".join(namespace.levels()))
+            waiting += list(self._java.listNamespaces(namespace))
+        return found
+
+    def create(
+        self,
+        name: TableName,
+        columns: Sequence[Column],
+        *,
+        location: str,
+        properties: Mapping[str, str],
+        partition_by: Sequence[str] = (),
+    ) -> None:
+        """Create an empty table, and its schema where that is missing.
+
+        Raises:
+            TableExistsError: the table exists.
+        """
+        self.ensure_schema(name.schema)
+        schema = self.schema(columns)
+        spec = self.jvm.org.apache.iceberg.PartitionSpec.builderFor(schema)
+        for column in partition_by:
+            spec = spec.identity(column)
+        builder = self._java.buildTable(self.identifier(name), schema)
+        builder = builder.withPartitionSpec(spec.build()).withLocation(location)
+        try:
+            builder.withProperties(self.map(properties)).create()
+        except (Py4JJavaError, PySparkException) as failure:
+            if "AlreadyExists" in java_class_of(failure):
+                raise TableExistsError("The table exists already.", table=str(name)) from failure
+            raise self._failed(f"The table {name} cannot be created", failure) from failure
+
+    def ensure_schema(self, schema: str) -> None:
+        """Create a schema unless it is there; several may try at once."""
+        namespace = self._namespace(schema)
+        if self._java.namespaceExists(namespace):
+            return
+        try:
+            self._java.createNamespace(namespace, self.map({}))
+        except (Py4JJavaError, PySparkException) as failure:
+            # Whatever it was, it does not matter if the schema is there now.
+            if not self._java.namespaceExists(namespace):
+                raise self._failed(f"The schema {schema!r} cannot be made", failure) from failure
+
+    def drop(self, name: TableName, *, purge: bool) -> bool:
+        """Remove a table, with its files if `purge`; False if there was none."""
+        return bool(self._java.dropTable(self.identifier(name), purge))
+
+    def schema(self, columns: Sequence[Column]) -> Any:
+        """A Java `Schema` of nullable columns with the ids 1, 2, …, in the order given."""
+        optional = self.jvm.org.apache.iceberg.types.Types.NestedField.optional
+        fields = self.jvm.java.util.ArrayList()
+        for number, column in enumerate(columns, start=1):
+            fields.add(optional(number, column.name, self.type(column.type)))
+        return self.jvm.org.apache.iceberg.Schema(fields)
+
+    def type(self, column_type: ColumnType) -> Any:
+        """The Java type that columns of a logical type are stored in."""
+        types = self.jvm.org.apache.iceberg.types.Types
+        match column_type.kind:
+            case Kind.BOOLEAN:
+                return types.BooleanType.get()
+            case Kind.SHORT | Kind.INT:
+                return types.IntegerType.get()
+            case Kind.LONG:
+                return types.LongType.get()
+            case Kind.DECIMAL:
+                return types.DecimalType.of(column_type.precision, column_type.scale)
+            case Kind.FLOAT:
+                return types.FloatType.get()
+            case Kind.DOUBLE:
+                return types.DoubleType.get()
+            case Kind.NAIVE_DATE:
+                return types.DateType.get()
+            case Kind.NAIVE_DATETIME:
+                return types.TimestampType.withoutZone()
+            case Kind.UTC_DATETIME:
+                return types.TimestampType.withZone()
+            case Kind.BINARY:
+                return types.BinaryType.get()
+            case Kind.STRING | Kind.JSON | Kind.XML | Kind.NAIVE_TIME:
+                return types.StringType.get()
+
+    def map(self, items: Mapping[str, str]) -> Any:
+        """A Java map of strings."""
+        java = self.jvm.java.util.HashMap()
+        for key, value in items.items():
+            java.put(key, value)
+        return java
+
+    @staticmethod
+    def _failed(what: str, failure: BaseException) -> LakeError:
+        return LakeError(
+            f"{what}: {java_message_of(failure)}",
+            hint="Check that the catalog and the lake's folder can be reached and written.",
+        )

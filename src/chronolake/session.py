@@ -1,0 +1,228 @@
+"""The Spark session: Java, the jars, and the settings that a lake relies on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from chronolake.errors import LakeError, MissingRequirementError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CATALOG: Final = "chronolake"
+EXTENSIONS: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
+#: Maven coordinates, and the SHA-256 of the jar that they stand for.
+JARS: Final[dict[str, str]] = {
+    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0": "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
+    "org.xerial:sqlite-jdbc:3.49.1.0": "5c8609d2ca341deb8c6f71778974b5ba4995c7d32d7c7c89d9392a3e72c39291",
+    "org.postgresql:postgresql:42.7.7": "157963d60ae66d607e09466e8c0cdf8087e9cb20d0159899ffca96bca2528460",
+}
+_JAVA_HOMES: Final = ("/usr/lib/jvm/*17*", "/usr/lib/jvm/*21*", "/Library/Java/JavaVirtualMachines/*")
+_JAVA_VERSIONS: Final = ("17", "21")
+
+# Settings of the process: they cannot change once the JVM runs.
+_STATIC: Final[dict[str, str]] = {
+    "spark.app.name": "chronolake",
+    "spark.sql.extensions": EXTENSIONS,
+    "spark.scheduler.mode": "FAIR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Shuffle and spill files hold decrypted rows: they must not lie on a disk in the clear.
+    "spark.io.encryption.enabled": "true",
+    "spark.sql.artifact.isolation.enabled": "false",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "false",
+    "spark.cleaner.periodicGC.interval": "10min",
+}
+
+# Settings of a session: every lake has its own.
+_SESSION: Final[dict[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.defaultCatalog": CATALOG,
+    f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
+    # Another process may have written since: always ask the catalog.
+    f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
+}
+
+
+def jars() -> list[Path]:
+    """The jars that Spark needs, fetched once into a cache and checked by hash.
+
+    The cache is `$CHRONOLAKE_JARS`, or `chronolake/jars` in the user's cache folder. Spark's own
+    resolver fetches what is missing; `$CHRONOLAKE_IVY_SETTINGS` names an Ivy settings file for
+    those who use a mirror.
+
+    Raises:
+        MissingRequirementError: a jar cannot be fetched, or is not the one that is pinned.
+    """
+    cache = Path(
+        os.environ.get("CHRONOLAKE_JARS")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chronolake" / "jars"
+    )
+    wanted = {coordinates: cache / _file_name(coordinates) for coordinates in JARS}
+    missing = [coordinates for coordinates, path in wanted.items() if not path.exists()]
+    if missing:
+        _fetch(missing, cache)
+    return list(wanted.values())
+
+
+def _file_name(coordinates: str) -> str:
+    _, artifact, version = coordinates.split(":")
+    return f"{artifact}-{version}.jar"
+
+
+def _fetch(missing: list[str], cache: Path) -> None:
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as work:
+        settings = os.environ.get("CHRONOLAKE_IVY_SETTINGS")
+        program = [
+            "from pyspark.sql import SparkSession",
+            "b = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')",
+            f"b = b.config('spark.jars.packages', {','.join(missing)!r})",
+            "b = b.config('spark.jars.excludes', 'org.checkerframework:checker-qual')",
+            f"b = b.config('spark.jars.ivy', {work!r})",
+            *([f"b = b.config('spark.jars.ivySettings', {settings!r})"] if settings else []),
+            "b.getOrCreate().stop()",
+        ]
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-c", "\n".join(program)],
+            env={**os.environ, "JAVA_HOME": java_home()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for coordinates in missing:
+            name = _file_name(coordinates)
+            found = next(Path(work).glob(f"jars/*_{name}"), None)
+            if found is None:
+                raise MissingRequirementError(
+                    f"The jar {coordinates} could not be fetched: {_last_words(done.stderr)}",
+                    hint="Check that the Java artifact registry can be reached, or put the jar "
+                    f"into {cache} yourself.",
+                )
+            digest = hashlib.sha256(found.read_bytes()).hexdigest()
+            if digest != JARS[coordinates]:
+                raise MissingRequirementError(
+                    f"The fetched jar {coordinates} is not the pinned one: its SHA-256 is {digest}.",
+                    hint="Do not use it; check the registry or mirror it came from.",
+                )
+            # A rename, so that a process that starts meanwhile never sees half a jar.
+            shutil.move(found, cache / f".{name}.part")
+            (cache / f".{name}.part").rename(cache / name)
+
+
+def _last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no message"
+
+
+def java_home() -> str:
+    """The folder of a Java 17 or 21.
+
+    Looked for in `$JAVA_HOME`, then behind `java` on the path, then in the system's usual places.
+
+    Raises:
+        MissingRequirementError: there is none.
+    """
+    candidates = [os.environ.get("JAVA_HOME", "")]
+    if on_path := shutil.which("java"):
+        candidates.append(str(Path(on_path).resolve().parent.parent))
+    for pattern in _JAVA_HOMES:
+        root, _, name = pattern.rpartition("/")
+        candidates += sorted(str(path) for path in Path(root).glob(name))
+        candidates += sorted(str(path) for path in Path(root).glob(f"{name}/Contents/Home"))
+    for home in filter(None, candidates):
+        if _java_version(Path(home)) in _JAVA_VERSIONS:
+            return home
+    raise MissingRequirementError(
+        "Spark needs Java 17 or 21, and none was found.",
+        hint="Install it (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: "
+        "brew install openjdk@17), or set JAVA_HOME.",
+    )
+
+
+def _java_version(home: Path) -> str | None:
+    if not (home / "bin" / "java").exists():
+        return None
+    release = home / "release"
+    if release.exists():
+        for line in release.read_text().splitlines():
+            if line.startswith("JAVA_VERSION="):
+                return line.partition("=")[2].strip('"').partition(".")[0]
+    done = subprocess.run(  # noqa: S603
+        [str(home / "bin" / "java"), "-version"], capture_output=True, text=True, check=False
+    )
+    words = done.stderr.split('"')
+    return words[1].partition(".")[0] if len(words) > 1 else None
+
+
+def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> SparkSession:
+    """A session for one lake, on the process's one JVM.
+
+    Args:
+        master: Spark's master URL. It counts only for the first session of a process.
+        conf: Spark settings of the user; they win over ours.
+        catalog: settings of the Iceberg catalog, without their `spark.sql.catalog.…` prefix.
+
+    Raises:
+        MissingRequirementError: no Java or no jars.
+        LakeError: a Spark session runs already that cannot serve a lake.
+    """
+    running = SparkContext._active_spark_context  # noqa: SLF001
+    if running is None:
+        base = _launch(master, conf)
+    else:
+        base = SparkSession.builder.getOrCreate()
+        if EXTENSIONS not in (base.conf.get("spark.sql.extensions", "") or ""):
+            raise LakeError(
+                "A Spark session runs in this process that was started without Iceberg.",
+                hint="Open the lake before anything else starts Spark, or start it with "
+                f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.session.jars().",
+            )
+    session = base.newSession()
+    settings = {
+        **_SESSION,
+        "spark.sql.shuffle.partitions": str(2 * base.sparkContext.defaultParallelism),
+        **{f"spark.sql.catalog.{CATALOG}.{key}": value for key, value in catalog.items()},
+        **{key: value for key, value in conf.items() if key.startswith("spark.sql.")},
+    }
+    for key, value in settings.items():
+        if session.conf.isModifiable(key) or key.startswith("spark.sql.catalog."):
+            session.conf.set(key, value)
+    return session
+
+
+def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
+    # Executors must run the interpreter that has this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["JAVA_HOME"] = java_home()
+    builder = SparkSession.builder.master(master)
+    settings = {
+        **_STATIC,
+        "spark.driver.memory": f"{_driver_gibibytes()}g",
+        "spark.jars": ",".join(str(path) for path in jars()),
+        **conf,
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _driver_gibibytes() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(8, total // 3 // 2**30))

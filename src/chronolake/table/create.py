@@ -1,0 +1,100 @@
+"""Making a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from chronolake.changes import RESERVED
+from chronolake.errors import SchemaError
+from chronolake.iceberg import COLUMNS_PROPERTY, columns_to_json
+from chronolake.types import ACTIVE, END, START, SYNCED, Kind, Mode, mode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.lake import Lake
+    from chronolake.types import Column, TableName
+
+_EXPECTED: Final = {START: Kind.UTC_DATETIME, END: Kind.UTC_DATETIME, ACTIVE: Kind.BOOLEAN}
+
+#: Iceberg keeps statistics of the first so many columns unless it is told otherwise.
+_MEASURED_COLUMNS: Final = 100
+
+PROPERTIES: Final = {
+    "format-version": "3",
+    # Removed rows become deletion vectors: a batch never rewrites the files it touches.
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    # A batch's rows are few and come as they are; maintenance sorts them by key later.
+    "write.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
+    """Create an empty table, and its schema where that is missing.
+
+    A history table is partitioned by `_fivetran_active`, so that today's state is one partition.
+
+    Raises:
+        TableExistsError: the table exists; it is untouched.
+        SchemaError: the columns make no table.
+    """
+    check_columns(name, columns)
+    is_history = mode_of(column.name for column in columns) is Mode.HISTORY
+    lake.catalog.create(
+        name,
+        columns,
+        location=lake.new_location(),
+        properties=properties_of(columns),
+        partition_by=[ACTIVE] if is_history else [],
+    )
+
+
+def properties_of(columns: Sequence[Column]) -> dict[str, str]:
+    """The properties of a table with these columns."""
+    properties = {**PROPERTIES, COLUMNS_PROPERTY: columns_to_json(columns)}
+    if len(columns) > _MEASURED_COLUMNS:
+        # Scans are pruned by keys and times: they need statistics wherever they stand.
+        pruning = {SYNCED, START, END} | {column.name for column in columns if column.primary_key}
+        properties |= {
+            f"write.metadata.metrics.column.{column.name}": "truncate(16)"
+            for column in columns
+            if column.name in pruning
+        }
+    return properties
+
+
+def check_columns(name: TableName, columns: Sequence[Column]) -> None:
+    """Refuse columns that make no table.
+
+    Raises:
+        SchemaError: no columns, two of one name, a reserved name, or a history column that has not
+            the type it needs.
+    """
+    table = str(name)
+    if not columns:
+        raise SchemaError("A table needs at least one column.", table=table)
+    for column, count in Counter(column.name for column in columns).items():
+        if not column:
+            raise SchemaError("A column has no name.", table=table)
+        if column.startswith(RESERVED):
+            raise SchemaError(f"Names that begin with {RESERVED} are reserved.", table=table, column=column)
+        if count > 1:
+            raise SchemaError("Two columns have the same name.", table=table, column=column)
+    if mode_of(column.name for column in columns) is not Mode.HISTORY:
+        return
+    for column in columns:
+        kind = _EXPECTED.get(column.name, column.type.kind)
+        if column.type.kind is not kind:
+            raise SchemaError(
+                f"A history table's {column.name} is {kind}, not {column.type}.",
+                table=table,
+                column=column.name,
+                hint="Send the system columns with the types that the guide gives them.",
+            )

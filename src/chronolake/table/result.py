@@ -1,0 +1,28 @@
+"""What became of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Counts of one applied batch.
+
+    Attributes:
+        batch: the batch's identity, as it stands in the table's properties.
+        replaced: rows in replace files.
+        updated: rows in update files, ignored ones included.
+        deleted: rows in delete files.
+        ignored: update rows that no stored or earlier row could complete.
+        ignored_key: the key of one ignored row as `column=value, …`, or None.
+        seconds: time by stage: read, resolve, branch, delete, append, publish.
+    """
+
+    batch: str
+    replaced: int = 0
+    updated: int = 0
+    deleted: int = 0
+    ignored: int = 0
+    ignored_key: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,337 @@
+"""A staged write: everything happens on a branch, and is published by one compare-and-set.
+
+Readers of `main` see the table before the write or after it. The order is delete, then append, then
+publish; a crash before the publish leaves `main` as it was, and the branch it leaves behind is
+dropped by the next write. `docs/architecture.md` has the picture.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.errors import CommitConflictError, CommitUnknownError, TableNotFoundError
+from chronolake.failpoints import reach
+from chronolake.iceberg import MAIN, IcebergTable, java_message_of
+from chronolake.session import CATALOG
+from chronolake.types import TableName, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.lake import Lake
+
+log = structlog.get_logger(__name__)
+
+BATCH_PROPERTY: Final = "chronolake.last-batch"
+PUBLISHED_PROPERTY: Final = "chronolake.published-at"
+#: Identity of the last publish: tells whether a commit whose answer was lost has happened.
+PUBLISH_PROPERTY: Final = "chronolake.last-publish"
+
+_PREFIX: Final = "chronolake-stage"
+#: A staged write of another machine is taken for dead after this time.
+_ABANDONED_AFTER: Final = timedelta(hours=24)
+_ATTEMPTS: Final = 20
+#: Tells this process from an earlier one with the same number.
+_PROCESS: Final = f"{socket.gethostname().replace('-', '_')}-{os.getpid()}-{uuid4().hex[:8]}"
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent, by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the stage `name`."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+class StagedWrite:
+    """One attempt at a write, on its own branch of one state of the table."""
+
+    def __init__(self, lake: Lake, table: IcebergTable, watch: Stopwatch) -> None:
+        self._lake = lake
+        self._watch = watch
+        self.table = table
+        self.branch = f"{_PREFIX}-{_PROCESS}-{int(time.time())}-{uuid4().hex[:8]}"
+        self._made = False
+
+    def rows(self) -> DataFrame:
+        """The table's rows before the write, with its current columns.
+
+        They are read from `main`, which the write does not touch before it publishes. Should
+        another process move `main` meanwhile, the publish is refused and nothing of this attempt
+        remains.
+        """
+        return self._lake.spark.table(f"{CATALOG}.{self.table.name.sql}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the table has no rows, as far as its metadata tells."""
+        snapshot = self.table.metadata.currentSnapshot()
+        return snapshot is None or snapshot.summary().get("total-records") == "0"
+
+    def delete(self, positions: DataFrame, condition: str) -> None:
+        """Remove the table's rows that match a row of `positions`.
+
+        Args:
+            positions: what to look for; it is broadcast unless it hints otherwise.
+            condition: SQL over `t` (the table) and `s` (`positions`).
+        """
+        with self._watch.stage("delete"):
+            view = f"chronolake_{uuid4().hex}"
+            positions.createOrReplaceTempView(view)
+            try:
+                self._lake.spark.sql(
+                    f"MERGE INTO {self._target()} AS t USING {view} AS s ON {condition} "
+                    "WHEN MATCHED THEN DELETE"
+                )
+            finally:
+                self._lake.spark.catalog.dropTempView(view)
+        reach("staged.deleted")
+
+    def append(self, rows: DataFrame) -> None:
+        """Add rows; columns go by name."""
+        with self._watch.stage("append"):
+            rows.writeTo(self._target()).append()
+        reach("staged.appended")
+
+    def _target(self) -> str:
+        """The table's branch as a SQL name; the branch is made when it is first needed."""
+        if not self._made:
+            with self._watch.stage("branch"):
+                self._make_branch()
+        name = self.table.name
+        branch = f"branch_{self.branch}"
+        return f"{CATALOG}.{quoted(name.schema)}.{quoted(name.table)}.{quoted(branch)}"
+
+    def _make_branch(self) -> None:
+        if self.table.snapshot_id is None:
+            # A branch needs a snapshot to point at: Iceberg makes an empty one.
+            self.table.java.manageSnapshots().createBranch(self.branch).commit()
+        else:
+            swap(self.table, self._branched)
+        self._made = True
+        reach("staged.branch-created")
+
+    def _branched(self, current: IcebergTable) -> Any:
+        self._expect_unmoved(current)
+        builder = current.builder()
+        for leftover in filter(is_abandoned, current.branches()):
+            log.warning("leftover_dropped", table=str(current.name), branch=leftover)
+            builder.removeRef(leftover)
+        return builder.setBranchSnapshot(current.snapshot_id, self.branch)
+
+    def publish(self, properties: Mapping[str, str]) -> None:
+        """Make the branch the table's `main` and set properties, in one compare-and-set.
+
+        Raises:
+            CommitConflictError: `main` is not what the attempt began with; nothing has changed.
+            CommitUnknownError: the catalog's answer was lost and the table cannot be read.
+        """
+        with self._watch.stage("publish"):
+            publish(self.table.refreshed(), self._published, properties)
+
+    def _published(self, current: IcebergTable) -> Any:
+        self._expect_unmoved(current)
+        builder = current.builder()
+        if self._made:
+            builder.setBranchSnapshot(current.branches()[self.branch], MAIN)
+            builder.removeRef(self.branch)
+        return builder
+
+    def _expect_unmoved(self, current: IcebergTable) -> None:
+        if current.snapshot_id != self.table.snapshot_id or _schema_of(current) != _schema_of(
+            self.table
+        ):
+            raise TableMovedError("Another writer published first.", table=str(current.name))
+
+    def abandon(self) -> None:
+        """Drop the branch; its files are removed as orphans by maintenance."""
+        if not self._made:
+            return
+        try:
+            drop_branch(self.table.refreshed(), self.branch)
+        except (CommitConflictError, Py4JError, PySparkException) as failure:
+            # The next write drops it: the caller's own error matters more.
+            log.warning(
+                "branch_left_behind",
+                table=str(self.table.name),
+                branch=self.branch,
+                reason=java_message_of(failure),
+            )
+
+
+def _schema_of(table: IcebergTable) -> tuple[int, str]:
+    return int(table.metadata.currentSchemaId()), str(table.metadata.uuid())
+
+
+def drop_branch(table: IcebergTable, branch: str) -> None:
+    """Remove a branch if it is there."""
+    if branch in table.branches():
+        swap(table, lambda current: current.builder().removeRef(branch))
+
+
+class TableMovedError(CommitConflictError):
+    """The table is not what the write was made for: it has to be staged again."""
+
+
+def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
+    """Apply a change of metadata with a compare-and-set, again when another one came between.
+
+    Args:
+        table: the state to begin with.
+        change: gets the table's present state and returns a metadata builder made from it; it
+            raises where the change makes no sense any more.
+
+    Raises:
+        CommitConflictError: others were first too often; nothing has changed.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            table.commit(change(table).build())
+        except TableMovedError:
+            raise
+        except CommitConflictError:
+            if attempt == _ATTEMPTS:
+                raise
+            time.sleep(0.02 * attempt)
+            table = table.refreshed()
+        else:
+            return
+
+
+def publish(
+    table: IcebergTable, change: Callable[[IcebergTable], Any], properties: Mapping[str, str]
+) -> None:
+    """Publish a change of metadata together with properties and the publish's identity.
+
+    When the catalog's answer is lost, the table is read again: if it carries this publish's
+    identity, the commit has happened.
+
+    Raises:
+        CommitConflictError: others were first too often; nothing has changed.
+        CommitUnknownError: the answer was lost, and the table does not tell.
+    """
+    identity = uuid4().hex
+    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    marks = {PUBLISH_PROPERTY: identity, PUBLISHED_PROPERTY: stamp}
+
+    def marked(current: IcebergTable) -> Any:
+        return change(current).setProperties(current.catalog.map({**properties, **marks}))
+
+    reach("publish.before-commit")
+    try:
+        swap(table, marked)
+    except (Py4JError, PySparkException) as failure:
+        _settle(table, identity, failure)
+    reach("publish.after-commit")
+
+
+def _settle(table: IcebergTable, identity: str, failure: Exception) -> None:
+    log.warning(
+        "commit_outcome_unknown", table=str(table.name), reason=java_message_of(failure)
+    )
+    for pause in (0.1, 1.0, 5.0):
+        time.sleep(pause)
+        try:
+            now = table.refreshed()
+        except (Py4JError, PySparkException, TableNotFoundError):
+            continue
+        if now.properties.get(PUBLISH_PROPERTY) == identity:
+            return
+        raise CommitConflictError(
+            f"The commit did not happen: {java_message_of(failure)}", table=str(table.name)
+        ) from failure
+    raise CommitUnknownError(
+        f"The catalog did not answer a commit, nor afterwards: {java_message_of(failure)}",
+        hint="Send the batch again when the catalog answers: a batch that is already in the table "
+        "changes nothing.",
+        table=str(table.name),
+    ) from failure
+
+
+def is_abandoned(branch: str) -> bool:
+    """Whether a branch is a staged write that nobody will finish.
+
+    A staged write of this machine is dead when its process is; one of another machine when it is
+    older than a day.
+    """
+    if not branch.startswith(f"{_PREFIX}-"):
+        return False
+    host, pid, token, since, _ = branch.removeprefix(f"{_PREFIX}-").split("-")
+    if f"{host}-{pid}-{token}" == _PROCESS:
+        return False
+    own_host, own_pid, _ = _PROCESS.split("-")
+    if host == own_host:
+        return pid == own_pid or not _is_running(int(pid))
+    began = datetime.fromtimestamp(int(since), UTC)
+    return datetime.now(UTC) - began > _ABANDONED_AFTER
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def staged(
+    lake: Lake,
+    name: TableName,
+    write: Callable[[StagedWrite], Mapping[str, str] | None],
+    watch: Stopwatch,
+) -> None:
+    """Run a write until it is published.
+
+    `write` gets a `StagedWrite` on the table as it is now, stages its changes, and returns the
+    properties to publish with them, or None if there is nothing to publish. It runs again, on the
+    new table, when another process published first. Writes to one table are serial in a process.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        CommitConflictError: others were first too often.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        table = lake.catalog.find(name)
+        if table is None:
+            raise TableNotFoundError("The table does not exist.", table=str(name))
+        attempted = StagedWrite(lake, table, watch)
+        try:
+            properties = write(attempted)
+            if properties is None:
+                attempted.abandon()
+            else:
+                attempted.publish(properties)
+        except CommitConflictError as conflict:
+            attempted.abandon()
+            if attempt == _ATTEMPTS:
+                raise
+            log.info("staged_again", table=str(name), attempt=attempt, reason=conflict.message)
+            time.sleep(min(0.05 * attempt, 1.0))
+        except BaseException:
+            attempted.abandon()
+            raise
+        else:
+            return
