@@ -8,6 +8,7 @@ ChronolakeError
 ├── LakeError                 the lake's catalog or folder cannot be used
 ├── TableNotFoundError
 ├── TableExistsError
+├── QueryError                a question in SQL that reads nothing, or cannot be answered
 ├── SchemaError               the wanted columns make no table
 │   ├── UnknownColumnError
 │   ├── UnsupportedTypeError
@@ -121,6 +122,10 @@ class TableNotFoundError(ChronolakeError):
 
 class TableExistsError(ChronolakeError):
     """The table exists already."""
+
+
+class QueryError(ChronolakeError):
+    """A question in SQL would not only read, or cannot be answered."""
 
 
 class SchemaError(ChronolakeError):

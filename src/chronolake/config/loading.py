@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "chronolake.yml"
 _PREFIX: Final = "CHRONOLAKE_"
 _REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
+#: Keys that hold settings of other software, under names of its own.
+_SETTINGS: Final = ("catalog.properties", "spark.conf")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -154,7 +156,7 @@ def _resolve(value: Any, source: str, key: str = "") -> Any:
 
 
 def _from_environment() -> Iterator[tuple[str, str]]:
-    settable = {key for key in keys() if key not in {"catalog.properties", "spark.conf"}}
+    settable = {key for key in keys() if key not in _SETTINGS}
     by_variable = {variable_of(key): key for key in settable}
     sections = {name.partition(".")[0] for name in settable if "." in name}
     for name in sorted(os.environ):
@@ -170,11 +172,17 @@ def _from_environment() -> Iterator[tuple[str, str]]:
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in nested mappings, which are copied on the way."""
-    *sections, last = key.split(".")
-    for section in sections:
+    for settings in _SETTINGS:
+        if key.startswith(f"{settings}."):
+            # What follows is one name, dots and all: spark.conf.spark.driver.memory.
+            path = [*settings.split("."), key.removeprefix(f"{settings}.")]
+            break
+    else:
+        path = key.split(".")
+    for section in path[:-1]:
         tree[section] = dict(tree.get(section) or {})
         tree = tree[section]
-    tree[last] = value
+    tree[path[-1]] = value
 
 
 def _check(model: type[BaseModel], values: dict[str, Any], where: str) -> None:

@@ -1,0 +1,15 @@
+"""The command line: `chronolake COMMAND …`; each command calls one function of a room below.
+
+| module | commands |
+|---|---|
+| `app` | the program itself, its options, `version`, and how errors are shown |
+| `looking` | `tables`, `history`: no JVM, so they answer at once |
+| `working` | `query`, `verify`, `maintain`: Spark |
+| `serving` | `serve` |
+| `driving` | `drive` |
+"""
+
+from chronolake.cli import looking, serving, working
+from chronolake.cli.app import app, main
+
+__all__ = ["app", "looking", "main", "serving", "working"]

@@ -1,0 +1,241 @@
+"""The program: its common options, how it prints, and how it ends.
+
+Exit codes: 0 done, 1 failed or a promise is broken, 2 wrong usage, 130 interrupted.
+"""
+
+# Typer reads annotations at run time, so the types in them are imported for good.
+# ruff: noqa: TC003
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+
+import orjson
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from chronolake.errors import ChronolakeError, SchemaError
+from chronolake.types import TableName
+
+if TYPE_CHECKING:
+    from chronolake.config import LakeConfig
+    from chronolake.lake import Lake
+
+app = typer.Typer(
+    name="chronolake",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+LakeOption: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        "--lake",
+        envvar="CHRONOLAKE_LAKE",
+        metavar="DIR",
+        help="The lake's folder.",
+        show_default=False,
+    ),
+]
+ConfigOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The configuration; by default chronolake.yml in the lake's or the working folder.",
+        show_default=False,
+    ),
+]
+SettingOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting over the configuration's, such as spark.master=local. Repeatable.",
+        show_default=False,
+    ),
+]
+JsonOption: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print JSON instead of text for people.")
+]
+DebugOption: TypeAlias = Annotated[
+    bool, typer.Option("--debug", help="Show the whole traceback of an error.")
+]
+TableArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="schema.table; a part that holds a dot stands in backticks.",
+        show_default=False,
+    ),
+]
+
+
+@app.callback()
+def program(*, debug: DebugOption = False) -> None:
+    """Replicate data into an Apache Iceberg lakehouse and keep every version of every record."""
+
+
+@app.command(epilog="Example: chronolake version")
+def version(*, json: JsonOption = False) -> None:
+    """Print the versions of Chronolake and of what it stands on."""
+    packages = ("chronolake", "pyspark", "pyiceberg", "pyarrow")
+    versions = {package: installed_version(package) for package in packages}
+    versions["python"] = ".".join(str(part) for part in sys.version_info[:3])
+    if json:
+        print_json(versions)
+        return
+    for package, number in versions.items():
+        console().print(Text(f"{package:<11} {number}"))
+
+
+def configuration(
+    lake: Path,
+    config: Path | None,
+    settings: Sequence[str] | None,
+    flags: Mapping[str, Any] | None = None,
+) -> LakeConfig:
+    """The configuration that the common options ask for.
+
+    Args:
+        lake: `--lake`.
+        config: `--config`.
+        settings: `--set`, each KEY=VALUE.
+        flags: further flags by dotted key, such as `{"spark.master": "local[2]"}`.
+
+    Raises:
+        ConfigurationError: something in it is wrong.
+        BadParameter: a setting is not KEY=VALUE.
+    """
+    from chronolake.config import load  # noqa: PLC0415 - `--help` and `version` need none
+
+    overrides: dict[str, Any] = dict(pairs(settings or (), "--set"))
+    return load(lake, file=config, overrides={**overrides, **(flags or {})})
+
+
+def existing(config: LakeConfig) -> Lake:
+    """The lake, opened with Spark, if it is there.
+
+    Raises:
+        LakeError: there is no lake; none is made by asking.
+    """
+    from chronolake import look  # noqa: PLC0415 - the lazier the sooner
+    from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
+
+    look.check(config)
+    quiet_logs()
+    return Lake.open(config.path, config=config)
+
+
+def quiet_logs() -> None:
+    """Log to standard error, and only what a person should know."""
+    import logging  # noqa: PLC0415 - only commands that work log
+
+    import structlog  # noqa: PLC0415 - the same
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """KEY=VALUE texts, split at the first equals sign.
+
+    Raises:
+        BadParameter: a text has none, or a key is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter("write NAME=VALUE", param_hint=option)
+        if key in found:
+            raise typer.BadParameter(f"{key} is given twice", param_hint=option)
+        found[key] = value
+    return list(found.items())
+
+
+def table_name(text: str) -> TableName:
+    """The table that an argument names.
+
+    Raises:
+        BadParameter: the text is not schema.table.
+    """
+    try:
+        return TableName.parse(text)
+    except SchemaError as failure:
+        raise typer.BadParameter(f"{failure.message} {failure.hint}", param_hint="TABLE") from None
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where text for people goes; as wide as the terminal, or 100 columns where there is none."""
+    screen = Console(stderr=stderr, highlight=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen = Console(stderr=stderr, highlight=False, width=100)
+    return screen
+
+
+def print_json(value: Any, *, pretty: bool = True) -> None:
+    """Write a value as JSON and a newline to standard output."""
+    options = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if pretty else 0)
+    sys.stdout.write(orjson.dumps(value, option=options).decode())
+
+
+def fail(code: int = 1) -> NoReturn:
+    """End the command with an exit code, without saying more."""
+    raise typer.Exit(code)
+
+
+def show_error(failure: ChronolakeError, *, json: bool) -> None:
+    """Say on standard error what was wrong, where, and what to do."""
+    if json:
+        content = {
+            "error": type(failure).__name__,
+            "message": failure.message,
+            **failure.place,
+            "hint": failure.hint,
+            "retryable": failure.retryable,
+        }
+        sys.stderr.write(orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE).decode())
+        return
+    screen = console(stderr=True)
+    screen.print(Text("Error: ", style="bold red") + Text(failure.message, style="red"))
+    if failure.place:
+        where = ", ".join(f"{name} {value}" for name, value in failure.place.items())
+        screen.print(Text(f"Where: {where}"))
+    if failure.hint:
+        screen.print(Text(f"What to do: {failure.hint}"))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit the process with the command's code.
+
+    Args:
+        arguments: the words after the program's name; the process's own by default.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    # An option of the program is accepted after the command as well.
+    words = [*(["--debug"] if debug else []), *(word for word in words if word != "--debug")]
+    try:
+        app(args=words, prog_name="chronolake")
+    except ChronolakeError as failure:
+        if debug:
+            raise
+        show_error(failure, json="--json" in words)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader, `head` perhaps, has seen enough. Nothing must be flushed into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)

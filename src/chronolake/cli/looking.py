@@ -1,0 +1,78 @@
+"""The commands that only look: they start no JVM."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    LakeOption,
+    SettingOption,
+    TableArgument,
+    app,
+    configuration,
+    console,
+    fail,
+    pairs,
+    print_json,
+    table_name,
+)
+
+
+@app.command(epilog="Example: chronolake tables --lake ./lake")
+def tables(
+    *,
+    lake: LakeOption,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """List the lake's tables: mode, key, rows or versions, files, last publication."""
+    from chronolake import look
+    from chronolake.look import show
+
+    found = look.tables(configuration(lake, config, settings))
+    if json:
+        print_json([table.as_json() for table in found])
+    else:
+        console().print(show.tables(found))
+
+
+@app.command(
+    epilog="Example: chronolake history sales.customers --key id=1 --lake ./lake",
+)
+def history(
+    table: TableArgument,
+    *,
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            metavar="COLUMN=VALUE",
+            help="The record's key; once for each key column. Times in ISO 8601, bytes in base64.",
+            show_default=False,
+        ),
+    ],
+    lake: LakeOption,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show one record's timeline: its versions, what each changed, and how it ended."""
+    from chronolake import look
+    from chronolake.look import show
+
+    timeline = look.history(
+        configuration(lake, config, settings), table_name(table), dict(pairs(key, "--key"))
+    )
+    if json:
+        print_json(timeline.as_json())
+    else:
+        console().print(show.timeline(timeline))
+    if not timeline.versions:
+        fail()

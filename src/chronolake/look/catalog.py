@@ -1,0 +1,278 @@
+"""The lake's tables without Spark: names from the catalog, metadata through PyIceberg.
+
+SQLite and PostgreSQL catalogs are asked directly: PyIceberg's SQL catalog splits and trims names,
+and a schema here may hold dots and spaces. Nothing is ever written; a lake that is not there stays
+not there.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import warnings
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from chronolake.config import CatalogKind
+from chronolake.errors import LakeError, SchemaError, TableNotFoundError
+from chronolake.types import (
+    START,
+    Column,
+    ColumnType,
+    Kind,
+    Mode,
+    TableName,
+    mode_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+    from chronolake.config import LakeConfig
+
+#: The name under which a lake's tables stand in its Iceberg catalog.
+CATALOG: Final = "chronolake"
+_COLUMNS: Final = "chronolake.columns"
+_BUSY_SECONDS: Final = 30
+
+# The kinds that columns written by other engines are shown as.
+_INFERRED: Final = {
+    "boolean": Kind.BOOLEAN,
+    "int": Kind.INT,
+    "long": Kind.LONG,
+    "float": Kind.FLOAT,
+    "double": Kind.DOUBLE,
+    "date": Kind.NAIVE_DATE,
+    "timestamp": Kind.NAIVE_DATETIME,
+    "timestamptz": Kind.UTC_DATETIME,
+    "binary": Kind.BINARY,
+}
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """A table's state at one moment, with its declared columns.
+
+    Attributes:
+        name: schema and table.
+        columns: in table order, with declared types; inferred for columns of other engines.
+        table: PyIceberg's view of the metadata.
+    """
+
+    name: TableName
+    columns: tuple[Column, ...]
+    table: Table
+
+    @property
+    def mode(self) -> Mode:
+        """Live, soft-delete or history."""
+        return mode_of(column.name for column in self.columns)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that tell records apart: the primary key without a version's start."""
+        named = (column.name for column in self.columns if column.primary_key)
+        history = self.mode is Mode.HISTORY
+        return tuple(name for name in named if not (history and name == START))
+
+
+def check(config: LakeConfig) -> None:
+    """Refuse a lake that is not there.
+
+    Raises:
+        LakeError: the lake's SQLite catalog is missing. Other catalogs are not asked.
+    """
+    if config.catalog.kind is CatalogKind.SQLITE and not config.catalog_file.is_file():
+        raise LakeError(
+            f"There is no lake in {config.path}.",
+            hint="Name the lake's folder with --lake; `chronolake serve` and Lake.open make one.",
+        )
+
+
+def names(config: LakeConfig) -> list[TableName]:
+    """Every table of the lake, sorted.
+
+    Raises:
+        LakeError: there is no lake, or its catalog does not answer.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return sorted(_rest_names(_rest(config)))
+    return sorted(TableName(schema, table) for schema, table, _ in _rows(config, None))
+
+
+def look_up(config: LakeConfig, name: TableName) -> LookedUp:
+    """A table's current metadata.
+
+    Raises:
+        LakeError: there is no lake, or its catalog or the table's metadata cannot be read.
+        TableNotFoundError: the lake has no such table.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return _described(name, _from_rest(config, name))
+    for _, _, location in _rows(config, name):
+        return _described(name, _from_metadata(config, name, location))
+    raise _missing(name)
+
+
+def every(config: LakeConfig) -> list[LookedUp]:
+    """The current metadata of every table of the lake, sorted by name.
+
+    Raises:
+        LakeError: there is no lake, or its catalog or a table's metadata cannot be read.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return [look_up(config, name) for name in names(config)]
+    rows = sorted(_rows(config, None))
+    found = ((TableName(schema, table), location) for schema, table, location in rows)
+    return [_described(name, _from_metadata(config, name, place)) for name, place in found]
+
+
+def _missing(name: TableName) -> TableNotFoundError:
+    return TableNotFoundError(
+        "The lake has no such table.",
+        hint="`chronolake tables` lists the tables; names are case-sensitive.",
+        table=str(name),
+    )
+
+
+def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str, str]]:
+    """Schema, table and metadata location of one table, or of all, from an SQL catalog."""
+    statement = "SELECT * FROM iceberg_tables WHERE catalog_name = {0}"
+    values: tuple[str, ...] = (CATALOG,)
+    if name is not None:
+        statement += " AND table_namespace = {0} AND table_name = {0}"
+        values = (CATALOG, name.schema, name.table)
+    if config.catalog.kind is CatalogKind.SQLITE:
+        found = _from_sqlite(config, statement.format("?"), values)
+    else:
+        found = _from_postgresql(config, statement.format("%s"), values)
+    # Catalogs of the first schema version have no `iceberg_type`; in later ones it may be null.
+    return [
+        (row["table_namespace"], row["table_name"], row["metadata_location"])
+        for row in found
+        if row.get("iceberg_type") in {None, "TABLE"} and row["metadata_location"]
+    ]
+
+
+def _from_sqlite(
+    config: LakeConfig, statement: str, values: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    file = config.catalog_file
+    check(config)
+    try:
+        uri = f"file:{quote(str(file))}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(statement, values)]
+    except sqlite3.Error as failure:
+        if "no such table" in str(failure):  # a catalog in which nothing was ever created
+            return []
+        raise LakeError(
+            f"The lake's catalog {file} cannot be read: {failure}.",
+            hint="Check that the file is a lake's catalog and may be read.",
+        ) from failure
+
+
+def _from_postgresql(
+    config: LakeConfig, statement: str, values: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    import psycopg  # noqa: PLC0415 - only some lakes have such a catalog
+    from psycopg.rows import dict_row  # noqa: PLC0415
+
+    try:
+        with psycopg.connect(
+            config.catalog.uri or "", autocommit=True, connect_timeout=10, row_factory=dict_row
+        ) as connection:
+            return connection.execute(statement.encode(), values).fetchall()
+    except psycopg.errors.UndefinedTable:
+        return []
+    except psycopg.Error:
+        # Not chained: the driver's message may repeat parts of the address.
+        raise LakeError(
+            f"The lake's catalog {config.catalog.label} cannot be read.",
+            hint="Check lake.catalog.uri, and that the server answers and lets this user in.",
+        ) from None
+
+
+def _properties(config: LakeConfig) -> dict[str, str]:
+    return {**config.catalog.properties, "warehouse": config.warehouse_location}
+
+
+def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
+    from pyiceberg.table import StaticTable  # noqa: PLC0415 - slow to import
+
+    try:
+        return StaticTable.from_metadata(location, _properties(config))
+    except (OSError, ValueError) as failure:
+        raise LakeError(
+            f"The table's metadata cannot be read: {type(failure).__name__}.",
+            hint=f"Check that {location} is there and may be read.",
+            table=str(name),
+        ) from failure
+
+
+def _rest(config: LakeConfig) -> Catalog:
+    from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - slow to import
+
+    try:
+        return RestCatalog(CATALOG, uri=config.catalog.uri or "", **_properties(config))
+    except (OSError, ValueError) as failure:
+        raise LakeError(
+            f"The lake's catalog {config.catalog.label} does not answer: {type(failure).__name__}.",
+            hint="Check lake.catalog.uri and lake.catalog.properties.",
+        ) from failure
+
+
+def _rest_names(catalog: Catalog) -> list[TableName]:
+    return [
+        TableName(".".join(identifier[:-1]), identifier[-1])
+        for namespace in catalog.list_namespaces()
+        for identifier in catalog.list_tables(namespace)
+    ]
+
+
+def _from_rest(config: LakeConfig, name: TableName) -> Table:
+    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - slow to import
+
+    try:
+        return _rest(config).load_table((name.schema, name.table))
+    except NoSuchTableError as failure:
+        raise _missing(name) from failure
+
+
+def _described(name: TableName, table: Table) -> LookedUp:
+    try:
+        declared = {
+            item["name"]: Column(
+                item["name"],
+                ColumnType(Kind(item["type"]), item.get("precision"), item.get("scale")),
+                bool(item.get("primary_key", False)),
+            )
+            for item in json.loads(table.properties.get(_COLUMNS, "[]"))
+        }
+    except (ValueError, KeyError, TypeError, SchemaError) as failure:
+        raise LakeError(
+            f"The table's property {_COLUMNS} is not what Chronolake wrote.",
+            hint=f"Remove the property {_COLUMNS}, or set it as it was.",
+            table=str(name),
+        ) from failure
+    schema = table.schema()
+    columns = (
+        declared.get(field.name) or Column(field.name, _inferred(schema, field.name))
+        for field in schema.fields
+    )
+    return LookedUp(name, tuple(columns), table)
+
+
+def _inferred(schema: Schema, name: str) -> ColumnType:
+    with warnings.catch_warnings():
+        kind = schema.find_type(name)
+    if (precision := getattr(kind, "precision", None)) is not None:
+        return ColumnType(Kind.DECIMAL, precision, getattr(kind, "scale", 0))
+    return ColumnType(_INFERRED.get(str(kind), Kind.STRING))

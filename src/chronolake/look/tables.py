@@ -1,0 +1,136 @@
+"""What tables a lake has, from their metadata alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chronolake.look.catalog import every
+from chronolake.types import ACTIVE, Column, Mode, TableName
+
+if TYPE_CHECKING:
+    from chronolake.config import LakeConfig
+    from chronolake.look.catalog import LookedUp
+
+_PUBLISHED = "chronolake.published-at"
+_BATCH = "chronolake.last-batch"
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """A table at a glance.
+
+    Attributes:
+        name: schema and table.
+        mode: live, soft-delete or history.
+        columns: in table order, system columns included.
+        key: the columns that tell records apart.
+        rows: rows of the table; versions, for a table in history mode.
+        active: active versions of a table in history mode, or None.
+        data_files: files that hold rows.
+        delete_files: deletion vectors and other delete files.
+        bytes: size of all of these files.
+        published_at: ISO instant at which a batch was last published, or None.
+        last_batch: identity of that batch, or None.
+    """
+
+    name: TableName
+    mode: Mode
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    rows: int
+    active: int | None
+    data_files: int
+    delete_files: int
+    bytes: int
+    published_at: str | None
+    last_batch: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary as JSON's own types."""
+        return {
+            "table": str(self.name),
+            "schema": self.name.schema,
+            "name": self.name.table,
+            "mode": self.mode.value,
+            "key": list(self.key),
+            "rows": self.rows,
+            "active": self.active,
+            "data_files": self.data_files,
+            "delete_files": self.delete_files,
+            "bytes": self.bytes,
+            "published_at": self.published_at,
+            "last_batch": self.last_batch,
+            "columns": [
+                {
+                    "name": column.name,
+                    "type": str(column.type),
+                    "primary_key": column.primary_key,
+                }
+                for column in self.columns
+            ],
+        }
+
+
+def tables(config: LakeConfig) -> list[TableSummary]:
+    """Every table of the lake, sorted by name; reads metadata, never rows.
+
+    Raises:
+        LakeError: there is no lake, or its catalog or a table's metadata cannot be read.
+    """
+    return [summary(found) for found in every(config)]
+
+
+def summary(found: LookedUp) -> TableSummary:
+    """One table at a glance."""
+    totals = _totals(found)
+    properties = found.table.properties
+    return TableSummary(
+        name=found.name,
+        mode=found.mode,
+        columns=found.columns,
+        key=found.key,
+        rows=_stored_rows(found, totals),
+        active=_active(found) if found.mode is Mode.HISTORY else None,
+        data_files=int(totals.get("total-data-files", 0)),
+        delete_files=int(totals.get("total-delete-files", 0)),
+        bytes=int(totals.get("total-files-size", 0)),
+        published_at=properties.get(_PUBLISHED),
+        last_batch=properties.get(_BATCH),
+    )
+
+
+def _totals(found: LookedUp) -> dict[str, str]:
+    snapshot = found.table.current_snapshot()
+    if snapshot is None or snapshot.summary is None:
+        return {}
+    return dict(snapshot.summary.additional_properties)
+
+
+def _stored_rows(found: LookedUp, totals: dict[str, str]) -> int:
+    if found.table.current_snapshot() is None:
+        return 0
+    if "total-records" in totals and totals.get("total-equality-deletes", "0") == "0":
+        # A deletion vector counts each row it marks once, so the difference is exact.
+        return int(totals["total-records"]) - int(totals.get("total-position-deletes", 0))
+    return found.table.scan().count()
+
+
+def _active(found: LookedUp) -> int:
+    """How many versions are active: whole files of one partition, less what vectors mark."""
+    from pyiceberg.expressions import AlwaysTrue, EqualTo  # noqa: PLC0415 - slow to import
+    from pyiceberg.manifest import FileFormat  # noqa: PLC0415 - slow to import
+
+    scan = found.table.scan(row_filter=EqualTo(ACTIVE, True))
+    tasks = list(scan.plan_files())
+    whole = all(
+        task.residual == AlwaysTrue()
+        and all(file.file_format == FileFormat.PUFFIN for file in task.delete_files)
+        for task in tasks
+    )
+    if not whole:
+        return scan.count()
+    return sum(
+        task.file.record_count - sum(vector.record_count for vector in task.delete_files)
+        for task in tasks
+    )

@@ -1,0 +1,176 @@
+"""Questions to a lake in Spark SQL: only such as read, answered row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    MapType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+    YearMonthIntervalType,
+)
+
+from chronolake.cells import Cell, date, instant, plain
+from chronolake.errors import QueryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from chronolake.lake import Lake
+
+_CASE: Final = "spark.sql.caseSensitive"
+# Statements that are no queries, but only tell about tables.
+_TELLING: Final = (
+    "DescribeColumn",
+    "DescribeNamespace",
+    "DescribeRelation",
+    "ShowColumns",
+    "ShowNamespaces",
+    "ShowTableProperties",
+    "ShowTables",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows that a question is answered with.
+
+    Attributes:
+        columns: their names; one that comes twice is numbered the second time.
+        frame: the rows as a Spark DataFrame, unread.
+    """
+
+    columns: tuple[str, ...]
+    frame: DataFrame
+
+    def rows(self, limit: int | None = None) -> Iterator[tuple[Cell, ...]]:
+        """The rows in their order, one partition in memory at a time.
+
+        Args:
+            limit: at most so many rows; all by default.
+
+        Raises:
+            QueryError: Spark fails while it computes them.
+        """
+        frame = self.frame if limit is None else self.frame.limit(limit)
+        forms = [_form(field.dataType) for field in frame.schema]
+        # By number, for names may be equal, and hold dots and backticks.
+        numbered = frame.toDF(*(f"c{place}" for place in range(len(forms))))
+        stored = numbered.select(
+            *(form(F.col(f"c{place}")) for place, (form, _) in enumerate(forms))
+        )
+        try:
+            for row in stored.toLocalIterator():
+                yield tuple(
+                    None if value is None else read(value)
+                    for value, (_, read) in zip(row, forms, strict=True)
+                )
+        except PySparkException as failure:
+            raise _failed(failure) from failure
+
+
+def ask(lake: Lake, question: str) -> Answer:
+    """Answer one question in Spark SQL; tables are `schema.table`.
+
+    Column names need not be spelled in their case unless that would be ambiguous. Only queries are
+    accepted, and the SHOW and DESCRIBE statements. This guards against mistakes: it is no boundary
+    against SQL that somebody else wrote, since Spark's functions can do more than read.
+
+    Raises:
+        QueryError: the text is no such statement, or Spark refuses it.
+    """
+    text = question.strip().removesuffix(";").strip()
+    _check(lake.spark, text)
+    frame = _analysed(lake.spark, text)
+    return Answer(_distinct(frame.columns), frame)
+
+
+def _check(spark: SparkSession, text: str) -> None:
+    """Let Spark's own grammar decide whether the text is a query."""
+    parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
+    try:
+        parser.parseQuery(text)
+    except ParseException as no_query:
+        try:
+            statement = parser.parsePlan(text)
+        except ParseException:
+            raise _failed(no_query) from no_query
+        kind = str(statement.getClass().getSimpleName())
+        if kind not in _TELLING:
+            raise QueryError(
+                "Only questions are answered here, and this statement would do something.",
+                hint="Write a SELECT, SHOW or DESCRIBE. Tables change through batches and syncs.",
+            ) from None
+
+
+def _analysed(spark: SparkSession, text: str) -> DataFrame:
+    """The question's frame, names taken as spelled first, and then in any case."""
+    kept = spark.conf.get(_CASE)
+    try:
+        spark.conf.set(_CASE, "true")
+        return spark.sql(text)
+    except AnalysisException as as_spelled:
+        spark.conf.set(_CASE, "false")
+        try:
+            return spark.sql(text)
+        except AnalysisException:
+            raise _failed(as_spelled) from as_spelled
+    except PySparkException as failure:
+        raise _failed(failure) from failure
+    finally:
+        spark.conf.set(_CASE, str(kept))
+
+
+def _failed(failure: PySparkException) -> QueryError:
+    condition = failure.getCondition() or type(failure).__name__
+    first = str(failure).strip().partition("\n\n")[0].partition("\nJVM stacktrace")[0]
+    message = first.removeprefix(f"[{condition}]").strip().partition(" SQLSTATE:")[0]
+    return QueryError(
+        f"Spark cannot answer: {message.rstrip('.;')}.",
+        hint=f"Spark calls this {condition}. `chronolake tables --json` lists names and columns.",
+    )
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    seen: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        distinct.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(distinct)
+
+
+def _form(kind: DataType) -> tuple[Callable[[Column], Column], Callable[..., Cell]]:
+    """How a column is fetched from Spark, and how each fetched value becomes a cell.
+
+    Times are fetched as integers: Python's datetime cannot hold the ends of time.
+    """
+    match kind:
+        case TimestampType():
+            return F.unix_micros, instant
+        case TimestampNTZType():
+            return (lambda column: F.unix_micros(column.cast("timestamp"))), _naive
+        case DateType():
+            return F.unix_date, date
+        case StructType() | ArrayType() | MapType():
+            return F.to_json, plain
+        case DayTimeIntervalType() | YearMonthIntervalType() | VariantType():
+            return (lambda column: column.cast("string")), plain
+        case _:
+            return (lambda column: column), plain
+
+
+def _naive(micros: int) -> str:
+    return instant(micros, zone="")
