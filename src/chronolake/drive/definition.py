@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class TesterVersion(StrEnum):
+class VendorVersion(StrEnum):
     """Which image of the vendor's tester is imitated; they differ in `_fivetran_deleted`.
 
     2.25 adds the column only to tables that the same scenario file soft-deletes from or
@@ -127,7 +127,7 @@ def with_system_columns(
     *,
     history: bool,
     soft_deleted: bool,
-    version: TesterVersion,
+    version: VendorVersion,
 ) -> TableDefinition:
     """The declared columns followed by the system columns that the tester adds.
 
@@ -144,7 +144,7 @@ def with_system_columns(
         wanted.append(_ROW_ID_COLUMN)
     if history:
         wanted.extend(HISTORY_SPECS)
-    elif soft_deleted or version is TesterVersion.V2_26:
+    elif soft_deleted or version is VendorVersion.V2_26:
         wanted.append(DELETED_COLUMN)
     columns.extend(column for column in wanted if column.name not in has)
     return TableDefinition(tuple(columns))

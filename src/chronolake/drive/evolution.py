@@ -32,8 +32,9 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from chronolake.drive.migration import Migration
     from collections.abc import Callable
+
+    from chronolake.drive.migration import Migration
 
 NULL_TEXT: Final = "NULL"
 

@@ -28,8 +28,8 @@ from chronolake.drive.values import parsed
 from chronolake.types import END, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     import random
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from chronolake.drive.definition import ColumnSpec

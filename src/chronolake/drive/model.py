@@ -231,9 +231,11 @@ class Model:
 
 def _dumped_table(table: ModelTable) -> dict[str, Any]:
     columns = table.definition.columns
-    rows = [{c.name: dumped(row[c.name], c.kind) for c in columns} for row in table.rows]
-    keys = [*table.definition.key, *([START] if table.definition.history else [])]
-    rows.sort(key=lambda row: [str(row[name]) for name in keys])
+    order = [*table.definition.key, *([START] if table.definition.history else [])]
+    ordered = sorted(
+        table.rows, key=lambda row: [(row[name] is not None, row[name]) for name in order]
+    )
+    rows = [{c.name: dumped(row[c.name], c.kind) for c in columns} for row in ordered]
     return {
         "columns": {column.name: column.spelled for column in columns},
         "primary_key": [column.name for column in columns if column.key],

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from chronolake.drive.definition import TesterVersion
+from chronolake.drive.definition import VendorVersion
 from chronolake.drive.files import Compression, FileFormat
 from chronolake.errors import ConfigurationError
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Mapping
+    from pathlib import Path
 
 DEFAULT_SCHEMA: Final = "tester"
 _CONFIGURATION: Final = TypeAdapter(dict[str, str])
@@ -67,7 +67,7 @@ class DriveOptions:
     configuration: Mapping[str, str] = field(default_factory=dict, repr=False)
     schema: str = DEFAULT_SCHEMA
     schema_per_file: bool = False
-    tester_version: TesterVersion = TesterVersion.V2_26
+    tester_version: VendorVersion = VendorVersion.V2_26
     mode: FlushMode = FlushMode.MERGED
     format: FileFormat | None = None
     compression: Compression = Compression.ZSTD

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from rich.console import Console
 from rich.text import Text
 
-
 if TYPE_CHECKING:
-    from chronolake.drive.checks import Checked, Failure
     from typing import TextIO
 
+    from chronolake.drive.checks import Checked, Failure
     from chronolake.drive.destination import Answer
     from chronolake.drive.options import DriveOptions
 

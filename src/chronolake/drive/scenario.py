@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar, TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -20,8 +20,8 @@ from chronolake.errors import ScenarioError
 from chronolake.types import HISTORY_COLUMNS
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 OP_TIME: Final = "op_time"
 CONFIGURATION_FILE: Final = "configuration.json"

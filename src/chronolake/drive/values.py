@@ -52,7 +52,8 @@ _PLAIN_TEXT: Final = frozenset(
 def java_double(number: float) -> str:
     """A double as Java prints it.
 
-    There is at least one fraction digit, and E notation from 10^7 on and below 10^-3. The digits are the fewest that read back as the same double.
+    There is at least one fraction digit, and E notation from 10^7 on and below 10^-3. The
+    digits are the fewest that read back as the same double.
     """
     if number == 0 or not math.isfinite(number):
         special = {math.inf: "Infinity", -math.inf: "-Infinity"}
