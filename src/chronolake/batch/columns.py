@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.batch import cells
-from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
+from chronolake.types import LAST_MICROS, MAX_PRECISION, TMIN_MICROS, Kind
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -27,9 +27,7 @@ TEXT_KINDS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
 #: Where an empty cell is a value; elsewhere it is NULL.
 EMPTY_IS_VALUE: Final = TEXT_KINDS | {Kind.BINARY}
 
-#: What PyArrow's CSV reader may parse by itself. DECIMAL is not among them: its reader wraps around
-#: silently when a value has more digits than 128 bits hold at the column's scale.
-DIRECT: Final[dict[Kind, pa.DataType]] = {
+_DIRECT: Final[dict[Kind, pa.DataType]] = {
     Kind.BOOLEAN: pa.bool_(),
     Kind.SHORT: pa.int16(),
     Kind.INT: pa.int32(),
@@ -43,6 +41,8 @@ DIRECT: Final[dict[Kind, pa.DataType]] = {
     Kind.STRING: pa.string(),
     Kind.JSON: pa.string(),
 }
+# More digits than a decimal of this scale has any use for would remain below 38 - scale.
+_LARGEST_DIRECT_SCALE: Final = 19
 
 MOVED: Final = "moved_to_year_1"
 ROUNDED: Final = "rounded_to_scale"
@@ -71,23 +71,40 @@ class CellRefusedError(Exception):
         self.reason = reason
 
 
-def settled(array: pa.Array, kind: Kind, tally: Counter[str]) -> pa.Array | None:
+def direct(kind: ColumnType) -> pa.DataType | None:
+    """The type that PyArrow's CSV reader may give a column of this kind by itself, or None.
+
+    Its decimals wrap around silently when a value at the column's scale has more digits than 128
+    bits hold. It does refuse more digits than the type's precision, so a precision of at most 38
+    less the scale makes it exact.
+    """
+    if kind.kind is not Kind.DECIMAL:
+        return _DIRECT.get(kind.kind)
+    precision, scale = kind.precision or 0, kind.scale or 0
+    if scale > _LARGEST_DIRECT_SCALE:
+        return None
+    return pa.decimal128(min(precision, MAX_PRECISION - scale), scale)
+
+
+def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     """An array that the CSV reader parsed by itself, in the column's type and range.
 
     Args:
-        array: of the type that `DIRECT` names.
-        kind: the column's kind.
+        array: of the type that `direct` names.
+        kind: the column's type.
         tally: counts what was moved.
 
     Returns:
         The array in its final type, or None if the text must be looked at.
     """
-    match kind:
+    match kind.kind:
         case Kind.SHORT:
             return array.cast(pa.int32())
         case Kind.FLOAT | Kind.DOUBLE:
             # An infinity may be a finite text too great for the type.
             return array if pc.all(pc.is_finite(array)).as_py() in (True, None) else None
+        case Kind.DECIMAL:
+            return _within(array, kind)
         case Kind.NAIVE_DATE:
             return _bounded(array, pa.int32(), cells.FIRST_DAY, None, tally)
         case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
@@ -204,14 +221,34 @@ def _bounded(
     return pc.if_else(early, bound, numbers).cast(array.type)
 
 
+def _within(array: pa.Array, kind: ColumnType) -> pa.Array | None:
+    """Decimals of the column's scale in its type; None if one has more digits than that.
+
+    PyArrow checks a text's digits against the precision before it adds zeros up to the scale.
+    """
+    precision, scale = kind.precision or 0, kind.scale or 0
+    if array.type.precision > precision - scale:
+        span = pc.min_max(array)
+        limit = Decimal(10) ** (precision - scale)
+        if span["max"].is_valid and not (
+            -limit < span["min"].as_py() and span["max"].as_py() < limit
+        ):
+            return None
+    if array.type == kind.arrow:
+        return array
+    return pa.Array.from_buffers(
+        kind.arrow, len(array), array.buffers(), array.null_count, array.offset
+    )
+
+
 def _numbers(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     if not _all_match(text, r"^-?[0-9]+$"):
         return None
-    return settled(text.cast(DIRECT[kind.kind]), kind.kind, tally)
+    return settled(text.cast(_DIRECT[kind.kind]), kind, tally)
 
 
 def _cast(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
-    return settled(text.cast(DIRECT[kind.kind]), kind.kind, tally)
+    return settled(text.cast(_DIRECT[kind.kind]), kind, tally)
 
 
 def _truths(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
@@ -227,7 +264,7 @@ def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array
     whole, fraction = pc.struct_field(parts, "whole"), pc.struct_field(parts, "fraction")
     whole = pc.if_else(pc.is_valid(text), whole, pa.scalar(None, pa.string()))
     plain = pc.binary_join_element_wise(whole, fraction, "")
-    times = settled(plain.cast(pa.timestamp("us")), Kind.NAIVE_DATETIME, tally)
+    times = settled(plain.cast(pa.timestamp("us")), kind, tally)
     return None if times is None else times.cast(pa.int64()).cast(kind.arrow)
 
 

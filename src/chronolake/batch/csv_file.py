@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from chronolake.batch import records
-from chronolake.batch.columns import DIRECT, EMPTY_IS_VALUE, CellRefusedError, settled, typed
+from chronolake.batch.columns import EMPTY_IS_VALUE, CellRefusedError, direct, settled, typed
 from chronolake.batch.pieces import Piece, present
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, ValueRefusedError
@@ -117,7 +117,7 @@ class CsvFile:
         self._names = names
         self._wanted = present(names, self.columns, self.required, self.file)
         self._as_text = {
-            place for place, column in self._wanted.items() if column.type.kind not in DIRECT
+            place for place, column in self._wanted.items() if direct(column.type) is None
         }
         return block[length:]
 
@@ -145,7 +145,7 @@ class CsvFile:
             The rows, and the places of the columns that were read as text.
         """
         texts = set(self._as_text)
-        if b"0x" in block or b"0X" in block:
+        if records.has_hexadecimal(block):
             # PyArrow would take hexadecimal integers.
             texts.update(p for p, column in self._wanted.items() if column.type.kind in _INTEGERS)
         grid = self._parsed(block, texts, nulls)
@@ -155,7 +155,7 @@ class CsvFile:
             array = grid.arrays[place]
             if place in texts:
                 arrays[column.name] = self._from_text(array, column)
-            elif (final := settled(array, column.type.kind, self.tallies[column.name])) is not None:
+            elif (final := settled(array, column.type, self.tallies[column.name])) is not None:
                 arrays[column.name] = final
             else:
                 again.append(place)
@@ -216,7 +216,7 @@ class CsvFile:
                 self._as_text.update(self._wanted)
                 texts.update(self._wanted)
             types = {
-                place: pa.binary() if place in texts else DIRECT[column.type.kind]
+                place: pa.binary() if place in texts else direct(column.type)
                 for place, column in self._wanted.items()
             }
             blamed: int | None = None

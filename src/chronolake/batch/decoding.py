@@ -64,33 +64,12 @@ def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.Reco
         BatchFileError: the file cannot be read; its place names file, row and column.
     """
     tallies = {column.name: Counter[str]() for column in reading.columns}
-    required = reading.required.get(file.op, frozenset())
-    row = 0
-    with opened(file, reading.form) as plain:
-        if reading.form.format == "csv":
-            csv = CsvFile(file, reading.form, reading.columns, required, tallies)
-            pieces = ahead(csv.pieces(ahead(records.blocks(plain.read))))
-        else:
-            pieces = parquet_file.pieces(
-                file,
-                plain,
-                reading.form,
-                columns=reading.columns,
-                required=required,
-                tallies=tallies,
-            )
-        for piece in pieces:
-            rows = _rows(piece, file.op, (ordinal * ROWS_PER_FILE) + row, reading.columns)
-            row += piece.rows
-            for start in range(0, rows.num_rows, ROWS_PER_BATCH):
-                yield rows.slice(start, ROWS_PER_BATCH)
-        if reading.form.format == "csv" and not csv.begun:
-            _log.warning(
-                "batch_file_without_header",
-                table=reading.table,
-                batch=reading.batch,
-                file=file.path,
-            )
+    row = ordinal * ROWS_PER_FILE
+    for piece in _pieces(file, reading, tallies):
+        rows = _rows(piece, file.op, row, reading.columns)
+        row += piece.rows
+        for start in range(0, rows.num_rows, ROWS_PER_BATCH):
+            yield rows.slice(start, ROWS_PER_BATCH)
     for column, tally in tallies.items():
         if tally:
             _log.warning(
@@ -101,6 +80,22 @@ def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.Reco
                 column=column,
                 **dict(tally),
             )
+
+
+def _pieces(file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]]) -> Iterator[Piece]:
+    required = reading.required.get(file.op, frozenset())
+    if reading.form.format == "parquet":
+        yield from parquet_file.pieces(
+            file, reading.form, columns=reading.columns, required=required, tallies=tallies
+        )
+        return
+    csv = CsvFile(file, reading.form, reading.columns, required, tallies)
+    with opened(file, reading.form) as plain:
+        yield from ahead(csv.pieces(ahead(records.blocks(plain.read))))
+    if not csv.begun:
+        _log.warning(
+            "batch_file_without_header", table=reading.table, batch=reading.batch, file=file.path
+        )
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
-from chronolake.batch.columns import DIRECT, CellRefusedError, settled, typed
+from chronolake.batch.access import open_file
+from chronolake.batch.columns import CellRefusedError, direct, settled, typed
 from chronolake.batch.pieces import Piece, present
+from chronolake.batch.plain import opened
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, ValueRefusedError
 from chronolake.types import Kind
@@ -60,7 +62,6 @@ _WORDS: Final = {
 
 def pieces(
     file: BatchFile,
-    plain: Plain,
     form: FileForm,
     *,
     columns: Sequence[Column],
@@ -71,7 +72,6 @@ def pieces(
 
     Args:
         file: which one.
-        plain: its plain content.
         form: its markers, and whether it can be read in place.
         columns: the wanted columns.
         required: names of the columns that it must have.
@@ -83,9 +83,12 @@ def pieces(
         BatchFileError: the content cannot be had.
     """
     reading = _ParquetFile(file, form, columns, required, tallies)
-    in_place = form.compression == "off" and not form.encrypted
-    with pa.OSFile(file.path) if in_place else pa.BufferReader(_content(file, plain)) as source:
-        yield from reading.pieces(source)
+    if form.compression == "off" and not form.encrypted:
+        with open_file(file.path, file.root) as raw, pa.PythonFile(raw, mode="r") as source:
+            yield from reading.pieces(source)
+    else:
+        with opened(file, form) as plain, pa.BufferReader(_content(file, plain)) as source:
+            yield from reading.pieces(source)
 
 
 def _content(file: BatchFile, plain: Plain) -> bytearray:
@@ -162,7 +165,7 @@ class _ParquetFile:
         tally = self.tallies[column.name]
         try:
             native = _native(array, column.type)
-            final = None if native is None else settled(native, column.type.kind, tally)
+            final = None if native is None else settled(native, column.type, tally)
         except pa.ArrowException:
             final = None
         if final is not None:
@@ -239,7 +242,7 @@ def _native(array: pa.Array, kind: ColumnType) -> pa.Array | None:  # noqa: PLR0
         case Kind.BOOLEAN if pa.types.is_boolean(of):
             return array
         case Kind.SHORT | Kind.INT | Kind.LONG if of in _INTEGERS[kind.kind]:
-            return array.cast(DIRECT[kind.kind])
+            return array.cast(direct(kind))
         case Kind.FLOAT if of == pa.float32():
             return array
         case Kind.DOUBLE if of in (pa.float32(), pa.float64()):

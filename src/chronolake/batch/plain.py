@@ -52,7 +52,7 @@ def opened(file: BatchFile, form: FileForm) -> Iterator[Plain]:
         DecryptionError: no key, an impossible key, a wrong key, or a file cut short.
         DecompressionError: while reading: not one or more whole streams of the compression.
     """
-    with _raw(file) as raw:
+    with open_file(file.path, file.root) as raw:
         source: _Ciphertext | _Clear = (
             _Ciphertext(raw, file) if form.encrypted else _Clear(raw, file)
         )
@@ -65,15 +65,10 @@ def opened(file: BatchFile, form: FileForm) -> Iterator[Plain]:
             yield _Decompressed(inner, file, form)
 
 
-@contextmanager
-def _raw(file: BatchFile) -> Iterator[BinaryIO]:
-    with open_file(file.path, file.root) as handle:
-        yield handle
-
-
-def _unreadable(file: BatchFile, error: Exception) -> FileAccessError:
-    reason = getattr(error, "strerror", None) or "the path is not one"
-    return FileAccessError(f"The batch file cannot be read: {reason}.", file=file.path)
+def _unreadable(file: BatchFile, error: OSError) -> FileAccessError:
+    return FileAccessError(
+        f"The batch file cannot be read: {error.strerror or 'the device failed'}.", file=file.path
+    )
 
 
 def _fill(raw: BinaryIO, size: int, file: BatchFile) -> bytes:

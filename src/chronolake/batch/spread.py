@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from chronolake.batch.access import open_file
 from chronolake.batch.decoding import Reading, decoded
 from chronolake.batch.failure import sealed
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
-from chronolake.errors import BatchFileError, ChronolakeError, FileAccessError
+from chronolake.errors import BatchFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -112,30 +113,32 @@ def packed(
 
 def _size(file: BatchFile, table: str, batch: str) -> int:
     try:
-        return os.stat(file.path).st_size  # noqa: PTH116 - the path is opaque text
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "the path is not one"
-    raise FileAccessError(
-        f"The batch file cannot be read: {reason}.", table=table, batch=batch, file=file.path
+        with open_file(file.path, file.root) as raw:
+            return os.fstat(raw.fileno()).st_size
+    except BatchFileError as error:
+        raise _placed(error, table, batch) from None
+
+
+def _placed(error: BatchFileError, table: str, batch: str) -> BatchFileError:
+    return type(error)(
+        error.message,
+        hint=error.hint,
+        table=table,
+        batch=batch,
+        file=error.file,
+        row=error.row,
+        column=error.column,
     )
 
 
 def _decoded_task(files: Sequence[Numbered], reading: Reading) -> Iterator[pa.RecordBatch]:
     """The rows of one task's files; errors leave as text that `error_of` reads."""
-    failed: ChronolakeError | None = None
+    failed: BatchFileError | None = None
     for ordinal, file in files:
         try:
             yield from decoded(file, ordinal, reading)
         except BatchFileError as error:
-            failed = type(error)(
-                error.message,
-                hint=error.hint,
-                table=reading.table,
-                batch=reading.batch,
-                file=error.file,
-                row=error.row,
-                column=error.column,
-            )
+            failed = _placed(error, reading.table, reading.batch)
         if failed is not None:
             # Outside the handler: a chained exception's words could quote a cell.
             raise sealed(failed)
