@@ -1,0 +1,67 @@
+"""A real server on a real lake, in this process; one JVM for all tests."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from caller import Caller
+
+from chronolake.config import LakeConfig, load
+from chronolake.lake import Lake
+from chronolake.server import Server, ServeOptions
+from chronolake.server.options import MESSAGE_BYTES
+
+_numbers = itertools.count()
+
+
+def lake_config(folder: Path) -> LakeConfig:
+    return load(
+        folder,
+        overrides={
+            "spark.master": "local[2]",
+            "spark.conf": {
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.memory": "1g",
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            },
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    folder = tmp_path_factory.mktemp("lake")
+    with Lake.open(folder, config=lake_config(folder)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def server(lake: Lake) -> Iterator[Server]:
+    with Server(lake, ServeOptions(port=0, metrics_port=0, grace=5)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(
+        f"127.0.0.1:{server.port}",
+        options=[
+            ("grpc.max_send_message_length", MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+        ],
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def caller(
+    lake: Lake, channel: grpc.Channel, tmp_path: Path, request: pytest.FixtureRequest
+) -> Caller:
+    """A caller with a schema of its own."""
+    schema = re.sub(r"\W", "_", request.node.name)[:40] + f"_{next(_numbers)}"
+    return Caller(channel, lake.config.path, tmp_path, schema)
