@@ -1,0 +1,68 @@
+# `make` alone tells what there is. Everything is made in .venv; nothing outside the project changes
+# except the cache of Spark's jars (see CHRONOLAKE_JARS in docs/operations.md).
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCKED := $(VENV)/.locked
+WARM := $(VENV)/.warm
+
+.PHONY: help setup demo test test-all check format bench protos lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(WARM)  ## make .venv from requirements.lock, and fetch Spark's jars
+
+$(LOCKED): requirements.lock pyproject.toml scripts/find-python
+	@python="$$(scripts/find-python)"; \
+	if ! [ -x $(BIN)/python ]; then echo "Making $(VENV) with $$python"; "$$python" -m venv $(VENV); fi
+	@echo "Installing what requirements.lock names"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(WARM): $(LOCKED) src/chronolake/session.py scripts/find-java
+	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import session; session.jars()'
+	@touch $@
+
+demo: setup  ## start a destination, replay real batch files, show the tables
+	@JAVA_HOME="$$(scripts/find-java)" examples/demo.sh
+
+test: setup  ## what CI runs: everything but the long tests
+	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -m pytest -m "not long" $(ARGS)
+
+test-all: setup  ## every test
+	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -m pytest $(ARGS)
+
+check: $(LOCKED)  ## lint, format, types, layers
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(LOCKED)  ## format the code
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+bench: setup  ## measure; each file prints ratios of one run
+	@for file in bench/*.py; do \
+	  echo "== $$file"; JAVA_HOME="$$(scripts/find-java)" $(BIN)/python "$$file"; \
+	done
+
+protos: $(LOCKED)  ## generate the Partner SDK's code from its .proto files
+	@PATH="$(abspath $(BIN)):$$PATH" scripts/protos
+
+lock: $(LOCKED)  ## resolve the dependencies anew, within pyproject.toml's bounds
+	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
+	  --extra dev --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
+	  --output-file requirements.lock pyproject.toml
+
+clean:  ## remove what the targets made, except .venv
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-lake spark-warehouse
