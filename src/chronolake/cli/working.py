@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from chronolake.cli import shown
 from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
@@ -18,8 +19,25 @@ from chronolake.cli.app import (
     configuration,
     console,
     existing,
+    fail,
     print_json,
+    table_name,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+TableOption: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[TABLE]",
+        help="schema.table; a part that holds a dot stands in backticks.",
+        show_default=False,
+    ),
+]
 
 
 @app.command(
@@ -60,3 +78,71 @@ def query(
         screen.print(show.rows(answer.columns, shown, width=screen.width))
         if limit and len(found) > limit:
             screen.print(f"The first {limit:,} rows; --limit 0 shows all.", style="dim")
+
+
+@app.command(epilog="Example: chronolake verify sales.customers --lake ./lake")
+def verify(
+    table: TableOption = None,
+    *,
+    lake: LakeOption,
+    every: Annotated[bool, typer.Option("--all", help="Check every table of the lake.")] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Check what a table promises, with one Spark query; exit code 1 if a promise is broken."""
+    from chronolake.table import verify as checked
+
+    if (table is None) is not every:
+        raise typer.BadParameter("name one table, or give --all", param_hint="TABLE")
+    wanted = None if table is None else table_name(table)
+    with existing(configuration(lake, config, settings)) as opened:
+        reports = [checked(opened, name) for name in _chosen(opened, wanted)]
+    if json:
+        print_json([shown.verified_json(report) for report in reports])
+    else:
+        for report in reports:
+            console().print(shown.verified(report))
+    if not all(report.holds for report in reports):
+        fail()
+
+
+@app.command(epilog="Example: chronolake maintain sales.customers --lake ./lake")
+def maintain(
+    table: TableOption = None,
+    *,
+    lake: LakeOption,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what the tables need.")
+    ] = False,
+    only_if_needed: Annotated[
+        bool,
+        typer.Option("--if-needed", help="Only tables that pass a threshold, as `serve` does it."),
+    ] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Compact and sort a table's files, expire old snapshots, remove orphans; or every table's."""
+    from chronolake import table as core
+
+    wanted = None if table is None else table_name(table)
+    with existing(configuration(lake, config, settings)) as opened:
+        screen = console()
+        for name in _chosen(opened, wanted):
+            if dry_run:
+                plan = core.planned(opened, name)
+                if json:
+                    print_json(shown.plan_json(plan), pretty=False)
+                else:
+                    screen.print(shown.plan(plan))
+                continue
+            result = core.maintain(opened, name, only_if_needed=only_if_needed)
+            if json:
+                print_json(shown.maintained_json(result), pretty=False)
+            else:
+                screen.print(shown.maintained(result))
+
+
+def _chosen(lake: Lake, wanted: TableName | None) -> Sequence[TableName]:
+    return lake.tables() if wanted is None else [wanted]

@@ -1,0 +1,105 @@
+"""What the working commands answer, as JSON and for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chronolake.look.show import cell, size
+
+if TYPE_CHECKING:
+    from chronolake.table import MaintenancePlan, MaintenanceResult, VerifyReport
+
+
+def verified_json(report: VerifyReport) -> dict[str, Any]:
+    """A table's promises as JSON's own types."""
+    return {
+        "table": str(report.table),
+        "mode": report.mode.value,
+        "rows": report.rows,
+        "holds": report.holds,
+        "promises": [
+            {
+                "promise": promise.text,
+                "holds": promise.holds,
+                "broken": promise.broken,
+                "sample": promise.sample,
+            }
+            for promise in report.promises
+        ],
+    }
+
+
+def verified(report: VerifyReport) -> RenderableType:
+    """A table's promises, one a line."""
+    title = Text.assemble(
+        (str(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
+    )
+    grid = Table.grid(padding=(0, 2))
+    for promise in report.promises:
+        if promise.holds:
+            grid.add_row(Text("  ok", style="green"), Text(promise.text))
+            continue
+        grid.add_row(
+            Text("  broken", style="bold red"),
+            Text.assemble(
+                promise.text, f": {promise.broken:,} rows, such as ", cell(promise.sample)
+            ),
+        )
+    return Group(title, grid)
+
+
+def plan_json(plan: MaintenancePlan) -> dict[str, Any]:
+    """What a table needs, as JSON's own types."""
+    return {
+        "table": str(plan.table),
+        "needed": plan.is_needed,
+        "compact": plan.compact,
+        "expire": plan.expire,
+        "reason": plan.reason,
+        "data_files": plan.files.data_files,
+        "small_files": plan.files.small_files,
+        "bytes": plan.files.data_bytes,
+        "removed_rows": plan.files.removed,
+        "expirable_snapshots": plan.files.expirable,
+    }
+
+
+def plan(needed: MaintenancePlan) -> RenderableType:
+    """What a table needs, on one line."""
+    return Text.assemble(
+        (str(needed.table), "bold"),
+        "  ",
+        (needed.reason, "yellow" if needed.is_needed else "green"),
+        (f"  {needed.files.data_files:,} files, {size(needed.files.data_bytes)}", "dim"),
+    )
+
+
+def maintained_json(result: MaintenanceResult) -> dict[str, Any]:
+    """What was done to a table, as JSON's own types."""
+    return {
+        **plan_json(result.plan),
+        "rewritten": result.rewritten,
+        "written": result.written,
+        "expired": result.expired,
+        "orphans": result.orphans,
+        "postponed": result.postponed,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def maintained(result: MaintenanceResult) -> RenderableType:
+    """What was done to a table, on one line."""
+    words = [
+        f"{result.rewritten:,} data files became {result.written:,}" if result.rewritten else "",
+        f"{result.expired:,} snapshots expired" if result.expired else "",
+        f"{result.orphans:,} orphans removed" if result.orphans else "",
+        "compaction postponed: batches came in between" if result.postponed else "",
+    ]
+    done = ", ".join(word for word in words if word) or "nothing to do"
+    return Text.assemble(
+        (str(result.plan.table), "bold"), f"  {done}", (f"  {result.seconds:.1f} s", "dim")
+    )
