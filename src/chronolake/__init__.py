@@ -1,1 +1,41 @@
-"""Replicate data into an Apache Iceberg lakehouse and keep every version of every record."""
+"""Replicate data into an Apache Iceberg lakehouse and keep every version of every record.
+
+```python
+import chronolake
+
+lake = chronolake.Lake.open("lake")
+orders = lake.table("shop.orders")
+orders.df.show()
+orders.as_of("2026-01-31T12:00:00Z").show()
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chronolake.errors import ChronolakeError
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+
+if TYPE_CHECKING:
+    from chronolake.lake import Lake, LakeTable
+
+__all__ = [
+    "ChronolakeError",
+    "Column",
+    "ColumnType",
+    "Kind",
+    "Lake",
+    "LakeTable",
+    "Mode",
+    "TableName",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the names that need Spark when they are first used: commands that look do without."""
+    if name in {"Lake", "LakeTable"}:
+        from chronolake import lake  # noqa: PLC0415
+
+        return getattr(lake, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

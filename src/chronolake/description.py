@@ -68,8 +68,7 @@ def describe_loaded(table: IcebergTable) -> TableDescription:
     """
     declared = _declared(table.properties.get(COLUMNS_PROPERTY, "[]"))
     columns = [
-        declared.get(field.name) or Column(field.name, _infer(field))
-        for field in table.fields
+        declared.get(field.name) or Column(field.name, _infer(field)) for field in table.fields
     ]
     return TableDescription(table.name, tuple(columns))
 

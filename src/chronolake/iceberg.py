@@ -27,6 +27,23 @@ MAIN: Final = "main"
 #: Table property: the declared columns as JSON, in table order (see `columns_to_json`).
 COLUMNS_PROPERTY: Final = "chronolake.columns"
 
+#: Schema of the scratch tables that rewrites fill; no user sees it.
+SCRATCH_SCHEMA: Final = "__chronolake_scratch"
+
+_TYPES: Final = {
+    Kind.BOOLEAN: "BooleanType",
+    Kind.SHORT: "IntegerType",
+    Kind.INT: "IntegerType",
+    Kind.LONG: "LongType",
+    Kind.FLOAT: "FloatType",
+    Kind.DOUBLE: "DoubleType",
+    Kind.NAIVE_DATE: "DateType",
+    Kind.BINARY: "BinaryType",
+    Kind.STRING: "StringType",
+    Kind.JSON: "StringType",
+    Kind.XML: "StringType",
+    Kind.NAIVE_TIME: "StringType",
+}
 _JAVA: Final = "org.apache.iceberg"
 _REFUSED: Final = (
     f"{_JAVA}.exceptions.CommitFailedException",
@@ -208,12 +225,20 @@ class Catalog:
 
     def tables(self) -> list[TableName]:
         """Every table of the lake, sorted."""
-        names = [
-            TableName(schema, str(identifier.name()))
+        return sorted(
+            name
             for schema in self.schemas()
-            for identifier in self._java.listTables(self._namespace(schema))
-        ]
-        return sorted(names)
+            if schema != SCRATCH_SCHEMA
+            for name in self.tables_in(schema)
+        )
+
+    def tables_in(self, schema: str) -> list[TableName]:
+        """The tables of one schema; none if there is no such schema."""
+        namespace = self._namespace(schema)
+        if not self._java.namespaceExists(namespace):
+            return []
+        found = self._java.listTables(namespace)
+        return [TableName(schema, str(identifier.name())) for identifier in found]
 
     def schemas(self) -> list[str]:
         """Every schema of the lake, and every prefix of one that ends before a dot.
@@ -284,29 +309,13 @@ class Catalog:
     def type(self, column_type: ColumnType) -> Any:
         """The Java type that columns of a logical type are stored in."""
         types = self.jvm.org.apache.iceberg.types.Types
-        match column_type.kind:
-            case Kind.BOOLEAN:
-                return types.BooleanType.get()
-            case Kind.SHORT | Kind.INT:
-                return types.IntegerType.get()
-            case Kind.LONG:
-                return types.LongType.get()
-            case Kind.DECIMAL:
-                return types.DecimalType.of(column_type.precision, column_type.scale)
-            case Kind.FLOAT:
-                return types.FloatType.get()
-            case Kind.DOUBLE:
-                return types.DoubleType.get()
-            case Kind.NAIVE_DATE:
-                return types.DateType.get()
-            case Kind.NAIVE_DATETIME:
-                return types.TimestampType.withoutZone()
-            case Kind.UTC_DATETIME:
-                return types.TimestampType.withZone()
-            case Kind.BINARY:
-                return types.BinaryType.get()
-            case Kind.STRING | Kind.JSON | Kind.XML | Kind.NAIVE_TIME:
-                return types.StringType.get()
+        if column_type.kind is Kind.DECIMAL:
+            return types.DecimalType.of(column_type.precision, column_type.scale)
+        if column_type.kind is Kind.UTC_DATETIME:
+            return types.TimestampType.withZone()
+        if column_type.kind is Kind.NAIVE_DATETIME:
+            return types.TimestampType.withoutZone()
+        return getattr(types, _TYPES[column_type.kind]).get()
 
     def map(self, items: Mapping[str, str]) -> Any:
         """A Java map of strings."""

@@ -24,11 +24,21 @@ EXTENSIONS: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExte
 
 #: Maven coordinates, and the SHA-256 of the jar that they stand for.
 JARS: Final[dict[str, str]] = {
-    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0": "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
-    "org.xerial:sqlite-jdbc:3.49.1.0": "5c8609d2ca341deb8c6f71778974b5ba4995c7d32d7c7c89d9392a3e72c39291",
-    "org.postgresql:postgresql:42.7.7": "157963d60ae66d607e09466e8c0cdf8087e9cb20d0159899ffca96bca2528460",
+    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0": (
+        "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
+    ),
+    "org.xerial:sqlite-jdbc:3.49.1.0": (
+        "5c8609d2ca341deb8c6f71778974b5ba4995c7d32d7c7c89d9392a3e72c39291"
+    ),
+    "org.postgresql:postgresql:42.7.7": (
+        "157963d60ae66d607e09466e8c0cdf8087e9cb20d0159899ffca96bca2528460"
+    ),
 }
-_JAVA_HOMES: Final = ("/usr/lib/jvm/*17*", "/usr/lib/jvm/*21*", "/Library/Java/JavaVirtualMachines/*")
+_JAVA_HOMES: Final = (
+    "/usr/lib/jvm/*17*",
+    "/usr/lib/jvm/*21*",
+    "/Library/Java/JavaVirtualMachines/*",
+)
 _JAVA_VERSIONS: Final = ("17", "21")
 
 # Settings of the process: they cannot change once the JVM runs.
@@ -115,7 +125,7 @@ def _fetch(missing: list[str], cache: Path) -> None:
             digest = hashlib.sha256(found.read_bytes()).hexdigest()
             if digest != JARS[coordinates]:
                 raise MissingRequirementError(
-                    f"The fetched jar {coordinates} is not the pinned one: its SHA-256 is {digest}.",
+                    f"The fetched jar {coordinates} is not the pinned one (SHA-256 {digest}).",
                     hint="Do not use it; check the registry or mirror it came from.",
                 )
             # A rename, so that a process that starts meanwhile never sees half a jar.

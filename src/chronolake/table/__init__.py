@@ -1,16 +1,30 @@
 """The core: what happens to a table. Every change is staged, then published in one step."""
 
 from chronolake.description import TableDescription, describe
+from chronolake.table.alter import alter
 from chronolake.table.create import create
 from chronolake.table.history import write_history_batch
+from chronolake.table.maintain import MaintenancePlan, MaintenanceResult, maintain, planned
 from chronolake.table.result import BatchResult
+from chronolake.table.truncate import TruncateResult, truncate
 from chronolake.table.upsert import write_batch
+from chronolake.table.verify import Promise, VerifyReport, verify
 
 __all__ = [
     "BatchResult",
+    "MaintenancePlan",
+    "MaintenanceResult",
+    "Promise",
     "TableDescription",
+    "TruncateResult",
+    "VerifyReport",
+    "alter",
     "create",
     "describe",
+    "maintain",
+    "planned",
+    "truncate",
+    "verify",
     "write_batch",
     "write_history_batch",
 ]

@@ -80,13 +80,18 @@ def check_columns(name: TableName, columns: Sequence[Column]) -> None:
     table = str(name)
     if not columns:
         raise SchemaError("A table needs at least one column.", table=table)
-    for column, count in Counter(column.name for column in columns).items():
-        if not column:
-            raise SchemaError("A column has no name.", table=table)
-        if column.startswith(RESERVED):
-            raise SchemaError(f"Names that begin with {RESERVED} are reserved.", table=table, column=column)
-        if count > 1:
-            raise SchemaError("Two columns have the same name.", table=table, column=column)
+    for column_name, count in Counter(column.name for column in columns).items():
+        problem = (
+            "A column has no name."
+            if not column_name
+            else f"Names that begin with {RESERVED} are reserved."
+            if column_name.startswith(RESERVED)
+            else "Two columns have the same name."
+            if count > 1
+            else None
+        )
+        if problem:
+            raise SchemaError(problem, table=table, column=column_name)
     if mode_of(column.name for column in columns) is not Mode.HISTORY:
         return
     for column in columns:

@@ -1,4 +1,4 @@
-"""What the folds of a batch over a table have in common: completing rows, and counting leftovers."""
+"""What the folds of a batch over a table have in common: complete rows, count leftovers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ IGNORED: Final = f"{RESERVED}ignored"
 _SAMPLE_LENGTH: Final = 200
 
 
-def completed(
-    name: str, *, given: Expression, known: Expression, window: WindowSpec
-) -> Expression:
+def completed(name: str, *, given: Expression, known: Expression, window: WindowSpec) -> Expression:
     """A column with the cells that a row leaves as they are taken from the row before it.
 
     Args:

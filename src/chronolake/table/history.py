@@ -30,13 +30,19 @@ from pyspark import StorageLevel
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chronolake.changes import OP, RESERVED, SEQ, UNMODIFIED, Op
+from chronolake.changes import OP, RESERVED, SEQ, Op
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table.fold import IGNORED, completed, sample_of
 from chronolake.table.incoming import Incoming, col, incoming, small
 from chronolake.table.result import BatchResult
-from chronolake.table.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, staged
+from chronolake.table.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    staged,
+)
 from chronolake.types import ACTIVE, END, START, Mode
 
 if TYPE_CHECKING:
@@ -108,6 +114,7 @@ def write_history_batch(
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal outcome
+            expect_unaltered(attempt, description)
             outcome = _stage(attempt, batch_rows, description, watch)
             return {BATCH_PROPERTY: batch}
 
@@ -280,9 +287,7 @@ def _events(
 ) -> DataFrame:
     """Stored versions and the batch's rows, as events of their keys."""
     op = col(OP)
-    kind = F.create_map(
-        *(F.lit(int(value)) for pair in _RANK.items() for value in pair)
-    )[op]
+    kind = F.create_map(*(F.lit(int(value)) for pair in _RANK.items() for value in pair))[op]
     changes = batch.rows.withColumns(
         {
             _KIND: kind,
@@ -304,9 +309,7 @@ def _events(
     return events.withColumns(missing) if missing else events
 
 
-def _without_superseded(
-    events: DataFrame, key: Sequence[str], in_order: WindowSpec
-) -> DataFrame:
+def _without_superseded(events: DataFrame, key: Sequence[str], in_order: WindowSpec) -> DataFrame:
     """Events with each key's earliest start, the last row of each start, and what it removes."""
     of_batch = col(_KIND).isin(_RANK[Op.UPDATE], _RANK[Op.REPLACE])
     starts = of_batch | (col(_KIND) == _RANK[Op.EARLIEST])
@@ -393,9 +396,7 @@ def _completed(
     )
 
 
-def _ended(
-    events: DataFrame, in_order: WindowSpec, description: TableDescription
-) -> DataFrame:
+def _ended(events: DataFrame, in_order: WindowSpec, description: TableDescription) -> DataFrame:
     """Events with the ends that the batch gives to versions; deletes are gone."""
     after = in_order.rowsBetween(1, Window.unboundedFollowing)
     is_stored = (col(_KIND) == _STORED) & ~col(_REMOVED)

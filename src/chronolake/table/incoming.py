@@ -90,7 +90,9 @@ class Incoming:
         if name not in self.unmodified:
             return F.lit(False)
         word, bit = divmod(self.names.index(name), BITS_PER_WORD)
-        return F.coalesce(F.getbit(F.get(col(UNMODIFIED), F.lit(word)), F.lit(bit)) == 1, F.lit(False))
+        return F.coalesce(
+            F.getbit(F.get(col(UNMODIFIED), F.lit(word)), F.lit(bit)) == 1, F.lit(False)
+        )
 
     def within_bounds(self, prefix: str = "") -> list[str]:
         """SQL conditions on the key columns that every row of the batch's keys meets."""
@@ -135,9 +137,7 @@ def incoming(
         rows.unpersist()
 
 
-def _check_columns(
-    description: TableDescription, key: Sequence[str], names: Sequence[str]
-) -> None:
+def _check_columns(description: TableDescription, key: Sequence[str], names: Sequence[str]) -> None:
     table = str(description.name)
     if not key:
         raise BatchError(
@@ -239,5 +239,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, date) and not isinstance(value, datetime):
         return f"DATE'{value.isoformat()}'"
     return f"CAST('{int(value)}' AS BIGINT)"
-
-

@@ -20,7 +20,13 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from chronolake.errors import CommitConflictError, CommitUnknownError, TableNotFoundError
+from chronolake.description import describe_loaded
+from chronolake.errors import (
+    CommitConflictError,
+    CommitError,
+    CommitUnknownError,
+    TableNotFoundError,
+)
 from chronolake.failpoints import reach
 from chronolake.iceberg import MAIN, IcebergTable, java_message_of
 from chronolake.session import CATALOG
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from chronolake.description import TableDescription
     from chronolake.lake import Lake
 
 log = structlog.get_logger(__name__)
@@ -71,7 +78,7 @@ class StagedWrite:
         self._lake = lake
         self._watch = watch
         self.table = table
-        self.branch = f"{_PREFIX}-{_PROCESS}-{int(time.time())}-{uuid4().hex[:8]}"
+        self.branch = stage_name()
         self._made = False
 
     def rows(self) -> DataFrame:
@@ -106,6 +113,18 @@ class StagedWrite:
                 )
             finally:
                 self._lake.spark.catalog.dropTempView(view)
+        reach("staged.deleted")
+
+    def delete_where(self, condition: str) -> None:
+        """Remove the table's rows that meet a SQL condition."""
+        with self._watch.stage("delete"):
+            self._lake.spark.sql(f"DELETE FROM {self._target()} WHERE {condition}")
+        reach("staged.deleted")
+
+    def update_where(self, assignment: str, condition: str) -> None:
+        """Change the table's rows that meet a SQL condition."""
+        with self._watch.stage("delete"):
+            self._lake.spark.sql(f"UPDATE {self._target()} SET {assignment} WHERE {condition}")
         reach("staged.deleted")
 
     def append(self, rows: DataFrame) -> None:
@@ -190,6 +209,10 @@ def drop_branch(table: IcebergTable, branch: str) -> None:
         swap(table, lambda current: current.builder().removeRef(branch))
 
 
+class TableAlteredError(CommitError):
+    """The table's columns are not those that the batch was read for."""
+
+
 class TableMovedError(CommitConflictError):
     """The table is not what the write was made for: it has to be staged again."""
 
@@ -247,9 +270,7 @@ def publish(
 
 
 def _settle(table: IcebergTable, identity: str, failure: Exception) -> None:
-    log.warning(
-        "commit_outcome_unknown", table=str(table.name), reason=java_message_of(failure)
-    )
+    log.warning("commit_outcome_unknown", table=str(table.name), reason=java_message_of(failure))
     for pause in (0.1, 1.0, 5.0):
         time.sleep(pause)
         try:
@@ -269,8 +290,13 @@ def _settle(table: IcebergTable, identity: str, failure: Exception) -> None:
     ) from failure
 
 
+def stage_name() -> str:
+    """A new name for a staged write, that tells whose it is and how old."""
+    return f"{_PREFIX}-{_PROCESS}-{int(time.time())}-{uuid4().hex[:8]}"
+
+
 def is_abandoned(branch: str) -> bool:
-    """Whether a branch is a staged write that nobody will finish.
+    """Whether a branch or scratch table is a staged write that nobody will finish.
 
     A staged write of this machine is dead when its process is; one of another machine when it is
     older than a day.
@@ -314,24 +340,48 @@ def staged(
         CommitConflictError: others were first too often.
     """
     for attempt in range(1, _ATTEMPTS + 1):
-        table = lake.catalog.find(name)
-        if table is None:
-            raise TableNotFoundError("The table does not exist.", table=str(name))
-        attempted = StagedWrite(lake, table, watch)
         try:
-            properties = write(attempted)
-            if properties is None:
-                attempted.abandon()
-            else:
-                attempted.publish(properties)
+            with lake.lock(name):
+                _attempt(lake, name, write, watch)
         except CommitConflictError as conflict:
-            attempted.abandon()
             if attempt == _ATTEMPTS:
                 raise
             log.info("staged_again", table=str(name), attempt=attempt, reason=conflict.message)
             time.sleep(min(0.05 * attempt, 1.0))
-        except BaseException:
-            attempted.abandon()
-            raise
         else:
             return
+
+
+def _attempt(
+    lake: Lake,
+    name: TableName,
+    write: Callable[[StagedWrite], Mapping[str, str] | None],
+    watch: Stopwatch,
+) -> None:
+    table = lake.catalog.find(name)
+    if table is None:
+        raise TableNotFoundError("The table does not exist.", table=str(name))
+    attempted = StagedWrite(lake, table, watch)
+    try:
+        properties = write(attempted)
+        if properties is None:
+            attempted.abandon()
+        else:
+            attempted.publish(properties)
+    except BaseException:
+        attempted.abandon()
+        raise
+
+
+def expect_unaltered(write: StagedWrite, description: TableDescription) -> None:
+    """Refuse to stage a batch that was read for other columns than the table has now.
+
+    Raises:
+        TableAlteredError: the table's columns or key changed since `description` was read.
+    """
+    if describe_loaded(write.table) != description:
+        raise TableAlteredError(
+            "The table's columns were changed while the batch was read.",
+            table=str(description.name),
+            hint="Send the batch again.",
+        )

@@ -26,7 +26,13 @@ from chronolake.failpoints import reach
 from chronolake.table.fold import IGNORED, completed, sample_of
 from chronolake.table.incoming import Incoming, col, incoming, same, small
 from chronolake.table.result import BatchResult
-from chronolake.table.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, staged
+from chronolake.table.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    staged,
+)
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -73,6 +79,7 @@ def write_batch(
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal ignored
+            expect_unaltered(attempt, description)
             ignored = _stage(attempt, batch_rows, description, watch)
             return {BATCH_PROPERTY: batch}
 
@@ -126,9 +133,7 @@ def _stored(
     return table.join(small(keys.distinct(), batch.keys), same(table, keys, key), "left_semi")
 
 
-def fold(
-    batch: Incoming, stored: DataFrame | None, description: TableDescription
-) -> DataFrame:
+def fold(batch: Incoming, stored: DataFrame | None, description: TableDescription) -> DataFrame:
     """The rows that a batch leaves, one per key; keys that it deletes are absent.
 
     Args:
@@ -154,11 +159,9 @@ def fold(
     cells = []
     for column in description.columns:
         name = column.name
-        if name in batch.names:
-            given = ~(is_update & batch.is_unmodified(name))
-        else:
-            given = op == _STORED
-        if name in key or (name in batch.names and name not in batch.unmodified):
+        is_carried = name in batch.names
+        given = ~(is_update & batch.is_unmodified(name)) if is_carried else op == _STORED
+        if name in key or (is_carried and name not in batch.unmodified):
             cells.append(col(name))
         else:
             cells.append(completed(name, given=given, known=F.lit(True), window=before))
@@ -200,8 +203,6 @@ def _widened(rows: DataFrame, description: TableDescription, *others: str) -> Da
 
 def _delete(write: StagedWrite, batch: Incoming, key: Sequence[str]) -> None:
     """Remove every stored row whose key is in the batch: only key columns are read."""
-    keys = batch.rows.select(
-        *(col(name).alias(f"k{number}") for number, name in enumerate(key))
-    )
+    keys = batch.rows.select(*(col(name).alias(f"k{number}") for number, name in enumerate(key)))
     matches = [f"t.{quoted(name)} <=> s.k{number}" for number, name in enumerate(key)]
     write.delete(small(keys, batch.keys), " AND ".join(matches + batch.within_bounds("t.")))

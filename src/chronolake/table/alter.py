@@ -1,0 +1,213 @@
+"""Changing a table's columns: add, drop, retype, and other keys, all or nothing.
+
+Source: `seeds/destination-connector.txt` ("AlterTable") and `specs/partner-sdk.md` 4.4. A request
+names the whole wanted set of columns. A column that it leaves out is kept with its data (and leaves
+the key) unless `drop_columns` is set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake.description import describe_loaded
+from chronolake.errors import (
+    CommitConflictError,
+    DuplicateKeyError,
+    SchemaError,
+    TableNotFoundError,
+    TypeChangeError,
+)
+from chronolake.session import CATALOG
+from chronolake.table.convert import converted, is_in_place
+from chronolake.table.create import check_columns, properties_of
+from chronolake.table.incoming import col
+from chronolake.table.rewrite import evolve, evolved_metadata, rewrite
+from chronolake.table.staging import TableMovedError, publish
+from chronolake.types import Column, Mode, mode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class AlterPlan:
+    """What has to happen to a table.
+
+    Attributes:
+        columns: the columns afterwards, in table order.
+        converted: columns whose stored values have to be rewritten, by name, as they were.
+        changes_key: whether rows may no longer be told apart by the new key.
+    """
+
+    columns: tuple[Column, ...]
+    converted: dict[str, Column]
+    changes_key: bool
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        """The key afterwards."""
+        return tuple(column.name for column in self.columns if column.primary_key)
+
+
+def plan_alter(
+    description: TableDescription, wanted: Sequence[Column], *, drop_columns: bool
+) -> AlterPlan | None:
+    """What a request asks of a table, or None if the table is like that already.
+
+    Raises:
+        SchemaError: the wanted columns make no table, or would switch history mode.
+    """
+    check_columns(description.name, wanted)
+    by_name = {column.name: column for column in wanted}
+    columns = []
+    for stored in description.columns:
+        if stored.name in by_name:
+            columns.append(by_name[stored.name])
+        elif not drop_columns:
+            columns.append(replace(stored, primary_key=False))
+    columns += [column for column in wanted if column.name not in description.by_name]
+    if tuple(columns) == description.columns:
+        return None
+    check_columns(description.name, columns)
+    after = mode_of(column.name for column in columns)
+    if (after is Mode.HISTORY) != (description.mode is Mode.HISTORY):
+        raise SchemaError(
+            f"The columns would switch the table from {description.mode} to {after} mode.",
+            table=str(description.name),
+            hint="Switch the mode with a migration; AlterTable keeps it.",
+        )
+    before = description.by_name
+    retyped = {
+        column.name: before[column.name]
+        for column in columns
+        if column.name in before
+        and not is_in_place(before[column.name].type, column.type)
+        and before[column.name].type != column.type
+    }
+    old_key = set(description.primary_key)
+    new_key = {column.name for column in columns if column.primary_key}
+    return AlterPlan(
+        tuple(columns), retyped, bool(new_key) and not (old_key <= new_key - retyped.keys())
+    )
+
+
+def alter(lake: Lake, name: TableName, columns: Sequence[Column], *, drop_columns: bool) -> bool:
+    """Give a table the wanted columns, types and key; all of it or nothing.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        columns: the wanted columns; the table keeps the order of those it has.
+        drop_columns: whether columns that are not wanted are dropped (or kept with their data).
+
+    Returns:
+        Whether anything had to change.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the wanted columns make no table.
+        TypeChangeError: stored values do not fit their new type.
+        DuplicateKeyError: rows would have the same new key.
+        CommitError: others were first too often.
+    """
+    with lake.lock(name):
+        for attempt in range(1, _ATTEMPTS + 1):
+            table = lake.catalog.find(name)
+            if table is None:
+                raise TableNotFoundError(
+                    "The table does not exist.", table=str(name), hint="Create it first."
+                )
+            plan = plan_alter(describe_loaded(table), columns, drop_columns=drop_columns)
+            if plan is None:
+                return False
+            try:
+                _run(lake, table, plan)
+            except CommitConflictError:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return True
+    raise AssertionError
+
+
+def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
+    stored = lake.spark.table(f"{CATALOG}.{table.name.sql}")
+    rows = _with_new_types(stored, table, plan) if plan.converted else stored
+    if plan.changes_key:
+        _check_key(rows, table, plan)
+    properties = properties_of(plan.columns)
+    del properties["format-version"]
+    if plan.converted:
+        rewrite(
+            lake,
+            table,
+            columns=plan.columns,
+            replaced=plan.converted,
+            rows=rows,
+            properties=properties,
+        )
+        return
+
+    def altered(current: IcebergTable) -> Any:
+        if current.snapshot_id != table.snapshot_id or current.fields != table.fields:
+            raise TableMovedError("Another writer published first.", table=str(table.name))
+        metadata = evolved_metadata(evolve(current, plan.columns, {}))
+        return current.catalog.jvm.org.apache.iceberg.TableMetadata.buildFrom(metadata)
+
+    publish(table, altered, properties)
+
+
+def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> DataFrame:
+    new = {
+        column.name: converted(col(column.name), plan.converted[column.name].type, column.type)
+        for column in plan.columns
+        if column.name in plan.converted
+    }
+    lost = stored.agg(
+        *(
+            F.count_if(col(name).isNotNull() & value.isNull()).alias(f"lost{number}")
+            for number, (name, value) in enumerate(new.items())
+        )
+    ).first()
+    for column, count in zip(plan.converted.values(), lost or (), strict=False):
+        if count:
+            wanted = next(item.type for item in plan.columns if item.name == column.name)
+            raise TypeChangeError(
+                f"{count} stored values of type {column.type} do not fit {wanted}.",
+                table=str(table.name),
+                column=column.name,
+                hint="Choose a type that holds them, or correct them at the source.",
+            )
+    old = set(stored.columns)
+    return stored.select(
+        *(
+            (new.get(column.name, col(column.name)) if column.name in old else F.lit(None))
+            .cast(column.type.sql)
+            .alias(column.name)
+            for column in plan.columns
+        )
+    )
+
+
+def _check_key(rows: DataFrame, table: IcebergTable, plan: AlterPlan) -> None:
+    have = set(rows.columns)
+    key = [col(name) for name in plan.primary_key if name in have]
+    repeated = rows.groupBy(*key).count().where(F.col("count") > 1).limit(1).count()
+    if repeated:
+        raise DuplicateKeyError(
+            f"Rows of the table would have the same key ({', '.join(plan.primary_key)}).",
+            table=str(table.name),
+            hint="Choose a key that tells them apart, or re-sync the table.",
+        )

@@ -1,0 +1,82 @@
+"""Changing the type of stored values: what Iceberg does in place, and what needs a rewrite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake.types import ColumnType, Kind
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expression
+
+_TEXTS: Final = {Kind.STRING, Kind.JSON, Kind.XML}
+_WHOLE: Final = {Kind.SHORT, Kind.INT, Kind.LONG}
+_FLOATING: Final = {Kind.FLOAT, Kind.DOUBLE}
+_SHORT_LIMITS: Final = (-(2**15), 2**15 - 1)
+_WIDENING: Final = {
+    (Kind.SHORT, Kind.INT),
+    (Kind.SHORT, Kind.LONG),
+    (Kind.INT, Kind.LONG),
+    (Kind.FLOAT, Kind.DOUBLE),
+    (Kind.NAIVE_TIME, Kind.STRING),
+}
+
+
+def is_in_place(old: ColumnType, new: ColumnType) -> bool:
+    """Whether a column's type can change without touching its values."""
+    if old.kind is Kind.DECIMAL and new.kind is Kind.DECIMAL:
+        return old.scale == new.scale and (new.precision or 0) >= (old.precision or 0)
+    if old.kind in _TEXTS and new.kind in _TEXTS:
+        return True
+    return (old.kind, new.kind) in _WIDENING
+
+
+def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
+    """A value in its new type, or null where it does not fit.
+
+    Texts are read and written as batch files do (`seeds/destination-connector.txt`, "Examples of
+    data types"). Decimals with fewer fraction digits are rounded half up; whole numbers must stay
+    whole, and floating-point numbers finite.
+    """
+    if new.kind in {*_TEXTS, Kind.NAIVE_TIME} and old.kind is not Kind.BINARY:
+        text = _as_text(value, old.kind)
+        return text if new.kind is not Kind.NAIVE_TIME else F.when(_is_time(text), text)
+    if old.kind is Kind.BINARY and new.kind in _TEXTS:
+        return F.when(F.call_function("is_valid_utf8", value.cast("string")), value.cast("string"))
+    if new.kind is Kind.BINARY:
+        return _as_text(value, old.kind).cast("binary")
+    result = value.try_cast(new.sql)
+    if old.kind in _TEXTS:
+        result = F.trim(value).try_cast(new.sql)
+    if new.kind is Kind.SHORT:
+        result = F.when(result.between(*_SHORT_LIMITS), result)
+    if new.kind in _WHOLE and old.kind in {*_FLOATING, Kind.DECIMAL}:
+        result = F.when(result.cast(old.sql) == value, result)
+    if new.kind in _FLOATING:
+        overflows = F.abs(result) == F.lit(float("inf")).cast(new.sql)
+        was_infinite = F.abs(value.try_cast("double")) == F.lit(float("inf"))
+        result = F.when(~overflows | was_infinite, result)
+    return result
+
+
+def _as_text(value: Expression, kind: Kind) -> Expression:
+    match kind:
+        case Kind.UTC_DATETIME:
+            return F.concat(_iso(value), F.lit("Z"))
+        case Kind.NAIVE_DATETIME:
+            return _iso(value)
+        case _:
+            return value.cast("string")
+
+
+def _iso(value: Expression) -> Expression:
+    """An ISO time without the zeros that end its fraction, and without an empty fraction."""
+    seconds = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss")
+    fraction = F.regexp_replace(F.date_format(value, "SSSSSS"), "0+$", "")
+    return F.concat(seconds, F.when(fraction != "", F.concat(F.lit("."), fraction)).otherwise(""))
+
+
+def _is_time(text: Expression) -> Expression:
+    return text.rlike(r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?$")

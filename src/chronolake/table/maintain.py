@@ -1,0 +1,253 @@
+"""Maintenance with Iceberg's own procedures: fewer and sorted files, fewer snapshots."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.description import describe_loaded
+from chronolake.errors import CommitConflictError, TableNotFoundError
+from chronolake.iceberg import java_class_of, java_message_of
+from chronolake.session import CATALOG
+from chronolake.types import START, quoted
+
+if TYPE_CHECKING:
+    from chronolake.config import MaintenanceConfig
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+log = structlog.get_logger(__name__)
+
+#: Removed rows hide in a file until it is rewritten; beyond this share a file is worth it.
+_FILE_DELETE_RATIO: Final = 0.1
+_LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """A table's files, as its current snapshot's summary and its metadata tell.
+
+    Attributes:
+        data_files: number of data files.
+        small_files: how many more data files there are than files of the least useful size would
+            hold, that is, how many a compaction could save at best.
+        data_bytes: size of all files.
+        records: stored rows, removed ones included.
+        removed: rows that deletion vectors mark as removed.
+        expirable: snapshots that the configuration no longer keeps.
+    """
+
+    data_files: int
+    small_files: int
+    data_bytes: int
+    records: int
+    removed: int
+    expirable: int
+
+
+@dataclass(frozen=True)
+class MaintenancePlan:
+    """What a table needs, and why."""
+
+    table: TableName
+    files: TableFiles
+    compact: bool
+    expire: bool
+    orphans: bool
+    reason: str
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a threshold is passed: what `serve` acts on."""
+        return self.compact or self.expire
+
+
+@dataclass(frozen=True)
+class MaintenanceResult:
+    """What was done.
+
+    Attributes:
+        plan: what was needed.
+        rewritten: data files that were compacted.
+        written: data files that they became.
+        expired: snapshots that were expired.
+        orphans: files that no snapshot named, now gone.
+        postponed: whether batches kept changing the same files, so that compaction gave way.
+        seconds: how long it took.
+    """
+
+    plan: MaintenancePlan
+    rewritten: int = 0
+    written: int = 0
+    expired: int = 0
+    orphans: int = 0
+    postponed: bool = False
+    seconds: float = 0.0
+
+
+def files_of(table: IcebergTable, config: MaintenanceConfig) -> TableFiles:
+    """Read a table's figures from its metadata; no file is opened."""
+    snapshot = table.metadata.currentSnapshot()
+    summary = {} if snapshot is None else dict(snapshot.summary())
+    data_files = int(summary.get("total-data-files", 0))
+    data_bytes = int(summary.get("total-files-size", 0))
+    kept = datetime.now(UTC) - timedelta(hours=config.snapshot_age_hours)
+    ages = sorted(int(snapshot.timestampMillis()) for snapshot in table.metadata.snapshots())
+    old = [age for age in ages[: -config.keep_snapshots] if age < kept.timestamp() * 1000]
+    return TableFiles(
+        data_files=data_files,
+        small_files=max(0, data_files - 1 - data_bytes // config.small_file_bytes),
+        data_bytes=data_bytes,
+        records=int(summary.get("total-records", 0)),
+        removed=int(summary.get("total-position-deletes", 0)),
+        expirable=len(old),
+    )
+
+
+def plan_maintenance(
+    name: TableName, files: TableFiles, config: MaintenanceConfig
+) -> MaintenancePlan:
+    """What a table with these files needs under this configuration."""
+    reasons = []
+    if files.small_files >= config.small_files:
+        reasons.append(f"{files.small_files} small files")
+    if files.records and files.removed / files.records >= config.deletion_vector_ratio:
+        reasons.append(f"{100 * files.removed // files.records} % of the stored rows are removed")
+    compact = bool(reasons)
+    expire = files.expirable >= config.small_files
+    if expire:
+        reasons.append(f"{files.expirable} old snapshots")
+    return MaintenancePlan(name, files, compact, expire, False, ", ".join(reasons) or "in order")
+
+
+def planned(lake: Lake, name: TableName) -> MaintenancePlan:
+    """What a table needs now.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+    """
+    table = lake.catalog.find(name)
+    if table is None:
+        raise TableNotFoundError("The table does not exist.", table=str(name))
+    config = lake.config.maintenance
+    return plan_maintenance(name, files_of(table, config), config)
+
+
+def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> MaintenanceResult:
+    """Compact and sort a table's files by key, expire snapshots, remove orphans.
+
+    Batches go on meanwhile: one that changes a file under compaction wins, and the compaction is
+    postponed. What the table holds does not change.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        only_if_needed: do only what the thresholds of the configuration ask for, and leave
+            orphans alone; otherwise do everything.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+    """
+    began = time.monotonic()
+    plan = planned(lake, name)
+    if not only_if_needed:
+        plan = replace(plan, compact=True, expire=True, orphans=True)
+    result = MaintenanceResult(plan)
+    table = lake.catalog.load(name)
+    if plan.compact and table.snapshot_id is not None:
+        try:
+            row = _compact(lake, describe_loaded(table))
+        except (Py4JError, PySparkException) as failure:
+            if not _lost_race(failure):
+                raise
+            log.info("compaction_postponed", table=str(name), reason=java_message_of(failure))
+            result = replace(result, postponed=True)
+        else:
+            result = replace(
+                result,
+                rewritten=row["rewritten_data_files_count"],
+                written=row["added_data_files_count"],
+            )
+    if plan.expire:
+        result = replace(result, expired=_expire(lake, name))
+    if plan.orphans:
+        result = replace(result, orphans=_remove_orphans(lake, name))
+    result = replace(result, seconds=time.monotonic() - began)
+    log.info(
+        "maintained",
+        table=str(name),
+        reason=plan.reason,
+        rewritten=result.rewritten,
+        written=result.written,
+        expired=result.expired,
+        orphans=result.orphans,
+    )
+    return result
+
+
+def _lost_race(failure: Exception) -> bool:
+    text = f"{java_class_of(failure)} {failure}"
+    return isinstance(failure, CommitConflictError) or any(name in text for name in _LOST_RACES)
+
+
+def _compact(lake: Lake, description: TableDescription) -> Any:
+    """Rewrite files that are small or hide removed rows, sorted by key and start.
+
+    Sorted files have narrow key ranges, so that a record's history is found without reading more
+    than a few row groups.
+    """
+    order = [*description.record_key]
+    if START in description.primary_key:
+        order.append(START)
+    by = ", ".join(f"{quoted(name)} ASC NULLS FIRST" for name in order)
+    strategy = f"strategy => 'sort', sort_order => {_text(by)}, " if order else ""
+    return _call(
+        lake,
+        "rewrite_data_files",
+        f"table => {_text(description.name.sql)}, {strategy}"
+        f"options => map('delete-ratio-threshold', '{_FILE_DELETE_RATIO}', "
+        "'remove-dangling-deletes', 'true', 'min-input-files', '2')",
+    )
+
+
+def _expire(lake: Lake, name: TableName) -> int:
+    config = lake.config.maintenance
+    before = len(list(lake.catalog.load(name).metadata.snapshots()))
+    _call(
+        lake,
+        "expire_snapshots",
+        f"table => {_text(name.sql)}, older_than => {_ago(config.snapshot_age_hours)}, "
+        f"retain_last => {config.keep_snapshots}, clean_expired_metadata => true",
+    )
+    return before - len(list(lake.catalog.load(name).metadata.snapshots()))
+
+
+def _remove_orphans(lake: Lake, name: TableName) -> int:
+    rows = lake.spark.sql(
+        f"CALL {CATALOG}.system.remove_orphan_files(table => {_text(name.sql)}, "
+        f"older_than => {_ago(lake.config.maintenance.orphan_age_hours)}, stream_results => true)"
+    )
+    return int(rows.count())
+
+
+def _call(lake: Lake, procedure: str, arguments: str) -> Any:
+    return lake.spark.sql(f"CALL {CATALOG}.system.{procedure}({arguments})").first()
+
+
+def _ago(hours: float) -> str:
+    micros = int((time.time() - hours * 3600) * 1_000_000)
+    stamp = datetime.fromtimestamp(micros / 1_000_000, UTC)
+    return f"TIMESTAMP '{stamp:%Y-%m-%d %H:%M:%S.%f}'"
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,181 @@
+"""Replacing all rows of a table, and its schema, in one published step.
+
+Iceberg changes few types in place. For the others the new rows are written into a scratch table
+whose columns carry the field ids that the new schema will have; then one compare-and-set changes
+the table's schema, drops the old files and adopts the new ones. Readers see the table before or
+after; a writer that published meanwhile makes the rewrite start again; a crash leaves the old table
+and a scratch table that the next rewrite removes. (`CREATE OR REPLACE TABLE … AS SELECT` would
+overwrite what another process published while it ran.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JError
+
+from chronolake.changes import RESERVED
+from chronolake.failpoints import reach
+from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of
+from chronolake.session import CATALOG
+from chronolake.table.staging import TableMovedError, is_abandoned, publish, stage_name
+from chronolake.types import Column, ColumnType, Kind, TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.lake import Lake
+
+log = structlog.get_logger(__name__)
+
+_FILLER: Final = f"{RESERVED}filler_"
+
+
+def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str, Column]) -> Any:
+    """A Java transaction on `table` whose schema has `columns`, in their order.
+
+    Args:
+        table: the present state.
+        columns: the wanted columns. Those that the table has keep their field id, unless
+        replaced: these get a new field, without the old one's values.
+    """
+    catalog = table.catalog
+    transaction = table.java.newTransaction()
+    update = transaction.updateSchema().caseSensitive(True)
+    stored = {field.name: field for field in table.fields}
+    wanted = [column.name for column in columns]
+    for name in stored:
+        if name not in wanted or name in replaced:
+            update.deleteColumn(name)
+    for column in columns:
+        if column.name not in stored or column.name in replaced:
+            update.addColumn(column.name, catalog.type(column.type))
+        elif str(catalog.type(column.type).toString()) != stored[column.name].type:
+            update.updateColumn(column.name, catalog.type(column.type))
+    if replaced:
+        for before, name in zip([None, *wanted], wanted, strict=False):
+            if before is None:
+                update.moveFirst(name)
+            else:
+                update.moveAfter(name, before)
+    update.commit()
+    return transaction
+
+
+def evolved_metadata(transaction: Any) -> Any:
+    """The metadata that a transaction would commit."""
+    return transaction.table().operations().current()
+
+
+def rewrite(
+    lake: Lake,
+    table: IcebergTable,
+    *,
+    columns: Sequence[Column],
+    replaced: Mapping[str, Column],
+    rows: DataFrame,
+    properties: Mapping[str, str],
+) -> None:
+    """Give a table new columns and new rows, in one published step.
+
+    Args:
+        lake: the lake.
+        table: the state that `rows` was made from.
+        columns: the new columns, in table order.
+        replaced: those of them whose stored values `rows` has in another type.
+        rows: every row of the table, with `columns`.
+        properties: table properties to publish with it.
+
+    Raises:
+        CommitConflictError: another writer published meanwhile; nothing has changed.
+        CommitUnknownError: the catalog's answer was lost.
+    """
+    _drop_abandoned(lake)
+    schema = evolved_metadata(evolve(table, columns, replaced)).schema()
+    scratch = TableName(SCRATCH_SCHEMA, stage_name())
+    try:
+        _create_scratch(lake, table, scratch, schema, columns)
+        rows.writeTo(f"{CATALOG}.{scratch.sql}").append()
+        reach("rewrite.written")
+        files = lake.catalog.load(scratch)
+
+        def adopted(current: IcebergTable) -> Any:
+            if current.snapshot_id != table.snapshot_id:
+                raise TableMovedError("Another writer published first.", table=str(table.name))
+            transaction = evolve(current, columns, replaced)
+            if not transaction.table().schema().sameSchema(schema):
+                raise TableMovedError("The table's columns changed.", table=str(table.name))
+            _replace_files(current, transaction, files)
+            jvm = current.catalog.jvm
+            return jvm.org.apache.iceberg.TableMetadata.buildFrom(evolved_metadata(transaction))
+
+        reach("rewrite.before-commit")
+        publish(table.refreshed(), adopted, properties)
+        reach("rewrite.after-commit")
+    finally:
+        # Its files belong to the table now, or are orphans that maintenance removes.
+        lake.catalog.drop(scratch, purge=False)
+
+
+def _create_scratch(
+    lake: Lake, table: IcebergTable, scratch: TableName, schema: Any, columns: Sequence[Column]
+) -> None:
+    """Make a table whose columns have the field ids of `schema`.
+
+    Iceberg numbers the columns of a new table 1, 2, …: columns that nobody needs stand where the
+    schema has gaps, and are dropped at once.
+    """
+    by_id = {int(field.fieldId()): str(field.name()) for field in schema.columns()}
+    types = {column.name: column.type for column in columns}
+    wanted = [
+        Column(by_id[number], types[by_id[number]])
+        if number in by_id
+        else Column(f"{_FILLER}{number}", ColumnType(Kind.BOOLEAN))
+        for number in range(1, max(by_id) + 1)
+    ]
+    kept = ("write.", "format-version")
+    spec = table.metadata.spec()
+    lake.catalog.create(
+        scratch,
+        wanted,
+        location=f"{table.location}/rewrite-{uuid4().hex}",
+        properties={k: v for k, v in table.properties.items() if k.startswith(kept)}
+        | {"format-version": "3"},
+        partition_by=[str(field.name()) for field in spec.fields()],
+    )
+    made = lake.catalog.load(scratch)
+    update = made.java.updateSchema()
+    for column in wanted:
+        if column.name.startswith(_FILLER):
+            update.deleteColumn(column.name)
+    update.commit()
+
+
+def _replace_files(table: IcebergTable, transaction: Any, source: IcebergTable) -> None:
+    jvm = table.catalog.jvm
+    overwrite = transaction.newOverwrite().overwriteByRowFilter(
+        jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+    )
+    tasks = source.java.newScan().includeColumnStats().planFiles()
+    try:
+        remaining = tasks.iterator()
+        while remaining.hasNext():
+            copy = jvm.org.apache.iceberg.DataFiles.builder(table.metadata.spec())
+            overwrite.addFile(copy.copy(remaining.next().file()).build())
+    finally:
+        tasks.close()
+    overwrite.commit()
+
+
+def _drop_abandoned(lake: Lake) -> None:
+    for name in lake.catalog.tables_in(SCRATCH_SCHEMA):
+        if is_abandoned(name.table):
+            log.warning("leftover_dropped", table=str(name))
+            try:
+                lake.catalog.drop(name, purge=False)
+            except Py4JError as failure:
+                log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
