@@ -147,9 +147,7 @@ class Caller:
             schema_name=self.schema,
             table=table(name, columns),
             keys={
-                each.path: each.key
-                for each in [*earliest, *replace, *update, *delete]
-                if encrypted
+                each.path: each.key for each in [*earliest, *replace, *update, *delete] if encrypted
             },
             replace_files=[each.path for each in replace],
             update_files=[each.path for each in update],
@@ -202,6 +200,4 @@ class Caller:
 
 
 def catalog(lake: Path) -> SqlCatalog:
-    return SqlCatalog(
-        "chronolake", uri=f"sqlite:///{lake / 'catalog.db'}", warehouse=lake.as_uri()
-    )
+    return SqlCatalog("chronolake", uri=f"sqlite:///{lake / 'catalog.db'}", warehouse=lake.as_uri())

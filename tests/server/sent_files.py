@@ -25,9 +25,7 @@ class SentFile:
 
 def csv_text(header: list[str], rows: list[list[str | None]]) -> str:
     """None is written as the null marker; other cells are quoted where the producer quotes."""
-    return "".join(
-        ",".join(_cell(cell) for cell in line) + "\n" for line in [header, *rows]
-    )
+    return "".join(",".join(_cell(cell) for cell in line) + "\n" for line in [header, *rows])
 
 
 def _cell(cell: str | None) -> str:

@@ -132,7 +132,7 @@ def test_odd_names_of_columns_tables_and_schemas_come_back_unchanged(caller: Cal
     cells = {name: f"in {name}" for name in ODD_NAMES}
     assert odd.write("a.b", columns, replace=[row(id="1", **cells)]).success
     assert odd.rows("a.b", *ODD_NAMES) == [tuple(cells.values())]
-    assert odd.alter("a.b", [*columns, "`more` \"?\":INT"]).success
+    assert odd.alter("a.b", [*columns, '`more` "?":INT']).success
     assert odd.truncate("a.b", 4_102_444_800_000).success
     assert odd.rows("a.b") == []
 
@@ -174,10 +174,10 @@ def test_a_text_s_length_hint_limits_nothing(caller: Caller) -> None:
     ("columns", "words"),
     [
         (["id*:LONG", "u:UNSPECIFIED"], "'u'"),
-        (["id*:LONG", "id:LONG"], "more than once"),
-        (["id*:LONG", "__op:LONG"], "reserved"),
-        (["id*:LONG", ":LONG"], "empty name"),
-        ([], "no columns"),
+        (["id*:LONG", "id:LONG"], "same name"),
+        (["id*:LONG", "__chronolake_op:LONG"], "reserved"),
+        (["id*:LONG", ":LONG"], "no name"),
+        ([], "at least one column"),
     ],
 )
 def test_columns_that_make_no_table_are_a_task(

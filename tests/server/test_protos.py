@@ -30,7 +30,12 @@ _TYPES = {
 
 def shown() -> dict[str, object]:
     """The compiled descriptors in the form of the wire file."""
-    result: dict[str, dict[str, object]] = {"messages": {}, "enums": {}, "services": {}, "files": {}}
+    result: dict[str, dict[str, object]] = {
+        "messages": {},
+        "enums": {},
+        "services": {},
+        "files": {},
+    }
     for name, module in FILES.items():
         file = module.DESCRIPTOR
         for message in file.message_types_by_name.values():
@@ -38,9 +43,7 @@ def shown() -> dict[str, object]:
                 field_shown(message, field) for field in message.fields
             ]
         for enum in file.enum_types_by_name.values():
-            result["enums"][enum.full_name] = {
-                value.name: value.number for value in enum.values
-            }
+            result["enums"][enum.full_name] = {value.name: value.number for value in enum.values}
         for service in file.services_by_name.values():
             result["services"][service.full_name] = {
                 method.name: [method.input_type.full_name, method.output_type.full_name]

@@ -6,12 +6,11 @@ dataclass here or is refused with a typed error that says what is wrong with it.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from chronolake.batch import BatchFile, FileForm
-from chronolake.changes import CHANGE_COLUMNS, Op
+from chronolake.changes import Op
 from chronolake.errors import BatchError, SchemaError, UnsupportedTypeError
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.types import Column, ColumnType, Kind, TableName
@@ -96,25 +95,15 @@ def table_name(schema: str, table: str, *, prefix: str = "") -> TableName:
 
 
 def columns_of(message: common_pb2.Table) -> tuple[Column, ...]:
-    """The columns of a request's table, in its order.
+    """The columns of a request's table, in its order; whether they make a table is not looked at.
 
     Raises:
-        SchemaError: no column, a name that is empty, reserved or there twice.
         UnsupportedTypeError: a type that is unspecified, unknown or impossible.
     """
-    if not message.columns:
-        raise SchemaError("The table has no columns.", hint="Send at least one column.")
-    twice = [name for name, count in Counter(c.name for c in message.columns).items() if count > 1]
-    if twice:
-        raise SchemaError("The column is listed more than once.", column=twice[0])
     return tuple(_column_of(column) for column in message.columns)
 
 
 def _column_of(message: common_pb2.Column) -> Column:
-    if not message.name:
-        raise SchemaError("A column has an empty name.", hint="Name every column.")
-    if message.name in CHANGE_COLUMNS:
-        raise SchemaError("The column's name is reserved.", column=message.name)
     kind = _KINDS.get(message.type)
     if kind is None:
         raise UnsupportedTypeError(
@@ -204,7 +193,7 @@ def write_of(
         root: real path of the folder that the files must lie in, or None.
 
     Raises:
-        SchemaError: the table or its columns make no sense.
+        SchemaError: an empty name, or a type that cannot be kept.
         BatchError: the files are compressed or encrypted in a way that is not known here.
     """
     name = table_name(request.schema_name, request.table.name, prefix=prefix)

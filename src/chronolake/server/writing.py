@@ -20,6 +20,9 @@ from chronolake.types import END, HISTORY_COLUMNS, START, Column, Mode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pyspark.sql import DataFrame
+
+    from chronolake.batch import BatchFile
     from chronolake.lake import Lake
     from chronolake.server.wire import Write
     from chronolake.table import BatchResult, TableDescription
@@ -45,7 +48,7 @@ def plan_batch(write: Write, description: TableDescription) -> WritePlan:
 
     Raises:
         UnknownColumnError: a column that the table does not have.
-        BatchError: the request's key is not the table's.
+        BatchError: a column is listed twice, or the request's key is not the table's.
     """
     columns = _stored(write, description)
     claimed = frozenset(column.name for column in write.columns if column.primary_key)
@@ -67,8 +70,8 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
 
     Raises:
         UnknownColumnError: a column that the table does not have.
-        BatchError: the table keeps no history, the request lacks one of the history columns, or its
-            key is not the table's.
+        BatchError: the table keeps no history, the request lacks one of the history columns or
+            lists a column twice, or its key is not the table's.
     """
     if description.mode is not Mode.HISTORY:
         raise BatchError(
@@ -102,7 +105,13 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
 
 
 def _stored(write: Write, description: TableDescription) -> tuple[Column, ...]:
+    seen: set[str] = set()
     for column in write.columns:
+        if column.name in seen:
+            raise BatchError(
+                "The request lists the column twice.", table=str(write.name), column=column.name
+            )
+        seen.add(column.name)
         if column.name not in description.by_name:
             raise UnknownColumnError(
                 "The table does not have the column.",
@@ -161,17 +170,28 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         ChronolakeError: anything else; the table is unchanged.
     """
     started = time.monotonic()
-    description = table.describe(lake, write.name)
-    if description is None:
-        raise TableNotFoundError(
-            "The table does not exist.", hint="Create it first.", table=str(write.name)
+    # Under the table's lock from the description on: the columns must not change in between.
+    with lake.lock(write.name):
+        description = table.describe(lake, write.name)
+        if description is None:
+            raise TableNotFoundError(
+                "The table does not exist.", hint="Create it first.", table=str(write.name)
+            )
+        plan = (plan_history_batch if history else plan_batch)(write, description)
+        if not write.files:
+            return Written(None, 0, time.monotonic() - started)
+        changes = batch_files.read(
+            lake.spark,
+            write.files,
+            plan.columns,
+            write.form,
+            required=plan.required,
+            table=str(write.name),
+            batch=batch,
         )
-    plan = (plan_history_batch if history else plan_batch)(write, description)
-    # Every file is opened before Spark starts, so that a wrong path costs no job.
-    size = sum(_size(file.path, file.root) for file in write.files)
-    if not write.files:
-        return Written(None, 0, time.monotonic() - started)
-    result = _write(lake, write, plan, history=history, batch=batch)
+        # Measured before the write: callers may take their files away with the answer.
+        size = sum(_size(file) for file in write.files)
+        result = _publish(lake, write, plan, changes, history=history, batch=batch)
     if result.ignored:
         _log.warning(
             "updates_ignored",
@@ -184,21 +204,9 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
     return Written(result, size, time.monotonic() - started)
 
 
-def _size(path: str, root: str | None) -> int:
-    with open_file(path, root) as file:
-        return os.fstat(file.fileno()).st_size
-
-
-def _write(lake: Lake, write: Write, plan: WritePlan, *, history: bool, batch: str) -> BatchResult:
-    changes = batch_files.read(
-        lake.spark,
-        write.files,
-        plan.columns,
-        write.form,
-        required=plan.required,
-        table=str(write.name),
-        batch=batch,
-    )
+def _publish(
+    lake: Lake, write: Write, plan: WritePlan, changes: DataFrame, *, history: bool, batch: str
+) -> BatchResult:
     publish = table.write_history_batch if history else table.write_batch
     try:
         return publish(lake, write.name, changes, columns=plan.columns, batch=batch)
@@ -208,6 +216,11 @@ def _write(lake: Lake, write: Write, plan: WritePlan, *, history: bool, batch: s
             raise
         # Not chained: what Spark says around it quotes the executor's words.
         raise error from None
+
+
+def _size(file: BatchFile) -> int:
+    with open_file(file.path, file.root) as raw:
+        return os.fstat(raw.fileno()).st_size
 
 
 @contextmanager
