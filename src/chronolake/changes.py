@@ -1,16 +1,15 @@
 """The change set: what a batch asks of a table, as one Spark DataFrame.
 
-A change set has one row per row of the batch's files, with
+A change set has one row per row of the batch's files. Three columns come first:
 
-| column | type | meaning |
-|---|---|---|
-| `OP` | int | what to do, an `Op` |
-| `SEQ` | bigint | the row's place in the request: file ordinal * 2**40 + row in the file, from 0 |
-| `UNMODIFIED` | array<bigint> | null, or bit words: bit `i % 64` of word `i // 64` set means that the change set's `i`-th data column keeps its stored value |
+* `OP` (int): what to do, an `Op`.
+* `SEQ` (bigint): the row's place in the request, file ordinal * 2**40 + row in the file, from 0.
+  Within one `Op`, a greater one came later. Files are numbered through the request's lists in the
+  order earliest, replace, update, delete.
+* `UNMODIFIED` (array<bigint>): null, or bit words. Bit `i % 64` of word `i // 64` says that the
+  `i`-th data column keeps its stored value; the cell itself is null.
 
-(the names are the constants below; no column of a table may begin with `RESERVED`), followed by the data columns, under their own names and in their stored Spark types. Within one
-`Op`, a greater `__seq` came later. File ordinals count through the request's lists in the order
-earliest, replace, update, delete. Unmodified cells are null in their data column.
+Then come the data columns, under their own names and in their stored Spark types.
 """
 
 from __future__ import annotations
