@@ -53,7 +53,8 @@ def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str
             update.deleteColumn(name)
     for column in columns:
         if column.name not in stored or column.name in replaced:
-            update.addColumn(column.name, catalog.type(column.type))
+            # With a parent, though it is none: otherwise a dot in the name would mean one.
+            update.addColumn(None, column.name, catalog.type(column.type))
         elif str(catalog.type(column.type).toString()) != stored[column.name].type:
             update.updateColumn(column.name, catalog.type(column.type))
     if replaced:
