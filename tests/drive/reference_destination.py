@@ -5,6 +5,8 @@ little a destination needs. Its faults can be switched on, one by one, to see th
 them.
 """
 
+# ruff: noqa: N802 - the methods have the names of the calls
+
 from __future__ import annotations
 
 import base64
@@ -26,60 +28,22 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 from cryptography.hazmat.primitives.padding import PKCS7
+from reference_migrations import Migrations
+from reference_sql import (
+    ACTIVE,
+    END,
+    MILLI,
+    START,
+    Refused,
+    ident,
+    settled,
+    sql_type,
+    text,
+)
 
 from chronolake.protos import common_pb2 as common
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.protos import destination_sdk_pb2_grpc as rpc
-
-START, END, ACTIVE = "_fivetran_start", "_fivetran_end", "_fivetran_active"
-SYNCED, DELETED = "_fivetran_synced", "_fivetran_deleted"
-TMAX, TMIN = "TIMESTAMP '9999-12-31 23:59:59.999'", "TIMESTAMP '0001-01-01 00:00:00'"
-MILLI = "INTERVAL 1 MILLISECOND"
-csv.field_size_limit(2**30)
-
-_TYPES = {
-    common.BOOLEAN: "BOOLEAN",
-    common.SHORT: "SMALLINT",
-    common.INT: "INTEGER",
-    common.LONG: "BIGINT",
-    common.FLOAT: "FLOAT",
-    common.DOUBLE: "DOUBLE",
-    common.NAIVE_DATE: "DATE",
-    common.NAIVE_DATETIME: "TIMESTAMP",
-    common.UTC_DATETIME: "TIMESTAMP",
-    common.BINARY: "BLOB",
-}
-
-
-class Refused(Exception):
-    """Something that the customer can put right: answered with a task."""
-
-
-def ident(name):
-    return '"' + name.replace('"', '""') + '"'
-
-
-def text(value):
-    return "'" + value.replace("'", "''") + "'"
-
-
-def sql_type(column):
-    if column.type == common.DECIMAL:
-        return f"DECIMAL({column.params.decimal.precision},{column.params.decimal.scale})"
-    return _TYPES.get(column.type, "VARCHAR")
-
-
-def settled(column):
-    """The column with a precision, if it is a DECIMAL that has none."""
-    copy = common.Column()
-    copy.CopyFrom(column)
-    if copy.type == common.DECIMAL and not copy.HasField("params"):
-        copy.params.decimal.precision, copy.params.decimal.scale = 38, 10
-    return copy
-
-
-def new_column(name, kind, *, key=False):
-    return settled(common.Column(name=name, type=kind, primary_key=key))
 
 
 @dataclass
@@ -140,7 +104,7 @@ def binary(cell):
         return cell.encode().hex()
 
 
-class ReferenceDestination(rpc.DestinationConnectorServicer):
+class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
     """The service.
 
     Args:
@@ -315,133 +279,11 @@ class ReferenceDestination(rpc.DestinationConnectorServicer):
                         break
         for row in files.rows(request.delete_files):
             same, end = self._same_key(stored, row), self._literal(stored, END, row[END])
+            current = f"SELECT max({START}) FROM {where} WHERE {same} AND {START} <= {end}"
             self.db.execute(
-                f"UPDATE {where} SET {ACTIVE} = false, {END} = {end} WHERE {same} AND {END} > {end} "
-                f"AND {START} = (SELECT max({START}) FROM {where} WHERE {same} AND {START} <= {end})"
+                f"UPDATE {where} SET {ACTIVE} = false, {END} = {end} "
+                f"WHERE {same} AND {END} > {end} AND {START} = ({current})"
             )
-
-    # Migrations
-
-    def Migrate(self, request, context):
-        details = request.details
-        kind = details.WhichOneof("operation")
-        body = getattr(details, kind) if kind else None
-        if kind == "table_sync_mode_migration":
-            name = sdk.TableSyncModeMigrationType.Name(body.type)
-        else:
-            name = kind if kind == "update_column_value" else body.WhichOneof("entity")
-        if name in self.unsupported or "LIVE" in name:
-            return sdk.MigrateResponse(unsupported=True)
-
-        def migrate(_):
-            place = details.schema, details.table
-            getattr(self, f"_{name.lower()}")(place, getattr(body, name, body))
-
-        return self._answer(sdk.MigrateResponse, migrate, request, context)
-
-    def _drop_table(self, place, _):
-        if self.tables.pop(place, None):
-            self.db.execute(f"DROP TABLE {ident(place[0])}.{ident(place[1])}")
-
-    def _rename_table(self, place, body):
-        self._copy_table(place, body)
-        self._drop_table((place[0], body.from_table), None)
-
-    def _copy_table(self, place, body):
-        where, stored = self._find(place[0], body.from_table)
-        self._make(place[0], common.Table(name=body.to_table, columns=stored.columns.values()))
-        self.db.execute(f"INSERT INTO {ident(place[0])}.{ident(body.to_table)} FROM {where}")
-
-    def _copy_column(self, place, body):
-        where, stored = self._find(*place)
-        copy = settled(self._column(stored, body.from_column))
-        copy.name, copy.primary_key = body.to_column, False
-        self._add(where, stored, copy)
-        self.db.execute(f"UPDATE {where} SET {ident(copy.name)} = {ident(body.from_column)}")
-
-    def _rename_column(self, place, body):
-        where, stored = self._find(*place)
-        old = self._column(stored, body.from_column)
-        new = settled(old)
-        new.name = body.to_column
-        self.db.execute(f"ALTER TABLE {where} RENAME {ident(old.name)} TO {ident(new.name)}")
-        stored.columns = {c.name: c for c in (new if c is old else c for c in stored.columns.values())}
-
-    def _update_column_value(self, place, body):
-        where, stored = self._find(*place)
-        self._column(stored, body.column)
-        value = self._literal(stored, body.column, None if body.value == "NULL" else body.value)
-        self.db.execute(f"UPDATE {where} SET {ident(body.column)} = {value}")
-
-    def _add_column_with_default_value(self, place, body):
-        where, stored = self._find(*place)
-        self._add(where, stored, new_column(body.column, body.column_type))
-        value = self._literal(stored, body.column, body.default_value)
-        self.db.execute(f"UPDATE {where} SET {ident(body.column)} = {value}")
-
-    def _add_column_in_history_mode(self, place, body):
-        where, stored = self._find(*place)
-        begin = self._begin(where, body)
-        self._add(where, stored, new_column(body.column, body.column_type))
-        value = self._literal(stored, body.column, body.default_value)
-        self._go_on(where, stored, begin, body.column, value, "true")
-
-    def _drop_column_in_history_mode(self, place, body):
-        where, stored = self._find(*place)
-        begin = self._begin(where, body)
-        concerned = f"{ident(body.column)} IS NOT NULL"
-        self._go_on(where, stored, begin, body.column, "NULL", concerned)
-
-    def _begin(self, where, body):
-        begin = f"CAST({text(body.operation_timestamp)} AS TIMESTAMP)"
-        later = f"SELECT count(*) FROM {where} WHERE {ACTIVE} AND {START} > {begin}"
-        if self.db.execute(later).fetchone()[0]:
-            raise Refused("an active version begins later")
-        return begin
-
-    def _go_on(self, where, stored, begin, column, value, concerned):
-        old = f"{ACTIVE} AND {START} < {begin} AND {concerned}"
-        cells = ", ".join(begin if name == START else ident(name) for name in stored.columns)
-        self.db.execute(f"CREATE OR REPLACE TEMP TABLE going AS SELECT {cells} FROM {where} WHERE {old}")
-        self.db.execute(f"UPDATE {where} SET {ACTIVE} = false, {END} = {begin} - {MILLI} WHERE {old}")
-        self.db.execute(f"INSERT INTO {where} FROM going")
-        self.db.execute(f"UPDATE {where} SET {ident(column)} = {value} WHERE {START} = {begin}")
-
-    def _copy_table_to_history_mode(self, place, body):
-        self._copy_table(place, body)
-        self._soft_delete_to_history((place[0], body.to_table), body)
-
-    def _soft_delete_to_history(self, place, body):
-        where, stored = self._find(*place)
-        for name, kind in ((START, common.UTC_DATETIME), (END, common.UTC_DATETIME)):
-            self._add(where, stored, new_column(name, kind, key=name == START))
-        self._add(where, stored, new_column(ACTIVE, common.BOOLEAN))
-        marker = body.soft_deleted_column
-        gone = f"coalesce({ident(marker)}, false)" if marker in stored.columns else "false"
-        self.db.execute(
-            f"UPDATE {where} SET {ACTIVE} = NOT {gone}, "
-            f"{START} = CASE WHEN {gone} THEN {TMIN} ELSE (SELECT max({SYNCED}) FROM {where}) END, "
-            f"{END} = CASE WHEN {gone} THEN {TMIN} ELSE {TMAX} END"
-        )
-        self._drop_columns(where, stored, [DELETED])
-
-    def _history_to_soft_delete(self, place, body):
-        where, stored = self._find(*place)
-        keys = ", ".join(map(ident, stored.key()))
-        self.db.execute(
-            f"CREATE OR REPLACE TEMP TABLE newest AS FROM {where} "
-            f"QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY {START} DESC) = 1"
-        )
-        self.db.execute(f"DELETE FROM {where}")
-        self.db.execute(f"INSERT INTO {where} FROM newest")
-        for name in (DELETED, body.soft_deleted_column or DELETED):
-            if name not in stored.columns:
-                self._add(where, stored, new_column(name, common.BOOLEAN))
-                self.db.execute(f"UPDATE {where} SET {ident(name)} = false")
-        self.db.execute(
-            f"UPDATE {where} SET {ident(body.soft_deleted_column or DELETED)} = NOT {ACTIVE}"
-        )
-        self._drop_columns(where, stored, [START, END, ACTIVE])
 
     # What they share
 

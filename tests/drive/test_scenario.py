@@ -95,13 +95,14 @@ def test_migrations_keep_the_order_in_which_they_are_written(tmp_path):
 
 
 def test_every_migration_of_the_specification_is_known():
-    assert set(MIGRATIONS) == set(
-        """add_column change_column_data_type drop_column copy_column update_column_value
+    lines = """
+        add_column change_column_data_type drop_column copy_column update_column_value
         set_column_to_null add_column_with_default_value copy_table rename_column rename_table
         drop_table add_column_in_history_mode drop_column_in_history_mode copy_table_to_history_mode
         migrate_soft_delete_to_history migrate_history_to_soft_delete migrate_history_to_live
-        migrate_soft_delete_to_live migrate_live_to_soft_delete migrate_live_to_history""".split()
-    )
+        migrate_soft_delete_to_live migrate_live_to_soft_delete migrate_live_to_history
+    """
+    assert set(MIGRATIONS) == set(lines.split())
 
 
 def test_unknown_keys_are_ignored_and_listed(tmp_path):
@@ -139,7 +140,10 @@ def test_unknown_keys_are_ignored_and_listed(tmp_path):
             '{"ops": [{"upsert": {"t": [{"_fivetran_start": "x"}]}}]}',
             "$.ops[0].upsert.t[0]._fivetran_start: This column is computed",
         ),
-        ('{"create_table": {"t": {"columns": {"a": "NUMBER"}}}}', "$.create_table.t.columns.a.type"),
+        (
+            '{"create_table": {"t": {"columns": {"a": "NUMBER"}}}}',
+            "$.create_table.t.columns.a.type",
+        ),
         ('{"create_table": {"t": {}}}', "$.create_table.t.columns: Field required"),
         (
             '{"create_table": {"t": {"columns": {"a": "INT"}, "primary_key": ["b"]}}}',
@@ -193,24 +197,20 @@ def test_rows_that_fit_no_table_are_refused_without_naming_values(tmp_path, row,
 
 
 @pytest.mark.parametrize(
-    ("history", "key", "soft_deleted", "version", "columns"),
+    ("case", "columns"),
     [
-        (False, True, False, "2.25", "id _fivetran_synced"),
-        (False, True, True, "2.25", "id _fivetran_synced _fivetran_deleted"),
-        (False, True, False, "2.26", "id _fivetran_synced _fivetran_deleted"),
-        (False, False, False, "2.26", "id _fivetran_synced _fivetran_id _fivetran_deleted"),
+        ((False, True, False, "2.25"), "id _fivetran_synced"),
+        ((False, True, True, "2.25"), "id _fivetran_synced _fivetran_deleted"),
+        ((False, True, False, "2.26"), "id _fivetran_synced _fivetran_deleted"),
+        ((False, False, False, "2.26"), "id _fivetran_synced _fivetran_id _fivetran_deleted"),
         (
-            True,
-            True,
-            True,
-            "2.26",
+            (True, True, True, "2.26"),
             "id _fivetran_synced _fivetran_start _fivetran_end _fivetran_active",
         ),
     ],
 )
-def test_system_columns_follow_the_version_of_the_tester(
-    tmp_path, history, key, soft_deleted, version, columns
-):
+def test_system_columns_follow_the_version_of_the_tester(tmp_path, case, columns):
+    history, key, soft_deleted, version = case
     form = scenario(tmp_path, {"create_table": {"t": {"columns": {"id": "INT"}}}}).create["t"]
     definition = with_system_columns(
         [kind.column(name, key=key) for name, kind in form.columns.items()],

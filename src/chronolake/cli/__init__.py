@@ -9,7 +9,7 @@
 | `driving` | `drive` |
 """
 
-from chronolake.cli import looking, serving, working
+from chronolake.cli import driving, looking, serving, working
 from chronolake.cli.app import app, main
 
-__all__ = ["app", "looking", "main", "serving", "working"]
+__all__ = ["app", "driving", "looking", "main", "serving", "working"]

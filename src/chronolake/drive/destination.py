@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from chronolake.errors import ConfigurationError
+from chronolake.protos import common_pb2 as common
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 MESSAGE_LIMIT: Final = 128 * 1024 * 1024
+_NOBODY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
@@ -96,11 +98,12 @@ class Destination:
         self._channel.close()
 
     def reachable(self, seconds: float) -> bool:
-        """Whether a connection can be made within this time."""
+        """Whether somebody answers within this time; waits for a server that is still starting."""
+        request = common.ConfigurationFormRequest()
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=seconds)
-        except grpc.FutureTimeoutError:
-            return False
+            self._stub.ConfigurationForm(request, timeout=seconds, wait_for_ready=True)
+        except grpc.RpcError as failure:
+            return failure.code() not in _NOBODY
         return True
 
     def call(self, rpc: str, request: Any) -> Answer:
