@@ -17,6 +17,7 @@ from chronolake.server import listening, logs
 from chronolake.server.metrics import Metrics, MetricsPort
 from chronolake.server.outcomes import text_of, unexpected
 from chronolake.server.service import Destination
+from chronolake.server.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
     from chronolake.server.options import ServeOptions
+    from chronolake.types import TableName
 
 _log = structlog.get_logger(__name__)
 
@@ -58,8 +60,13 @@ class Server:
         self._lake = lake
         root = _real_folder(options.files_root)
         metrics = Metrics()
+        self._upkeep: Upkeep | None = None
         self._destination = Destination(
-            lake, metrics=metrics, batch_format=options.batch_format, files_root=root
+            lake,
+            metrics=metrics,
+            changed=self._maintain,
+            batch_format=options.batch_format,
+            files_root=root,
         )
         self._health = listening.Health()
         self._grpc = listening.build(self._destination, self._health, workers=options.max_workers)
@@ -73,6 +80,8 @@ class Server:
             self._health.close()
             raise
         self.metrics_port = self._metrics.port if self._metrics else None
+        if lake.config.maintenance.automatic:
+            self._upkeep = Upkeep(lake)
         self._grpc.start()
 
     def __enter__(self) -> Self:
@@ -98,8 +107,11 @@ class Server:
         grace = self._options.grace
         self._health.enter_graceful_shutdown()
         deadline = time.monotonic() + grace
-        ended = self._grpc.stop(grace + _CANCEL_SECONDS)
-        idle = self._destination.wait_until_idle(grace)
+        # This refuses new calls at once and comes back; it ends what runs after that long.
+        ended = self._grpc.stop(grace + 2 * _CANCEL_SECONDS)
+        if self._upkeep:
+            self._upkeep.close()
+        idle = self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
         ended.wait(min(_SETTLE_SECONDS, max(0.0, deadline - time.monotonic())))
         idle = idle and self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
         self._destination.refuse()
@@ -111,6 +123,10 @@ class Server:
         if self._metrics:
             self._metrics.close()
         return idle
+
+    def _maintain(self, name: TableName) -> None:
+        if self._upkeep:
+            self._upkeep.changed(name)
 
     def _cancel(self) -> bool:
         deadline = time.monotonic() + _CANCEL_SECONDS

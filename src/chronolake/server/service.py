@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
     from chronolake.server.metrics import Metrics
+    from chronolake.types import TableName
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +43,13 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
 
     A failure that somebody can act upon is answered as a task; any other ends in a gRPC status.
     Nothing that a caller sees or that is logged holds a key, a credential or a cell value.
+
+    Args:
+        lake: where the tables are.
+        metrics: where calls are counted.
+        changed: told of every table whose rows have changed.
+        batch_format: what Capabilities answers.
+        files_root: real path of the folder that batch files must lie in, or None.
     """
 
     def __init__(
@@ -49,11 +57,13 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
         lake: Lake,
         *,
         metrics: Metrics,
+        changed: Callable[[TableName], None],
         batch_format: Literal["csv", "parquet"] = "csv",
         files_root: str | None = None,
     ) -> None:
         self._lake = lake
         self._metrics = metrics
+        self._changed = changed
         self._format = batch_format
         self._root = files_root
         self._state = threading.Condition()
@@ -182,23 +192,23 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
             wanted = wire.truncate_of(
                 request, prefix=Configuration.of(request.configuration).schema_prefix
             )
-            try:
-                table.truncate(
-                    self._lake,
-                    wanted.name,
-                    synced_column=wanted.synced_column,
-                    before_micros=wanted.before_micros,
-                    deleted_column=wanted.deleted_column,
-                )
-            except TableNotFoundError:
-                _log.info("truncate_without_table", table=str(wanted.name))
-                return answer(success=True)
+            result = table.truncate(
+                self._lake,
+                wanted.name,
+                synced_column=wanted.synced_column,
+                before_micros=wanted.before_micros,
+                deleted_column=wanted.deleted_column,
+            )
             _log.info(
                 "table_truncated",
                 table=str(wanted.name),
+                exists=result.exists,
+                rows=result.rows,
                 soft=wanted.deleted_column is not None,
                 without_time=wanted.before_micros is None,
             )
+            if result.rows:
+                self._changed(wanted.name)
             return answer(success=True)
 
         return self._answer("Truncate", context, work, lambda task: answer(task=task))
@@ -291,6 +301,7 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
                 size=written.size,
                 seconds=written.seconds,
             )
+            self._changed(write.name)
             return answer(success=True)
 
         return self._answer(rpc, context, work, lambda task: answer(task=task))

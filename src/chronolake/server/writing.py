@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -225,8 +226,13 @@ def _size(file: BatchFile) -> int:
 
 @contextmanager
 def cancellable(lake: Lake, batch: str) -> Iterator[None]:
-    """Tag this thread's Spark jobs with the batch, so that other threads can cancel them."""
+    """Tag this thread's Spark jobs with the batch, so that other threads can cancel them.
+
+    Each thread has a scheduler pool of its own as well: a large batch and a small one get the same
+    share of the cores, where one pool would serve them in the order they came.
+    """
     context = lake.spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
     context.addJobTag(batch)
     try:
         yield

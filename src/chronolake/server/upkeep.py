@@ -1,0 +1,79 @@
+"""Maintenance that a server does by itself: one table at a time, after batches, never before one."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from chronolake import table
+from chronolake.errors import TableNotFoundError
+from chronolake.server.outcomes import unexpected
+from chronolake.server.writing import cancellable
+
+if TYPE_CHECKING:
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+_log = structlog.get_logger(__name__)
+
+_TAG: Final = "upkeep"
+_STOP_SECONDS: Final = 10.0
+_CANCEL_STEP: Final = 0.5
+
+
+class Upkeep:
+    """A thread that maintains tables that batches have changed, where they need it.
+
+    Whether a table needs it is read from its metadata, with the thresholds of the lake's
+    configuration. A batch that comes meanwhile is not held up: it wins, and maintenance of that
+    table comes again after it.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._state = threading.Condition()
+        # A dict, so that tables wait in the order they came, each once.
+        self._waiting: dict[TableName, None] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+
+    def changed(self, name: TableName) -> None:
+        """A batch has changed a table."""
+        with self._state:
+            self._waiting[name] = None
+            self._state.notify()
+
+    def close(self) -> None:
+        """Stop; what is half done is given up, and what a table holds does not change by it."""
+        with self._state:
+            self._closed = True
+            self._state.notify()
+        for _ in range(int(_STOP_SECONDS / _CANCEL_STEP)):
+            self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
+            self._thread.join(_CANCEL_STEP)
+            if not self._thread.is_alive():
+                return
+
+    def _next(self) -> TableName | None:
+        with self._state:
+            self._state.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            name = next(iter(self._waiting))
+            del self._waiting[name]
+            return name
+
+    def _run(self) -> None:
+        while name := self._next():
+            try:
+                if table.planned(self._lake, name).is_needed:
+                    with cancellable(self._lake, _TAG):
+                        table.maintain(self._lake, name, only_if_needed=True)
+            except TableNotFoundError:
+                continue
+            except Exception as failure:  # noqa: BLE001 - the next table must not suffer
+                if not self._closed:
+                    _log.warning("not_maintained", table=str(name), **unexpected(failure))
