@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812
@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DayTimeIntervalType,
+    FloatType,
     MapType,
     StructType,
     TimestampNTZType,
@@ -20,7 +21,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from chronolake.cells import Cell, date, instant, plain
+from chronolake.cells import Cell, date, instant, plain, single
 from chronolake.errors import QueryError
 
 if TYPE_CHECKING:
@@ -38,9 +39,12 @@ _TELLING: Final = (
     "DescribeRelation",
     "ShowColumns",
     "ShowNamespaces",
+    "ShowNamespacesCommand",
     "ShowTableProperties",
     "ShowTables",
 )
+# Kinds of plan node that change something, or run statements of their own.
+_DOING: Final = ("Command", "ParsedStatement", "CompoundPlanStatement")
 
 
 @dataclass(frozen=True)
@@ -98,21 +102,50 @@ def ask(lake: Lake, question: str) -> Answer:
 
 
 def _check(spark: SparkSession, text: str) -> None:
-    """Let Spark's own grammar decide whether the text is a query."""
-    parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
+    """Let Spark's own grammar decide whether the text is a query.
+
+    The session's parser takes any statement, for Iceberg's extension makes no difference between
+    queries and others. Spark's plain one does, but it may stop before the end of the text. So the
+    text has to be a query to the one, and to hold no command to the other.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001
+    plain = getattr(jvm.org.apache.spark.sql.catalyst.parser, "CatalystSqlParser$").__getattr__(
+        "MODULE$"
+    )
     try:
-        parser.parseQuery(text)
-    except ParseException as no_query:
-        try:
-            statement = parser.parsePlan(text)
-        except ParseException:
-            raise _failed(no_query) from no_query
-        kind = str(statement.getClass().getSimpleName())
-        if kind not in _TELLING:
-            raise QueryError(
-                "Only questions are answered here, and this statement would do something.",
-                hint="Write a SELECT, SHOW or DESCRIBE. Tables change through batches and syncs.",
-            ) from None
+        statement = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)  # noqa: SLF001
+    except ParseException as failure:
+        raise _failed(failure) from failure
+    if str(statement.getClass().getSimpleName()) in _TELLING:
+        return
+    try:
+        plain.parseQuery(text)
+        only_reads = not _commands(jvm, statement)
+    except ParseException:
+        only_reads = False
+    if not only_reads:
+        raise QueryError(
+            "Only questions are answered here, and this statement would do something.",
+            hint="Write a SELECT, SHOW or DESCRIBE. Tables change through batches and syncs.",
+        )
+
+
+def _commands(jvm: Any, plan: Any) -> bool:
+    """Whether a parsed plan holds a node that does something."""
+    logical = "org.apache.spark.sql.catalyst.plans.logical"
+    kinds = [jvm.java.lang.Class.forName(f"{logical}.{kind}") for kind in _DOING]
+    open_nodes = [plan]
+    while open_nodes:
+        node = open_nodes.pop()
+        if any(kind.isInstance(node) for kind in kinds):
+            return True
+        for nodes in (node.children(), node.innerChildren()):
+            open_nodes += [
+                nodes.apply(place)
+                for place in range(nodes.size())
+                if hasattr(nodes.apply(place), "innerChildren")
+            ]
+    return False
 
 
 def _analysed(spark: SparkSession, text: str) -> DataFrame:
@@ -135,11 +168,11 @@ def _analysed(spark: SparkSession, text: str) -> DataFrame:
 
 def _failed(failure: PySparkException) -> QueryError:
     condition = failure.getCondition() or type(failure).__name__
-    first = str(failure).strip().partition("\n\n")[0].partition("\nJVM stacktrace")[0]
-    message = first.removeprefix(f"[{condition}]").strip().partition(" SQLSTATE:")[0]
+    first = str(failure).strip().removeprefix(f"[{condition}]").strip().partition("\n")[0]
+    message = first.partition(" SQLSTATE:")[0].rstrip(".;")
     return QueryError(
-        f"Spark cannot answer: {message.rstrip('.;')}.",
-        hint=f"Spark calls this {condition}. `chronolake tables --json` lists names and columns.",
+        f"Spark cannot answer ({condition}): {message}.",
+        hint="`chronolake tables --json` lists the names of tables and columns.",
     )
 
 
@@ -152,7 +185,9 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
     return tuple(distinct)
 
 
-def _form(kind: DataType) -> tuple[Callable[[Column], Column], Callable[..., Cell]]:
+def _form(  # noqa: PLR0911 - one line a type
+    kind: DataType,
+) -> tuple[Callable[[Column], Column], Callable[..., Cell]]:
     """How a column is fetched from Spark, and how each fetched value becomes a cell.
 
     Times are fetched as integers: Python's datetime cannot hold the ends of time.
@@ -164,6 +199,8 @@ def _form(kind: DataType) -> tuple[Callable[[Column], Column], Callable[..., Cel
             return (lambda column: F.unix_micros(column.cast("timestamp"))), _naive
         case DateType():
             return F.unix_date, date
+        case FloatType():
+            return (lambda column: column), single
         case StructType() | ArrayType() | MapType():
             return F.to_json, plain
         case DayTimeIntervalType() | YearMonthIntervalType() | VariantType():

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 
 import orjson
 import typer
@@ -26,6 +28,8 @@ from chronolake.types import TableName
 if TYPE_CHECKING:
     from chronolake.config import LakeConfig
     from chronolake.lake import Lake
+
+_DEBUG: Final = "--debug"
 
 app = typer.Typer(
     name="chronolake",
@@ -68,7 +72,7 @@ JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of text for people.")
 ]
 DebugOption: TypeAlias = Annotated[
-    bool, typer.Option("--debug", help="Show the whole traceback of an error.")
+    bool, typer.Option(_DEBUG, help="Show the whole traceback of an error.")
 ]
 TableArgument: TypeAlias = Annotated[
     str,
@@ -133,7 +137,29 @@ def existing(config: LakeConfig) -> Lake:
 
     look.check(config)
     quiet_logs()
-    return Lake.open(config.path, config=config)
+    with quiet_java():
+        return Lake.open(config.path, config=config)
+
+
+@contextmanager
+def quiet_java() -> Iterator[None]:
+    """Start a JVM that keeps its warnings to itself; with `--debug` it speaks.
+
+    A process keeps the standard error that it was born with, so that of the JVM is a file nobody
+    reads, while ours is back as soon as the JVM runs.
+    """
+    if _DEBUG in sys.argv:
+        yield
+        return
+    ours = os.dup(2)
+    with tempfile.TemporaryFile() as unread:
+        sys.stderr.flush()
+        os.dup2(unread.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)
 
 
 def quiet_logs() -> None:
@@ -142,6 +168,9 @@ def quiet_logs() -> None:
 
     import structlog  # noqa: PLC0415 - the same
 
+    # PySpark logs the whole plan of a question that it cannot answer; the error says enough.
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).disabled = True
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -224,9 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: the words after the program's name; the process's own by default.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
+    debug = _DEBUG in words
     # An option of the program is accepted after the command as well.
-    words = [*(["--debug"] if debug else []), *(word for word in words if word != "--debug")]
+    words = [*([_DEBUG] if debug else []), *(word for word in words if word != _DEBUG)]
     try:
         app(args=words, prog_name="chronolake")
     except ChronolakeError as failure:

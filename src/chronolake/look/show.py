@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LONGEST: Final = 120
 _MOST_COLUMNS: Final = 24
 _STEP: Final = 1024
+_MINUTES: Final = len("2024-01-01T00:00")
 _STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELETED: "red"}
 
 
@@ -53,7 +54,7 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     table.add_column("active", justify="right")
     table.add_column("files", justify="right")
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("published", overflow="fold")
+    table.add_column("published", no_wrap=True)
     for summary in summaries:
         table.add_row(
             cell(str(summary.name)),
@@ -63,7 +64,7 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
             Text("" if summary.active is None else f"{summary.active:,}"),
             Text(f"{summary.data_files:,}+{summary.delete_files:,}"),
             Text(size(summary.bytes)),
-            Text((summary.published_at or "").partition(".")[0].removesuffix("Z")),
+            Text((summary.published_at or "")[:_MINUTES].replace("T", " ")),
         )
     notes = Text(
         "rows of a history table are versions; files: data + delete files; times in UTC",
@@ -150,9 +151,9 @@ def _grid(pairs: Iterable[tuple[str, Text]]) -> Table:
 
 def _values(version: Version) -> RenderableType:
     """All that a version says; of a wide one the columns that are not null."""
-    named: list[tuple[str, Cell]] = list(version.values.items())
+    named = list(version.values.items())
     if len(named) > _MOST_COLUMNS:
-        named = [(name, value) for name, value in named if value is not None][:_MOST_COLUMNS]
+        named = [pair for pair in named if pair[1] is not None][:_MOST_COLUMNS]
     shown = _grid((name, cell(value)) for name, value in named)
     if left := len(version.values) - len(named):
         return Group(shown, Text(f"and {left:,} more columns: use --json", style="dim"))

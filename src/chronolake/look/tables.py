@@ -9,6 +9,9 @@ from chronolake.look.catalog import every
 from chronolake.types import ACTIVE, Column, Mode, TableName
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+
     from chronolake.config import LakeConfig
     from chronolake.look.catalog import LookedUp
 
@@ -117,20 +120,39 @@ def _stored_rows(found: LookedUp, totals: dict[str, str]) -> int:
 
 
 def _active(found: LookedUp) -> int:
-    """How many versions are active: whole files of one partition, less what vectors mark."""
-    from pyiceberg.expressions import AlwaysTrue, EqualTo  # noqa: PLC0415 - slow to import
-    from pyiceberg.manifest import FileFormat  # noqa: PLC0415 - slow to import
+    """How many versions are active: rows in that partition's files, less what vectors mark.
 
-    scan = found.table.scan(row_filter=EqualTo(ACTIVE, True))
-    tasks = list(scan.plan_files())
-    whole = all(
-        task.residual == AlwaysTrue()
-        and all(file.file_format == FileFormat.PUFFIN for file in task.delete_files)
-        for task in tasks
-    )
-    if not whole:
-        return scan.count()
-    return sum(
-        task.file.record_count - sum(vector.record_count for vector in task.delete_files)
-        for task in tasks
-    )
+    Vectors are counted where the manifests list them: PyIceberg's plan gives every file of a
+    partition all of the partition's vectors, whichever file they are for.
+    """
+    from pyiceberg.expressions import EqualTo  # noqa: PLC0415 - slow to import
+    from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
+
+    table = found.table
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return 0
+    place_by_spec = {number: _place(table.schema(), spec) for number, spec in table.specs().items()}
+    count = 0
+    for manifest in snapshot.manifests(table.io):
+        place = place_by_spec[manifest.partition_spec_id]
+        for entry in manifest.fetch_manifest_entry(table.io):
+            file = entry.data_file
+            is_data = file.content is DataFileContent.DATA
+            if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
+                # Another engine's layout: only reading tells.
+                return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
+            if file.partition[place]:
+                count += file.record_count if is_data else -file.record_count
+    return count
+
+
+def _place(schema: Schema, spec: PartitionSpec) -> int | None:
+    """Where `_fivetran_active` itself stands among a spec's partition values, if it does."""
+    for place, field in enumerate(spec.fields):
+        if (
+            str(field.transform) == "identity"
+            and schema.find_column_name(field.source_id) == ACTIVE
+        ):
+            return place
+    return None
