@@ -120,9 +120,7 @@ class SentTable:
         ]
         dice.shuffle(columns)
         kinds = batch.rows
-        files = {
-            kind: self._files(kind, rows, batch, dice) for kind, rows in kinds.items() if rows
-        }
+        files = {kind: self._files(kind, rows, batch, dice) for kind, rows in kinds.items() if rows}
         return self.caller.request(self.name, columns, history=self.is_history, **files)
 
     def _files(
@@ -171,9 +169,7 @@ def plain_rows(table: pa.Table) -> list[Row]:
         if pa.types.is_timestamp(values.type):
             values = pc.cast(pc.cast(values, pa.timestamp("us", values.type.tz)), pa.int64())
         columns[name] = values.to_pylist()
-    return [
-        dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)
-    ]
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def differences(found: Iterable[Row], expected: Iterable[Row], key: Sequence[str]) -> str:

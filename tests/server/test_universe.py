@@ -112,7 +112,7 @@ def timeline(scenario: Scenario) -> list[Row]:
     return versions
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_history_does_not_depend_on_how_it_is_batched_or_repeated(
     caller: Caller, lake: Lake, times: int
 ) -> None:
@@ -155,7 +155,12 @@ def keyed_batch(scenarios: Sequence[Scenario], number: int, *, soft: bool) -> Ba
 
 
 @pytest.mark.parametrize(
-    ("letters", "times"), [("ABpd", 1), ("Apsd", 1), ("Apsd", 2)], ids=["live", "soft", "soft-twice"]
+    ("letters", "times"),
+    [
+        pytest.param("ABpd", 1, id="live"),
+        pytest.param("Apsd", 1, id="soft", marks=pytest.mark.long),
+        pytest.param("Apsd", 2, id="soft-twice"),
+    ],
 )
 def test_a_keyed_table_holds_what_the_batches_left(
     caller: Caller, lake: Lake, letters: str, times: int

@@ -1,0 +1,177 @@
+"""What tables must hold: the rules of the Partner SDK in plain Python, without any Chronolake.
+
+Written from sections 4.5, 4.6 and 4.7.3 of the specification, one statement after the other, for
+clearness and not for speed. A row maps column names to Python values; times are microseconds since
+1970. A cell that a file leaves as it is holds `KEEP`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+START: Final = "_fivetran_start"
+END: Final = "_fivetran_end"
+ACTIVE: Final = "_fivetran_active"
+MILLISECOND: Final = 1_000
+#: 9999-12-31T23:59:59.999Z
+TMAX: Final = 253_402_300_799_999_000
+
+
+class _Keep:
+    def __repr__(self) -> str:
+        return "KEEP"
+
+
+KEEP: Final = _Keep()
+
+Row = dict[str, Any]
+Rows = Iterable[Mapping[str, Any]]
+Key = tuple[Any, ...]
+
+
+class KeyedTable:
+    """A live or soft-delete table: one row per key; null is a value like any other."""
+
+    def __init__(self, key: Sequence[str], columns: Sequence[str]) -> None:
+        self.key = tuple(key)
+        self.columns = tuple(columns)
+        self.by_key: dict[Key, Row] = {}
+        self.ignored = 0
+
+    def write(self, *, replace: Rows = (), update: Rows = (), delete: Rows = ()) -> None:
+        for row in replace:
+            # Columns that the request does not carry keep their value, or begin as null.
+            before = self.by_key.get(self._key(row), dict.fromkeys(self.columns))
+            self.by_key[self._key(row)] = {**before, **row}
+        for row in update:
+            found = self.by_key.get(self._key(row))
+            if found is None:
+                self.ignored += 1
+            else:
+                found.update({name: cell for name, cell in row.items() if cell is not KEEP})
+        for row in delete:
+            self.by_key.pop(self._key(row), None)
+
+    def truncate(self, synced: str, before: int, *, soft: str | None = None) -> None:
+        for key, row in list(self.by_key.items()):
+            if row[synced] is None or row[synced] >= before:
+                continue
+            if soft is None:
+                del self.by_key[key]
+            else:
+                row[soft] = True
+
+    def rows(self) -> list[Row]:
+        return list(self.by_key.values())
+
+    def _key(self, row: Mapping[str, Any]) -> Key:
+        return tuple(row[name] for name in self.key)
+
+
+class HistoryTable:
+    """A history table: the versions of every key, by their start."""
+
+    def __init__(self, key: Sequence[str], columns: Sequence[str]) -> None:
+        self.key = tuple(key)
+        self.columns = tuple(columns)
+        self.versions: dict[Key, dict[int, Row]] = {}
+        self.ignored = 0
+
+    def write(
+        self, *, earliest: Rows = (), replace: Rows = (), update: Rows = (), delete: Rows = ()
+    ) -> None:
+        since: dict[Key, int] = {}
+        given: defaultdict[Key, dict[int, tuple[bool, Mapping[str, Any]]]] = defaultdict(dict)
+        for row in earliest:
+            self._note(since, row)
+        for is_whole, rows in ((False, update), (True, replace)):
+            for row in rows:
+                self._note(since, row)
+                given[self._key(row)][row[START]] = (is_whole, row)
+        for key, begin in since.items():
+            self._write_key(key, begin, given[key])
+        for row in delete:
+            self._delete(row)
+
+    def truncate(self, synced: str, before: int) -> None:
+        for key, versions in self.versions.items():
+            self.versions[key] = {
+                start: row
+                for start, row in versions.items()
+                if row[synced] is None or row[synced] >= before
+            }
+
+    def rows(self) -> list[Row]:
+        return [row for versions in self.versions.values() for row in versions.values()]
+
+    def _note(self, since: dict[Key, int], row: Mapping[str, Any]) -> None:
+        key, start = self._key(row), row[START]
+        since[key] = min(start, since.get(key, start))
+
+    def _write_key(
+        self, key: Key, begin: int, given: Mapping[int, tuple[bool, Mapping[str, Any]]]
+    ) -> None:
+        stored = self.versions.get(key, {})
+        # Step 1: what starts at the earliest start or later goes.
+        removed = {start: row for start, row in stored.items() if start >= begin}
+        versions = {start: row for start, row in stored.items() if start < begin}
+        # Step 2: what is active or reaches it ends before it.
+        for row in versions.values():
+            if row[ACTIVE] or row[END] >= begin:
+                row[ACTIVE], row[END] = False, begin - MILLISECOND
+        # Steps 3 and 4, in the order of the starts.
+        for start in sorted(given):
+            is_whole, row = given[start]
+            if is_whole:
+                versions[start] = {**dict.fromkeys(self.columns), **row}
+                continue
+            base = self._base(start, versions, removed, set(given))
+            if base is None:
+                self.ignored += 1
+                continue
+            changed = {name: cell for name, cell in row.items() if cell is not KEEP}
+            versions[start] = {**base, **changed}
+        self.versions[key] = versions
+
+    @staticmethod
+    def _base(
+        start: int, versions: Mapping[int, Row], removed: Mapping[int, Row], given: set[int]
+    ) -> Row | None:
+        before = [other for other in versions if other < start]
+        if before:
+            return versions[max(before)]
+        if start in removed:
+            return removed[start]
+        after = [other for other in removed if other > start and other not in given]
+        return removed[min(after)] if after else None
+
+    def _delete(self, row: Mapping[str, Any]) -> None:
+        """Step 5: the version that was current at the delete's time ends then."""
+        versions, at = self.versions.get(self._key(row), {}), row[END]
+        before = [start for start in versions if start <= at]
+        if before and versions[max(before)][END] > at:
+            versions[max(before)].update({END: at, ACTIVE: False})
+
+    def _key(self, row: Mapping[str, Any]) -> Key:
+        return tuple(row[name] for name in self.key)
+
+
+def promises_broken(rows: Rows, key: Sequence[str]) -> list[str]:
+    """What a history table promises, and these versions do not keep."""
+    by_key: defaultdict[Key, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_key[tuple(row[name] for name in key)].append(row)
+    broken = []
+    for each, found in by_key.items():
+        versions = sorted(found, key=lambda row: row[START])
+        if sum(row[ACTIVE] for row in versions) > 1:
+            broken.append(f"{each} has several active versions")
+        broken += [f"{each}: {row}" for row in versions if row[ACTIVE] != (row[END] == TMAX)]
+        for row, following in zip(versions, versions[1:], strict=False):
+            if row[START] == following[START]:
+                broken.append(f"{each}: two versions start at {row[START]}")
+            elif row[END] > following[START] - MILLISECOND:
+                broken.append(f"{each}: the version of {row[START]} overlaps the next")
+    return broken
