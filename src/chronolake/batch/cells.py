@@ -84,7 +84,7 @@ def integer(text: str, kind: Kind) -> int:
     value = int(text)
     low, high = _RANGES[kind]
     if not low <= value <= high:
-        raise RefusedError(f"it is not within {low} and {high}")
+        raise RefusedError(f"it is out of the range of {kind}")
     return value
 
 

@@ -145,9 +145,10 @@ class CsvFile:
             The rows, and the places of the columns that were read as text.
         """
         texts = set(self._as_text)
-        if records.has_hexadecimal(block):
+        integers = {p for p, column in self._wanted.items() if column.type.kind in _INTEGERS}
+        if integers - texts and records.has_hexadecimal(block):
             # PyArrow would take hexadecimal integers.
-            texts.update(p for p, column in self._wanted.items() if column.type.kind in _INTEGERS)
+            texts |= integers
         grid = self._parsed(block, texts, nulls)
         arrays: dict[str, pa.Array] = {}
         again: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,7 +19,7 @@ from chronolake.batch.plain import opened
 from chronolake.changes import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from chronolake.batch.files import BatchFile, FileForm
     from chronolake.batch.pieces import Piece
@@ -43,6 +44,7 @@ class Reading:
         required: by operation, the columns that its files must have.
         table: `schema.table`, for the log.
         batch: the batch's identity, for the log.
+        block_size: about how many bytes of CSV are parsed at once.
     """
 
     form: FileForm
@@ -50,6 +52,7 @@ class Reading:
     required: Mapping[Op, frozenset[str]]
     table: str
     batch: str
+    block_size: int = records.BLOCK_SIZE
 
 
 def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.RecordBatch]:
@@ -65,11 +68,12 @@ def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.Reco
     """
     tallies = {column.name: Counter[str]() for column in reading.columns}
     row = ordinal * ROWS_PER_FILE
-    for piece in _pieces(file, reading, tallies):
-        rows = _rows(piece, file.op, row, reading.columns)
-        row += piece.rows
-        for start in range(0, rows.num_rows, ROWS_PER_BATCH):
-            yield rows.slice(start, ROWS_PER_BATCH)
+    with closing(_pieces(file, reading, tallies)) as pieces:
+        for piece in pieces:
+            rows = _rows(piece, file.op, row, reading.columns)
+            row += piece.rows
+            for start in range(0, rows.num_rows, ROWS_PER_BATCH):
+                yield rows.slice(start, ROWS_PER_BATCH)
     for column, tally in tallies.items():
         if tally:
             _log.warning(
@@ -82,7 +86,7 @@ def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.Reco
             )
 
 
-def _pieces(file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]]) -> Iterator[Piece]:
+def _pieces(file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]]) -> Generator[Piece, None, None]:
     required = reading.required.get(file.op, frozenset())
     if reading.form.format == "parquet":
         yield from parquet_file.pieces(
@@ -90,15 +94,21 @@ def _pieces(file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]])
         )
         return
     csv = CsvFile(file, reading.form, reading.columns, required, tallies)
-    with opened(file, reading.form) as plain:
-        yield from ahead(csv.pieces(ahead(records.blocks(plain.read))))
+    # Closed in this order, and never left to the garbage collector: that may run in any thread,
+    # and closing waits for the thread that works ahead.
+    with (
+        opened(file, reading.form) as plain,
+        closing(ahead(records.blocks(plain.read, size=reading.block_size))) as blocks,
+        closing(ahead(csv.pieces(blocks))) as pieces,
+    ):
+        yield from pieces
     if not csv.begun:
         _log.warning(
             "batch_file_without_header", table=reading.table, batch=reading.batch, file=file.path
         )
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
+def ahead(items: Iterable[T]) -> Generator[T, None, None]:
     """The same items, the next one made by a thread while this one is used.
 
     Closing this iterator waits for the item in the making and closes `items`.

@@ -27,7 +27,9 @@ _QUOTE: Final = 34
 _COMMA: Final = 44
 _CR: Final = 13
 _LF: Final = 10
-_LOWER: Final = 0x20
+_ZERO: Final = 48
+_SMALL_X: Final = 120
+_LARGE_X: Final = 88
 
 
 class OverlongRecordError(Exception):
@@ -142,8 +144,8 @@ def flaw(block: bytes, *, width: int) -> tuple[int, str] | None:
 def has_hexadecimal(block: bytes) -> bool:
     """Whether `0x` or `0X` stands anywhere in a block."""
     content = np.frombuffer(block, dtype=np.uint8)
-    places = np.flatnonzero((content | _LOWER) == ord("x"))
-    return bool((content[places - 1] == ord("0")).any())
+    before, after = content[:-1], content[1:]
+    return any((before[np.flatnonzero(after == x)] == _ZERO).any() for x in (_SMALL_X, _LARGE_X))
 
 
 def _count(content: bytes, value: int) -> int:
