@@ -362,8 +362,8 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
 
 
 @contextmanager
-def serving(destination):
-    """Serve on a free port of the loopback; gives `host:port`."""
+def serving(destination, credentials=None):
+    """Serve on a free port of the loopback, over TLS with credentials; gives `host:port`."""
     limit = 128 * 1024 * 1024
     server = grpc.server(
         ThreadPoolExecutor(max_workers=4),
@@ -373,9 +373,12 @@ def serving(destination):
         ],
     )
     rpc.add_DestinationConnectorServicer_to_server(destination, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port("localhost:0")
+    else:
+        port = server.add_secure_port("localhost:0", credentials)
     server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield f"localhost:{port}"
     finally:
         server.stop(grace=None).wait()

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from playing import assert_contents_agree, played
 from reference_destination import ReferenceDestination, serving
 from typer.testing import CliRunner
@@ -193,6 +201,21 @@ def test_a_migration_that_must_be_refused_must_not_succeed(tmp_path):
     assert "no column 'nope'" in outcome.failures[0]["expected"]
 
 
+def test_nobody_says_what_becomes_of_a_migration_without_its_table(tmp_path):
+    rename = {"rename_column": [{"table": "none", "from_column": "a", "to_column": "b"}]}
+    path = migrating(tmp_path, rename)
+    strict = played([path], tmp_path)
+
+    class Lenient(ReferenceDestination):
+        def _rename_column(self, place, body):
+            pass
+
+    lenient = played([path], tmp_path, Lenient())
+    assert (strict.code, lenient.code) == (0, 0)
+    assert any("refused, as it may be" in text for text in strict.notices)
+    assert any("not refused, although" in text for text in lenient.notices)
+
+
 def test_every_write_is_sent_twice_when_replayed(simple, tmp_path):
     outcome = played([simple], tmp_path, replay=True)
     writes = [r for r in outcome.destination.requests if isinstance(r, sdk.WriteBatchRequest)]
@@ -318,3 +341,76 @@ def test_the_command_passes_its_options_on(tmp_path):
     assert set(json.loads((tmp_path / "model.json").read_text())) == {"shop"}
     assert "orders_demo_2_changes_update_1.csv" in {p.name for p in (tmp_path / "w").iterdir()}
     assert CliRunner().invoke(app, ["drive", "missing.json", "--target", "x:1"]).exit_code == 2
+
+
+def test_the_example_in_the_guide_plays(tmp_path):
+    guide = (EXAMPLES.parent / "docs" / "drive.md").read_text()
+    example = guide.split("```json\n")[1].split("```")[0]
+    path = tmp_path / "guide.json"
+    path.write_text(example)
+    outcome = played([path], tmp_path, strict_migrations=True)
+    assert outcome.code == 0
+    assert_contents_agree(outcome)
+    assert outcome.rows("visits") == []
+    assert [row["town"] for row in outcome.rows("customers")] == ["Lisbon", "Bergen"]
+
+
+def test_every_option_stands_in_the_guide():
+    guide = (EXAMPLES.parent / "docs" / "drive.md").read_text()
+    result = CliRunner().invoke(app, ["drive", "--help"], env={"COLUMNS": "200"})
+    options = set(re.findall(r"(--[a-z-]+)", result.output)) - {"--help"}
+    assert len(options) > 20
+    assert {option for option in options if option not in guide} == set()
+
+
+def certificate(tmp_path):
+    """A certificate that signs itself, for localhost: credentials and the file to trust."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    chain = made.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    trusted = tmp_path / "ca.pem"
+    trusted.write_bytes(chain)
+    return grpc.ssl_server_credentials([(private, chain)]), trusted
+
+
+def test_tls_is_spoken_to_those_who_are_trusted(simple, tmp_path):
+    credentials, trusted = certificate(tmp_path)
+    with serving(ReferenceDestination(), credentials) as target:
+
+        def code(**options):
+            wanted = DriveOptions(target=target, connect_timeout=2, **options)
+            return run([simple], wanted, stream=io.StringIO())
+
+        assert code(ca_certificate=trusted) == 0
+        assert code(tls=True) == 1
+        assert code() == 1
+        assert code(ca_certificate=tmp_path / "missing.pem") == 2
+
+
+def test_a_call_that_takes_too_long_stops_the_run(simple, tmp_path):
+    class Slow(ReferenceDestination):
+        def CreateTable(self, request, context):  # noqa: N802 - the name of the call
+            time.sleep(1)
+            return super().CreateTable(request, context)
+
+    outcome = played([simple], tmp_path, Slow(), timeout=0.3)
+    assert outcome.code == 1
+    assert outcome.calls[-1]["answer"] == "DEADLINE_EXCEEDED"

@@ -59,6 +59,7 @@ class Conversation:
         detail: str = "",
         good: tuple[str, ...] = ("success",),
         refusal: str | None = None,
+        refusal_due: bool = True,
         inspect: Callable[[Answer, Checked], None] | None = None,
     ) -> Answer:
         """Make a call and check its answer.
@@ -70,7 +71,8 @@ class Conversation:
             detail: what is sent, for the report.
             good: the members of the response that are right; a warning always is. None are looked
                 at when the response has no oneof.
-            refusal: why the guides want the destination to refuse, if they do.
+            refusal: why the destination may refuse, if it may.
+            refusal_due: whether the guides want it to, so that a success is wrong.
             inspect: further checks of a good answer.
 
         Raises:
@@ -83,7 +85,11 @@ class Conversation:
         if refusal is not None:
             outcome.checked.append("refusal")
             if refused:
-                outcome.notices.append(f"refused, as it must be: {refusal}.")
+                outcome.notices.append(
+                    f"refused, as it {'must' if refusal_due else 'may'} be: {refusal}."
+                )
+            elif not refusal_due:
+                outcome.notices.append(f"not refused, although {refusal}.")
             elif answer.member != "unsupported":
                 outcome.failures.append(
                     Failure("answer", f"a task, because {refusal}", answer.member)

@@ -78,7 +78,8 @@ class Migrator:
                     return model
                 self._alter(model, migration, refusal)
             case _:
-                answer = self._migrate(migration, refusal)
+                # The guides do not say what becomes of a table that is not there.
+                answer = self._migrate(migration, refusal, due=source in model.tables)
                 if answer.member == "unsupported":
                     after = self._fall_back(model, migration)
         for table in migration.tables:
@@ -131,7 +132,7 @@ class Migrator:
         )
         self._conversation.ask("CreateTable", request, table=table, detail=detail)
 
-    def _migrate(self, migration: Migration, refusal: str | None) -> Answer:
+    def _migrate(self, migration: Migration, refusal: str | None, *, due: bool) -> Answer:
         request = sdk.MigrateRequest(
             configuration=self._conversation.configuration,
             details=wire.migration_details(self._schema, migration),
@@ -155,6 +156,7 @@ class Migrator:
             detail=migration.operation,
             good=("success", "unsupported"),
             refusal=refusal,
+            refusal_due=due,
             inspect=inspect,
         )
 
