@@ -81,34 +81,14 @@ class Conversation:
         answer = self._destination.call(rpc, request)
         outcome = Checked()
         outcome.checked.append("gRPC status" if answer.member == "" else "answer")
-        refused = answer.failed or answer.member == "task"
         if refusal is not None:
-            outcome.checked.append("refusal")
-            if refused:
-                outcome.notices.append(
-                    f"refused, as it {'must' if refusal_due else 'may'} be: {refusal}."
-                )
-            elif not refusal_due:
-                outcome.notices.append(f"not refused, although {refusal}.")
-            elif answer.member != "unsupported":
-                outcome.failures.append(
-                    Failure("answer", f"a task, because {refusal}", answer.member)
-                )
-        elif refused:
-            outcome.failures.append(Failure("answer", " or ".join(good) or "OK", answer.member))
-        elif answer.member == "warning":
-            outcome.notices.append("a warning: the sync goes on.")
-        elif answer.member == "unset" and rpc in _MAY_BE_UNSET:
-            outcome.notices.append("the response is empty: it should say success.")
-        elif answer.member and (answer.member not in good or answer.text == "false"):
-            said = f"{answer.member}=false" if answer.text == "false" else answer.member
-            outcome.failures.append(Failure("answer", " or ".join(good), said))
-        elif inspect is not None:
+            _judge_refusal(answer, outcome, refusal, due=refusal_due)
+        elif _judge(answer, outcome, good) and inspect is not None:
             inspect(answer, outcome)
         call = CallReport(answer, table, detail, outcome)
         self.tally.add(call)
         self._report.call(call)
-        if refused and refusal is None:
+        if answer.refused and refusal is None:
             raise SyncStopped(rpc)
         return answer
 
@@ -185,3 +165,30 @@ class Conversation:
         return sdk.DescribeTableRequest(
             configuration=self.configuration, schema_name=schema, table_name=table
         )
+
+
+def _judge(answer: Answer, outcome: Checked, good: tuple[str, ...]) -> bool:
+    """Check which member an answer has; True if it is a good one."""
+    if answer.refused:
+        outcome.failures.append(Failure("answer", " or ".join(good) or "OK", answer.member))
+    elif answer.member == "warning":
+        outcome.notices.append("a warning: the sync goes on.")
+    elif answer.member == "unset" and answer.rpc in _MAY_BE_UNSET:
+        outcome.notices.append("the response is empty: it should say success.")
+    elif answer.member and (answer.member not in good or answer.text == "false"):
+        said = f"{answer.member}=false" if answer.text == "false" else answer.member
+        outcome.failures.append(Failure("answer", " or ".join(good), said))
+    else:
+        return True
+    return False
+
+
+def _judge_refusal(answer: Answer, outcome: Checked, refusal: str, *, due: bool) -> None:
+    """Check an answer to what the destination must, or may, refuse."""
+    outcome.checked.append("refusal")
+    if answer.refused:
+        outcome.notices.append(f"refused, as it {'must' if due else 'may'} be: {refusal}.")
+    elif not due:
+        outcome.notices.append(f"not refused, although {refusal}.")
+    elif answer.member != "unsupported":
+        outcome.failures.append(Failure("answer", f"a task, because {refusal}", answer.member))

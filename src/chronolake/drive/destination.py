@@ -44,9 +44,9 @@ class Answer:
     seconds: float
 
     @property
-    def failed(self) -> bool:
-        """Whether gRPC itself reports an error."""
-        return self.message is None
+    def refused(self) -> bool:
+        """Whether it ends a sync: a task, or an error of gRPC itself."""
+        return self.message is None or self.member == "task"
 
 
 class Destination:
