@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,12 +25,13 @@ from chronolake.types import Kind
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from chronolake.batch.files import BatchFile, FileForm
     from chronolake.types import Column
 
-_BLAMED: Final = re.compile(r"^In CSV column #(\d+):")
+_BLAMED: Final = re.compile(r"In CSV column #(\d+):")
+_RAGGED: Final = re.compile(r"CSV parse error: Row #(\d+): Expected \d+ columns, got (\d+)")
 #: How often a block is parsed again with one more column as text, before all become text.
 _PATIENCE: Final = 4
 _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
@@ -161,10 +162,10 @@ class CsvFile:
             else:
                 again.append(place)
         if again:
-            reread = self._grid(block, dict.fromkeys(again, pa.binary()), nulls)
+            reread = self._texts(block, again, nulls)
             for place in again:
                 column = self._wanted[place]
-                arrays[column.name] = self._from_text(reread.arrays[place], column)
+                arrays[column.name] = self._from_text(reread[place], column)
         return Piece(grid.rows, arrays), texts
 
     def _unmodified(self, block: bytes, piece: Piece, texts: set[int]) -> dict[str, pa.Array]:
@@ -185,17 +186,17 @@ class CsvFile:
         masks = {self._wanted[place].name: pc.is_null(array) for place, array in known.items()}
         unknown = [place for place in doubtful if place not in known]
         if unknown:
-            grid = self._grid(block, dict.fromkeys(unknown, pa.binary()), [])
+            texts_of = self._texts(block, unknown, [])
             marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())
             for place in unknown:
-                masks[self._wanted[place].name] = pc.equal(grid.arrays[place], marker)
+                masks[self._wanted[place].name] = pc.equal(texts_of[place], marker)
         return masks
 
     def _unmarked(self, block: bytes, marker: bytes) -> Piece:
         """Parse a block that holds the unmodified marker where it has no meaning."""
-        grid = self._grid(block, dict.fromkeys(self._wanted, pa.binary()), [])
+        texts = self._texts(block, self._wanted, [])
         for place, column in self._wanted.items():
-            at = pc.index(grid.arrays[place], pa.scalar(marker, pa.binary())).as_py()
+            at = pc.index(texts[place], pa.scalar(marker, pa.binary())).as_py()
             if at >= 0:
                 raise self._refused(
                     at, column, "it is the unmodified marker, outside an update file"
@@ -212,68 +213,74 @@ class CsvFile:
 
     def _parsed(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
         """The block's columns; those in `texts` as bytes, more added as PyArrow refuses them."""
-        for attempt in range(_PATIENCE + 1):
-            if attempt == _PATIENCE:
-                self._as_text.update(self._wanted)
-                texts.update(self._wanted)
+        attempts = 0
+        while True:
             types = {
                 place: pa.binary() if place in texts else direct(column.type)
                 for place, column in self._wanted.items()
             }
-            blamed: int | None = None
-            try:
-                return self._grid(block, types, nulls)
-            except pa.ArrowInvalid as error:
-                found = _BLAMED.match(str(error))
-                blamed = int(found[1]) if found else None
-            if blamed is not None:
-                self._as_text.add(blamed)
-                texts.add(blamed)
+            found = self._grid(block, types, nulls)
+            if isinstance(found, _Grid):
+                return found
+            attempts += 1
+            refused = {found} if attempts < _PATIENCE else set(self._wanted)
+            self._as_text |= refused
+            texts |= refused
+
+    def _texts(self, block: bytes, places: Iterable[int], nulls: list[str]) -> dict[int, pa.Array]:
+        """Columns of a block as bytes, which no cell can refuse."""
+        found = self._grid(block, dict.fromkeys(places, pa.binary()), nulls)
+        if isinstance(found, _Grid):
+            return found.arrays
         raise self._malformed(0, "The rows from this one on are not CSV.")
 
-    def _grid(self, block: bytes, types: dict[int, pa.DataType], nulls: list[str]) -> _Grid:
+    def _grid(self, block: bytes, types: dict[int, pa.DataType], nulls: list[str]) -> _Grid | int:
         """Parse a block with PyArrow.
+
+        Returns:
+            The columns, or the place of one whose type refuses a cell.
 
         Raises:
             MalformedFileError: a row of another width.
-            pa.ArrowInvalid: a cell does not fit its type.
         """
-        ragged: list[tuple[int, int]] = []
-
-        def note(row: Any) -> str:
-            ragged.append((row.number, row.actual_columns))
-            return "skip"
-
         # One column is needed to count the rows.
         wanted = types or {0: pa.binary()}
-        table = pa_csv.read_csv(
-            pa.BufferReader(block),
-            read_options=pa_csv.ReadOptions(
-                use_threads=False,
-                block_size=len(block),
-                column_names=[str(place) for place in range(len(self._names))],
-            ),
-            parse_options=pa_csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=note),
-            convert_options=pa_csv.ConvertOptions(
-                column_types={str(place): kind for place, kind in wanted.items()},
-                include_columns=[str(place) for place in wanted],
-                null_values=nulls,
-                strings_can_be_null=bool(nulls),
-                quoted_strings_can_be_null=True,
-                true_values=["true"],
-                false_values=["false"],
-            ),
-        )
-        if ragged:
-            number, width = ragged[0]
+        try:
+            table = pa_csv.read_csv(
+                pa.BufferReader(block),
+                read_options=pa_csv.ReadOptions(
+                    use_threads=False,
+                    block_size=len(block),
+                    column_names=[str(place) for place in range(len(self._names))],
+                ),
+                parse_options=pa_csv.ParseOptions(ignore_empty_lines=False),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types={str(place): kind for place, kind in wanted.items()},
+                    include_columns=[str(place) for place in wanted],
+                    null_values=nulls,
+                    strings_can_be_null=bool(nulls),
+                    quoted_strings_can_be_null=True,
+                    true_values=["true"],
+                    false_values=["false"],
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            # The words quote the cell or the row: only the numbers leave this place.
+            said = str(error)
+        else:
+            arrays = {
+                place: column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+                for place, column in zip(wanted, table.columns, strict=True)
+            }
+            return _Grid(table.num_rows, arrays)
+        if blamed := _BLAMED.match(said):
+            return int(blamed[1])
+        if ragged := _RAGGED.match(said):
+            number, width = int(ragged[1]), ragged[2]
             raise self._malformed(
                 number - 1, f"The row has {width} cells; the header has {len(self._names)}."
             )
-        arrays = {
-            place: column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            for place, column in zip(wanted, table.columns, strict=True)
-        }
-        return _Grid(table.num_rows, arrays)
+        raise self._malformed(0, "The rows from this one on are not CSV.")
 
     def _malformed(
         self, rows_before: int, message: str, *, hint: str | None = None

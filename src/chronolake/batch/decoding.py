@@ -86,7 +86,9 @@ def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.Reco
             )
 
 
-def _pieces(file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]]) -> Generator[Piece, None, None]:
+def _pieces(
+    file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]]
+) -> Generator[Piece, None, None]:
     required = reading.required.get(file.op, frozenset())
     if reading.form.format == "parquet":
         yield from parquet_file.pieces(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import batch_writer
 import pytest
+import structlog
 
 from chronolake.batch.decoding import Reading, decoded
 from chronolake.batch.files import BatchFile, FileForm
@@ -94,6 +95,11 @@ def attempt(path: Path, form: FileForm, key: bytes | None, block_size: int) -> N
 
 
 def run(folder: Path, seeds: range) -> None:
+    with structlog.testing.capture_logs():
+        mutate(folder, seeds)
+
+
+def mutate(folder: Path, seeds: range) -> None:
     path = folder / "f"
     for seed in seeds:
         draw = random.Random(seed)
