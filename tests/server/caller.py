@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import grpc
 from pyiceberg.catalog.sql import SqlCatalog
-from sent_files import SentFile, csv_text, written
+from sent_files import NULL, UNMODIFIED, SentFile, csv_text, written
 
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
@@ -135,8 +135,6 @@ class Caller:
         compression: Literal["off", "zstd", "gzip"] = "zstd",
         encrypted: bool = True,
     ) -> Any:
-        from sent_files import NULL, UNMODIFIED
-
         kind = (
             destination_sdk_pb2.WriteHistoryBatchRequest
             if history

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import grpc
 import pytest
 from caller import SYNCED, Caller
 
 from chronolake.batch.access import open_file
 from chronolake.errors import ConfigurationError, FileAccessError, RefusedPathError
 from chronolake.lake import Lake
-from chronolake.server import Server, ServeOptions
+from chronolake.server import ServeOptions, Server
 
 COLUMNS = ["id*:LONG", SYNCED]
 
@@ -111,8 +112,6 @@ def test_a_path_with_a_nul_is_an_access_error(root: Path) -> None:
 def test_a_server_with_a_root_loads_files_below_it_and_no_others(
     lake: Lake, tmp_path: Path
 ) -> None:
-    import grpc
-
     allowed, other = tmp_path / "allowed", tmp_path / "other"
     for folder in (allowed, other):
         folder.mkdir()

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from caller import DELETED, HISTORY, SYNCED, Caller, said
+from caller import DELETED, HISTORY, SYNCED, Caller, catalog, said, table
+
+from chronolake.protos import destination_sdk_pb2
 
 ALL_TYPES = [
     "id*:LONG",
@@ -75,8 +77,6 @@ def test_an_unknown_table_or_schema_is_not_found_and_not_made(caller: Caller) ->
     assert caller.describe("nothing").not_found
     other = replace(caller, schema="no such schema")
     assert other.describe("nothing").not_found
-    from caller import catalog
-
     assert ("no such schema",) not in catalog(caller.lake).list_namespaces()
 
 
@@ -156,10 +156,6 @@ def test_a_table_with_a_stand_in_key_is_written_and_deleted_from_by_it(caller: C
 
 
 def test_a_text_s_length_hint_limits_nothing(caller: Caller) -> None:
-    from caller import table
-
-    from chronolake.protos import destination_sdk_pb2
-
     message = table("t", ["id*:LONG", "v:STRING", SYNCED])
     message.columns[1].params.string_byte_length = 8
     request = destination_sdk_pb2.CreateTableRequest(schema_name=caller.schema, table=message)

@@ -79,7 +79,7 @@ def test_other_libraries_warnings_are_lines_too_without_their_exceptions_text(
 ) -> None:
     logging.getLogger("py4j").info("chatter")
     try:
-        raise ValueError("cell 4711")
+        int("cell 4711")
     except ValueError:
         logging.getLogger("grpc._server").exception("Exception calling application")
     (line,) = lines(stream)

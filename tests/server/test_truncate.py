@@ -110,9 +110,7 @@ def test_every_version_of_a_history_table_is_looked_at(caller: Caller) -> None:
             [("2023-01-01T23:59:59.999Z", "false"), ("9999-12-31T23:59:59.999Z", "true")]
         )
     ]
-    request = caller.request(
-        "t", columns, history=True, replace=[caller.file("upsert", versions)]
-    )
+    request = caller.request("t", columns, history=True, replace=[caller.file("upsert", versions)])
     assert caller.stub.WriteHistoryBatch(request).success
     assert caller.truncate("t", CUTOFF).success
     assert caller.rows("t", "v") == [("1",)]

@@ -153,7 +153,7 @@ def test_metrics_count_batches_rows_bytes_seconds_and_failures_by_table(
     assert caller.create("t", COLUMNS).WhichOneof("response") == "task"
     assert caller.write("made up", COLUMNS).WhichOneof("response") == "task"
     url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own address
+    with urllib.request.urlopen(url) as answer:
         text = answer.read().decode()
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     table = f'table="{caller.schema}.t"'

@@ -351,7 +351,7 @@ def test_keys_are_looked_up_by_the_path_as_it_is_spelled(table: Caller) -> None:
     ("compression", "encrypted"), [("off", False), ("gzip", True), ("zstd", False)]
 )
 def test_every_compression_and_no_encryption_are_read(
-    table: Caller, compression: str, encrypted: bool
+    table: Caller, *, compression: str, encrypted: bool
 ) -> None:
     form = {"compression": compression, "encrypted": encrypted}
     file = table.file('odd name "ä" ', [full(1, "x")], **form)

@@ -35,7 +35,7 @@ _CANCEL_SECONDS: Final = 10.0
 _CANCEL_STEP: Final = 0.5
 # A call that waits for a worker when the last one ends is not counted for a moment.
 _SETTLE_SECONDS: Final = 0.2
-_USAGE_ERROR: Final = 2
+_NOT_STARTED: Final = 1
 
 
 class Server:
@@ -179,7 +179,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         options: how to listen.
 
     Returns:
-        the exit code of the process: 0, or 2 when the server cannot start.
+        the exit code of the process: 0, or 1 when the server cannot start.
     """
     logs.configure(logs.own_standard_output())
     told = threading.Event()
@@ -195,10 +195,10 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         server = Server(lake, options)
     except ChronolakeError as error:
         _log.error("not_started", error=type(error).__name__, reason=text_of(error))
-        return _USAGE_ERROR
+        return _NOT_STARTED
     except Exception as failure:  # noqa: BLE001 - its text may hold a secret
         _log.error("not_started", **unexpected(failure))
-        return _USAGE_ERROR
+        return _NOT_STARTED
     _say_hello(config, options, server)
     told.wait()
     _log.info("stopping", grace=options.grace)

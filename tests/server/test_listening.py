@@ -1,0 +1,173 @@
+"""Where and how the server listens: loopback, TLS, client certificates, one port for one server."""
+
+from __future__ import annotations
+
+import socket
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import grpc
+import pytest
+from conftest import lake_config
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from chronolake.errors import ConfigurationError
+from chronolake.lake import Lake
+from chronolake.protos import common_pb2, destination_sdk_pb2
+from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
+from chronolake.server import ServeOptions, Server
+
+ASKED = destination_sdk_pb2.CapabilitiesRequest()
+
+
+class Identity:
+    """A key and a certificate: of an authority, or signed by one."""
+
+    def __init__(self, folder: Path, name: str, signer: Identity | None = None) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer = signer or self
+        now = datetime.now(UTC)
+        self._certificate = (
+            x509.CertificateBuilder()
+            .subject_name(self._name)
+            .issuer_name(issuer._name)
+            .public_key(self._key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=5))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
+                critical=False,
+            )
+            .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), True)
+            .sign(issuer._key, hashes.SHA256())
+        )
+        self.cert, self.key = folder / f"{name}.crt", folder / f"{name}.key"
+        self.cert.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
+        self.key.write_bytes(
+            self._key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+
+
+def capabilities(channel: grpc.Channel) -> destination_sdk_pb2.CapabilitiesResponse:
+    with channel:
+        return DestinationConnectorStub(channel).Capabilities(ASKED, timeout=5)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def test_loopback_is_listened_on_in_both_kinds_of_address(server: Server) -> None:
+    hosts = ["127.0.0.1", *(["[::1]"] if has_ipv6() else [])]
+    for host in hosts:
+        assert capabilities(grpc.insecure_channel(f"{host}:{server.port}")) is not None
+
+
+def test_the_server_answers_what_batch_files_it_was_told_to_ask_for(lake: Lake) -> None:
+    with Server(lake, ServeOptions(port=0, batch_format="parquet")) as server:
+        answer = capabilities(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
+    assert answer.batch_file_format == destination_sdk_pb2.PARQUET
+
+
+def test_a_port_belongs_to_one_server(lake: Lake, server: Server) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Server(lake, ServeOptions(port=server.port))
+    assert str(server.port) in caught.value.message
+    with pytest.raises(ConfigurationError, match="metrics"):
+        Server(lake, ServeOptions(port=0, metrics_port=server.metrics_port))
+    assert capabilities(grpc.insecure_channel(f"127.0.0.1:{server.port}")) is not None
+
+
+def test_tls_is_spoken_with_the_given_certificate_and_nothing_else(
+    lake: Lake, tmp_path: Path
+) -> None:
+    authority = Identity(tmp_path, "authority")
+    own = Identity(tmp_path, "server", authority)
+    options = ServeOptions(port=0, tls_cert=own.cert, tls_key=own.key, grace=1)
+    with Server(lake, options) as server:
+        address = f"127.0.0.1:{server.port}"
+        trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
+        assert capabilities(grpc.secure_channel(address, trusted)) is not None
+        stranger = grpc.ssl_channel_credentials(Identity(tmp_path, "other").cert.read_bytes())
+        for channel in (grpc.secure_channel(address, stranger), grpc.insecure_channel(address)):
+            with pytest.raises(grpc.RpcError) as caught:
+                capabilities(channel)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_clients_without_a_known_certificate_are_refused_when_one_is_asked_for(
+    lake: Lake, tmp_path: Path
+) -> None:
+    authority, others = Identity(tmp_path, "authority"), Identity(tmp_path, "others")
+    own = Identity(tmp_path, "server", authority)
+    options = ServeOptions(
+        port=0, tls_cert=own.cert, tls_key=own.key, tls_client_ca=authority.cert, grace=1
+    )
+
+    def channel(client: Identity | None) -> grpc.Channel:
+        pair = (client.key.read_bytes(), client.cert.read_bytes()) if client else (None, None)
+        return grpc.secure_channel(
+            address, grpc.ssl_channel_credentials(authority.cert.read_bytes(), *pair)
+        )
+
+    with Server(lake, options) as server:
+        address = f"127.0.0.1:{server.port}"
+        assert capabilities(channel(Identity(tmp_path, "client", authority))) is not None
+        for client in (None, Identity(tmp_path, "stranger", others)):
+            with pytest.raises(grpc.RpcError):
+                capabilities(channel(client))
+
+
+def test_a_tls_file_that_is_missing_or_no_certificate_is_refused(
+    lake: Lake, tmp_path: Path
+) -> None:
+    own = Identity(tmp_path, "server")
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("nonsense")
+    for cert, key in (
+        (tmp_path / "nowhere", own.key),
+        (own.cert, tmp_path / "nowhere"),
+        (nonsense, own.key),
+        (own.cert, nonsense),
+    ):
+        with pytest.raises(ConfigurationError):
+            Server(lake, ServeOptions(port=0, tls_cert=cert, tls_key=key))
+
+
+def test_a_lake_that_cannot_be_used_fails_its_tests_in_words(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    with Lake.open(folder, config=lake_config(folder)) as broken:
+        (folder / "tables").write_text("in the way of the tables")
+        with (
+            Server(broken, ServeOptions(port=0, grace=1)) as server,
+            grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+        ):
+            stub = DestinationConnectorStub(channel)
+            answer = stub.Test(common_pb2.TestRequest(name="connection"))
+            assert answer.success
+            answer = stub.Test(common_pb2.TestRequest(name="write"))
+            assert answer.WhichOneof("response") == "failure"
+            for file in folder.glob("catalog.db*"):
+                file.write_bytes(b"no database any more" * 500)
+            answer = stub.Test(common_pb2.TestRequest(name="connection"))
+            assert answer.WhichOneof("response") == "failure"
+            assert answer.failure
+            # The table is not "not found": nobody knows. And the server lives on.
+            request = destination_sdk_pb2.DescribeTableRequest(schema_name="s", table_name="t")
+            assert stub.DescribeTable(request).WhichOneof("response") == "task"
+            assert stub.Capabilities(ASKED) is not None

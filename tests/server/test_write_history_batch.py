@@ -1,0 +1,150 @@
+"""WriteHistoryBatch over the wire: what it asks of requests and files, and the worked example."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from caller import HISTORY, SYNCED, Caller
+from sent_files import UNMODIFIED
+
+COLUMNS = ["k*:LONG", "a:STRING", "b:STRING", *HISTORY]
+TMAX = "9999-12-31T23:59:59.999Z"
+MAX = datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)
+SHOWN = ("k", "a", "b", "_fivetran_start", "_fivetran_end", "_fivetran_active")
+
+
+def version(k: int, a: str | None, b: str | None, start: str, end: str = TMAX) -> dict:
+    return {
+        "k": str(k),
+        "a": a,
+        "b": b,
+        "_fivetran_synced": "2024-06-01T00:00:00Z",
+        "_fivetran_start": f"{start}T00:00:00Z",
+        "_fivetran_end": end,
+        "_fivetran_active": "true" if end == TMAX else "false",
+    }
+
+
+def just_before(day: str) -> str:
+    return f"{datetime.fromisoformat(day) - timedelta(days=1):%Y-%m-%d}T23:59:59.999Z"
+
+
+def at(day: str) -> datetime:
+    return datetime.fromisoformat(day).replace(tzinfo=UTC)
+
+
+def before(day: str) -> datetime:
+    return at(day) - timedelta(milliseconds=1)
+
+
+@pytest.fixture
+def table(caller: Caller) -> Caller:
+    """The stored versions of the specification's worked example."""
+    assert caller.create("t", COLUMNS).success
+    stored = [
+        version(7, "x0", "y0", "2024-01-01", just_before("2024-02-01")),
+        version(7, "x1", "y1", "2024-02-01"),
+        version(8, "p", "q", "2024-01-10"),
+        version(9, "r", "s", "2024-01-15"),
+    ]
+    request = caller.request("t", COLUMNS, history=True, replace=[caller.file("f", stored)])
+    assert caller.stub.WriteHistoryBatch(request).success
+    return caller
+
+
+@pytest.mark.parametrize("start_is_in_the_key", [True, False])
+def test_the_worked_example_gives_its_table_once_and_twice(
+    table: Caller, *, start_is_in_the_key: bool
+) -> None:
+    columns = COLUMNS
+    if not start_is_in_the_key:
+        columns = [column.replace("_start*", "_start") for column in COLUMNS]
+    starts = [(7, "2024-03-01"), (8, "2024-01-05")]
+    request = table.request(
+        "t",
+        columns,
+        history=True,
+        earliest=[
+            table.file("e", [{"k": str(k), "_fivetran_start": f"{day}T00:00:00Z"}])
+            for k, day in starts
+        ],
+        replace=[table.file("r", [version(8, "P", "Q", "2024-01-05")])],
+        update=[
+            table.file(
+                "u",
+                [
+                    version(7, "x2", UNMODIFIED, "2024-03-01", just_before("2024-04-01")),
+                    version(7, UNMODIFIED, "y3", "2024-04-01"),
+                ],
+            )
+        ],
+        # Production sends no more than this in a delete file.
+        delete=[table.file("d", [{"k": "9", "_fivetran_end": "2024-03-03T00:00:00Z"}])],
+    )
+    for _ in range(2):
+        assert table.stub.WriteHistoryBatch(request).success
+        assert table.rows("t", *SHOWN) == sorted(
+            [
+                (7, "x0", "y0", at("2024-01-01"), before("2024-02-01"), False),
+                (7, "x1", "y1", at("2024-02-01"), before("2024-03-01"), False),
+                (7, "x2", "y1", at("2024-03-01"), before("2024-04-01"), False),
+                (7, "x2", "y3", at("2024-04-01"), MAX, True),
+                (8, "P", "Q", at("2024-01-05"), MAX, True),
+                (9, "r", "s", at("2024-01-15"), at("2024-03-03"), False),
+            ],
+            key=repr,
+        )
+
+
+def test_each_kind_of_file_needs_its_columns(table: Caller) -> None:
+    whole = version(7, "a", "b", "2024-05-01")
+    lacking = {
+        "earliest": ("_fivetran_start", {"k": "7"}),
+        "replace": ("b", {name: cell for name, cell in whole.items() if name != "b"}),
+        "update": ("a", {name: cell for name, cell in whole.items() if name != "a"}),
+        "delete": ("_fivetran_end", {"k": "7", "_fivetran_synced": "2024-06-01T00:00:00Z"}),
+    }
+    stored = table.snapshot("t")
+    for kind, (column, row) in lacking.items():
+        file = table.file(kind, [row])
+        request = table.request("t", COLUMNS, history=True, **{kind: [file]})
+        with pytest.raises(grpc.RpcError) as caught:
+            table.stub.WriteHistoryBatch(request)
+        assert column in caught.value.details(), kind
+        assert file.path in caught.value.details(), kind
+    assert table.snapshot("t") == stored
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (["k*:LONG", SYNCED, *HISTORY[1:3]], "_fivetran_active"),
+        (["k*:LONG", "new:STRING", *HISTORY], "AlterTable"),
+        (["k:LONG", "a*:STRING", *HISTORY], "primary key"),
+        (["k:LONG", "a:STRING", *HISTORY], "no primary key"),
+    ],
+)
+def test_a_request_that_does_not_fit_the_table_is_a_task(
+    table: Caller, columns: list[str], words: str
+) -> None:
+    file = table.file("r", [version(7, "a", "b", "2024-05-01")])
+    request = table.request("t", columns, history=True, replace=[file])
+    answer = table.stub.WriteHistoryBatch(request)
+    assert answer.WhichOneof("response") == "task"
+    assert words in answer.task.message
+
+
+def test_a_table_that_keeps_no_history_takes_no_history_batch(caller: Caller) -> None:
+    assert caller.create("t", ["k*:LONG", "a:STRING", SYNCED]).success
+    request = caller.request("t", ["k*:LONG", "a:STRING", SYNCED], history=True)
+    answer = caller.stub.WriteHistoryBatch(request)
+    assert answer.WhichOneof("response") == "task"
+    assert "live" in answer.task.message
+
+
+def test_a_history_request_without_files_changes_nothing(table: Caller) -> None:
+    stored = table.snapshot("t")
+    assert table.stub.WriteHistoryBatch(table.request("t", COLUMNS, history=True)).success
+    assert table.snapshot("t") == stored
