@@ -1,0 +1,137 @@
+"""The command line: how it ends, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from chronolake.cli import app, main
+
+
+def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The installed program in a process of its own, as a person starts it."""
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("chronolake")), *words],
+        env={**os.environ, "COLUMNS": "100", **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def ended(*words: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    return int(stopped.value.code or 0)
+
+
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_commands_are_these() -> None:
+    expected = ["drive", "history", "maintain", "query", "serve", "tables", "verify", "version"]
+    assert expected == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(command, "--help") == 0
+
+    shown = capsys.readouterr().out
+    assert f"chronolake {command}" in shown.partition("Example")[2] + shown.partition("$")[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("tables",),
+        ("history", "a.b", "--lake", "x"),
+        ("history", "a.b", "--key", "id", "--lake", "x"),
+        ("history", "a.b", "--key", "id=1", "--key", "id=2", "--lake", "x"),
+        ("history", "no-dot", "--key", "id=1", "--lake", "x"),
+        ("verify", "--lake", "x"),
+        ("verify", "a.b", "--all", "--lake", "x"),
+        ("query", "--lake", "x"),
+        ("tables", "--lake", "x", "--set", "spark.master"),
+    ],
+)
+def test_wrong_usage_ends_with_two(words: tuple[str, ...]) -> None:
+    assert ended(*words) == 2
+
+
+def test_a_missing_lake_says_what_where_and_what_to_do(tmp_path: Path) -> None:
+    done = run("tables", "--lake", str(tmp_path / "lake"))
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: There is no lake in")
+    assert "What to do: Name the lake's folder with --lake" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize("command", ["verify", "maintain", "query"])
+def test_asking_for_a_missing_lake_makes_none(command: str, tmp_path: Path) -> None:
+    done = run(command, "a.b", "--lake", str(tmp_path / "lake"))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: There is no lake in")
+    assert not (tmp_path / "lake").exists()
+
+
+def test_an_error_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
+    done = run("history", "a.b", "--key", "id=1", "--lake", str(tmp_path), "--json")
+
+    assert done.returncode == 1
+    told = json.loads(done.stderr)
+    assert told["error"] == "LakeError"
+    assert told["message"]
+    assert told["hint"]
+    assert told["retryable"] is False
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
+    done = run("tables", "--lake", str(tmp_path), "--debug")
+
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "LakeError" in done.stderr
+
+
+def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
+    done = run("tables", "--lake", str(tmp_path), "--set", "spark.mastr=x")
+
+    assert done.returncode == 1
+    assert "Did you mean 'spark.master'?" in done.stderr
+
+
+def test_the_lake_may_come_from_the_environment(tmp_path: Path) -> None:
+    done = run("tables", env={"CHRONOLAKE_LAKE": str(tmp_path / "here")})
+
+    assert "here" in done.stderr
+    assert done.returncode == 1
+
+
+def test_version_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("version", "--json") == 0
+
+    versions = json.loads(capsys.readouterr().out)
+    assert {"chronolake", "pyspark", "pyiceberg", "pyarrow", "python"} == set(versions)
+
+
+def test_looking_imports_no_spark() -> None:
+    program = (
+        "import sys, chronolake.cli, chronolake.look.show, chronolake.look;"
+        "sys.exit(any(name.partition('.')[0] in {'pyspark', 'py4j'} for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,211 @@
+"""The configuration: file, environment and flags, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chronolake.config import CatalogKind, FileConfig, keys, load, variable_of
+from chronolake.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chronolake.yml in the working directory, and no settings in the environment."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for key in keys():
+        monkeypatch.delenv(variable_of(key), raising=False)
+
+
+def written(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "chronolake.yml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_lake_without_a_file_has_its_catalog_and_warehouse_in_its_folder(tmp_path: Path) -> None:
+    config = load(tmp_path / "lake")
+
+    assert config.catalog.kind is CatalogKind.SQLITE
+    assert config.catalog_file == tmp_path / "lake" / "catalog.db"
+    assert config.warehouse_location == str(tmp_path / "lake")
+    assert config.spark.master == "local[*]"
+    assert not (tmp_path / "lake").exists()
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = written(
+        tmp_path / "lake",
+        "lake:\n  spark: {master: 'local[1]'}\n  maintenance: {small_files: 10, keep_snapshots: 3}",
+    )
+    monkeypatch.setenv("CHRONOLAKE_SPARK_MASTER", "local[2]")
+    monkeypatch.setenv("CHRONOLAKE_MAINTENANCE_SMALL_FILES", "20")
+
+    config = load(lake, overrides={"spark.master": "local[3]", "warehouse": None})
+
+    assert config.spark.master == "local[3]"
+    assert config.maintenance.small_files == 20
+    assert config.maintenance.keep_snapshots == 3
+    assert config.maintenance.automatic
+
+
+def test_the_lakes_own_file_wins_over_the_working_folders(tmp_path: Path) -> None:
+    written(tmp_path / "elsewhere", "lake: {spark: {master: here}}")
+    assert load(tmp_path / "lake").spark.master == "here"
+
+    written(tmp_path / "lake", "lake: {spark: {master: there}}")
+    assert load(tmp_path / "lake").spark.master == "there"
+
+    named = tmp_path / "named.yml"
+    named.write_text("lake: {spark: {master: named}}")
+    assert load(tmp_path / "lake", file=named).spark.master == "named"
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("lake: {spark: {mastr: x}}", "'lake.spark.master'"),
+        ("lake: {maintenance: {small_file: 3}}", "'lake.maintenance.small_files'"),
+        ("lakes: {}", "'lake'"),
+        ("warehouse: /tmp", "'lake.warehouse'"),
+        ("catalog: {}", "'lake.catalog'"),
+        ("lake: {zebra: 1}", "Known keys are: catalog, warehouse, spark, maintenance."),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(
+    tmp_path: Path, text: str, nearest: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(written(tmp_path / "lake", text))
+
+    assert "unknown key" in refused.value.message
+    assert nearest in (refused.value.hint or "")
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_known_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHRONOLAKE_CATALOG_URL", "postgresql://a/b")
+
+    with pytest.raises(ConfigurationError) as refused:
+        load(tmp_path)
+
+    assert "CHRONOLAKE_CATALOG_URI" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lake: {maintenance: {small_files: many}}", "lake.maintenance.small_files"),
+        ("lake: {maintenance: {deletion_vector_ratio: 2}}", "less than or equal to 1"),
+        ("lake: {catalog: {uri: 'mysql://h/d'}}", "postgresql://"),
+        ("lake: {catalog: {uri: 'postgresql:///d'}}", "names no host"),
+        ("lake: {catalog: {uri: 'postgresql://h'}}", "names no database"),
+        ("lake: {catalog: {uri: 'postgresql://h:99999999/d'}}", "not a URL"),
+        ("lake: {warehouse: 'ftp://h/d'}", "s3://"),
+        ("lake: [1]", "dictionary"),
+        ("- 1", "must hold keys and values"),
+        ("lake: {a: 1\n", "line 2 is not valid YAML"),
+        ("lake: {spark: {master: a}}\nlake: {}", "given twice"),
+        ("lake: {warehouse: '${}'}", "no name of an environment variable"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_located(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(written(tmp_path / "lake", text))
+
+    assert words in str(refused.value)
+    assert "chronolake.yml" in str(refused.value)
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        load(tmp_path, file=tmp_path / "missing.yml")
+    (tmp_path / "latin.yml").write_bytes(b"lake: {warehouse: \xe9}")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        load(tmp_path, file=tmp_path / "latin.yml")
+
+
+def test_variables_are_filled_in_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = written(
+        tmp_path / "lake",
+        "lake:\n  catalog: {uri: 'postgres://me:${PASSWORD_OF_LAKE}@host:5433/db'}\n"
+        "  spark: {conf: {a.b: '$${kept} $5', c: 3, d: true}}",
+    )
+    with pytest.raises(ConfigurationError, match="PASSWORD_OF_LAKE is not set"):
+        load(lake)
+
+    monkeypatch.setenv("PASSWORD_OF_LAKE", "p@ss")
+    config = load(lake)
+
+    assert config.catalog.uri == "postgresql://me:p@ss@host:5433/db"
+    assert config.catalog.kind is CatalogKind.POSTGRESQL
+    assert config.spark.conf == {"a.b": "${kept} $5", "c": "3", "d": "true"}
+
+
+def test_secrets_are_in_no_text_about_a_configuration(tmp_path: Path) -> None:
+    secret = "hunter2"
+    overrides = {
+        "catalog.uri": f"postgresql://me:{secret}@host/db",
+        "catalog.properties": {"s3.secret-access-key": secret},
+        "spark.conf": {"spark.hadoop.fs.s3a.secret.key": secret},
+    }
+    config = load(tmp_path, overrides=overrides)
+
+    assert secret not in repr(config)
+    assert secret not in str(config)
+    assert config.catalog.label == "postgresql://host/db"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lake: {catalog: {uri: 'mysql://me:hunter2@host/db'}}",
+        "lake: {catalog: {uri: [hunter2]}}",
+        "lake: {catalog: {uri: 'postgresql://me:hunter2@host:x/db'}}",
+        "lake: {catalog: {uri: hunter2: x}}",
+        "lake: {spark: {conf: hunter2}}",
+    ],
+)
+def test_secrets_are_in_no_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(written(tmp_path / "lake", text))
+
+    seen: BaseException | None = refused.value
+    while seen is not None:
+        assert "hunter2" not in str(seen)
+        seen = seen.__cause__
+
+
+def test_a_setting_of_spark_keeps_its_dots(tmp_path: Path) -> None:
+    config = load(tmp_path, overrides={"spark.conf.spark.driver.memory": "2g"})
+
+    assert config.spark.conf == {"spark.driver.memory": "2g"}
+
+
+def test_empty_sections_are_sections_left_out(tmp_path: Path) -> None:
+    config = load(written(tmp_path / "lake", "lake:\n  spark:\n  maintenance:\n    small_files:\n"))
+
+    assert config == load(tmp_path / "lake", file=written(tmp_path / "b", "") / "chronolake.yml")
+
+
+def test_a_relative_warehouse_lies_below_the_lake(tmp_path: Path) -> None:
+    assert load(tmp_path, overrides={"warehouse": "w"}).warehouse_location == str(tmp_path / "w")
+    bucket = load(tmp_path, overrides={"warehouse": "s3://bucket/lake/"})
+    assert bucket.warehouse_location == "s3://bucket/lake"
+    rest = load(tmp_path, overrides={"catalog.uri": "https://catalog.example:8181/api"})
+    assert rest.catalog.kind is CatalogKind.REST
+
+
+def test_every_key_is_described() -> None:
+    schema = FileConfig.model_json_schema()
+
+    for section in ("CatalogConfig", "SparkConfig", "MaintenanceConfig"):
+        for key, content in schema["$defs"][section]["properties"].items():
+            assert content.get("description"), key
