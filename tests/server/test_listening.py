@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
 import grpc
 import pytest
+from caller import SYNCED, Caller
 from conftest import lake_config
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chronolake.errors import ConfigurationError
 from chronolake.lake import Lake
@@ -82,6 +86,37 @@ def test_the_server_answers_what_batch_files_it_was_told_to_ask_for(lake: Lake) 
     with Server(lake, ServeOptions(port=0, batch_format="parquet")) as server:
         answer = capabilities(grpc.insecure_channel(f"127.0.0.1:{server.port}"))
     assert answer.batch_file_format == destination_sdk_pb2.PARQUET
+
+
+def test_health_is_told_while_every_worker_is_busy(
+    lake: Lake, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    monkeypatch.setenv("CHRONOLAKE_FAILPOINT", "publish.before-commit=pause")
+    monkeypatch.setenv("CHRONOLAKE_FAILPOINT_FILE", str(held))
+    columns = ["id*:LONG", SYNCED]
+    row = {"id": "1", "_fivetran_synced": "2024-01-01T00:00:00Z"}
+    with (
+        Server(lake, ServeOptions(port=0, max_workers=1, grace=30)) as busy,
+        grpc.insecure_channel(f"127.0.0.1:{busy.port}") as channel,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        caller = Caller(channel, lake.config.path, tmp_path, "busy")
+        assert caller.create("t", columns).success
+        running = thread.submit(caller.write, "t", columns, replace=[row])
+        while not held.with_suffix(".reached").exists():
+            time.sleep(0.02)
+        asked = health_pb2.HealthCheckRequest()
+        serving = health_pb2.HealthCheckResponse.SERVING
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert stub.Check(asked, timeout=5).status == serving
+        assert next(stub.Watch(asked, timeout=5)).status == serving
+        held.unlink()
+        assert running.result().success
+    # A server that ended took nothing with it that others need.
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        assert health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5).status == serving
 
 
 def test_a_port_belongs_to_one_server(lake: Lake, server: Server) -> None:

@@ -37,13 +37,22 @@ class Health(health.HealthServicer):
     """The health service on a thread of its own: it answers while every worker is busy."""
 
     def __init__(self) -> None:
+        super().__init__(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="health")
-        super().__init__(experimental_non_blocking=True, experimental_thread_pool=self._threads)
+        # gRPC runs a handler on the pool that its function carries. The functions of a class are
+        # shared by every server of the process, so each gets its own.
+        own: Any = self
+        own.Check = self._on_own_thread(super().Check)
+        own.Watch = self._on_own_thread(super().Watch)
+        own.Watch.experimental_non_blocking = True
         self.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
 
-    def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
-        """The status of one service."""
-        return super().Check(request, context)
+    def _on_own_thread(self, method: Any) -> Any:
+        def handler(*arguments: Any, **named: Any) -> Any:
+            return method(*arguments, **named)
+
+        handler.experimental_thread_pool = self._threads  # type: ignore[attr-defined]
+        return handler
 
     def close(self) -> None:
         """Let go of the thread."""
@@ -56,8 +65,6 @@ def build(destination: Destination, health_service: Health, *, workers: int) -> 
         ThreadPoolExecutor(workers, thread_name_prefix="call"), options=list(_OPTIONS)
     )
     destination_sdk_pb2_grpc.add_DestinationConnectorServicer_to_server(destination, server)
-    # gRPC runs a handler on the pool that its function carries.
-    Health.Check.experimental_thread_pool = health_service._threads  # type: ignore[attr-defined]  # noqa: SLF001
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection(
         (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server

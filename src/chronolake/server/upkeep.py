@@ -1,4 +1,4 @@
-"""Maintenance that a server does by itself: one table at a time, after batches, never before one."""
+"""Maintenance that a server does by itself: one table at a time, and never before a batch."""
 
 from __future__ import annotations
 
