@@ -50,14 +50,23 @@ def history(
     table: TableArgument,
     *,
     key: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--key",
             metavar="COLUMN=VALUE",
             help="The record's key; once for each key column. Times in ISO 8601, bytes in base64.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    null: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--null",
+            metavar="COLUMN",
+            help="A key column whose value is null.",
+            show_default=False,
+        ),
+    ] = None,
     lake: LakeOption,
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -67,9 +76,10 @@ def history(
     from chronolake import look
     from chronolake.look import show
 
-    timeline = look.history(
-        configuration(lake, config, settings), table_name(table), dict(pairs(key, "--key"))
-    )
+    if not key and not null:
+        raise typer.BadParameter("give the record's key", param_hint="--key")
+    wanted = {**dict.fromkeys(null or ()), **dict(pairs(key or (), "--key"))}
+    timeline = look.history(configuration(lake, config, settings), table_name(table), wanted)
     if json:
         print_json(timeline.as_json())
     else:

@@ -68,7 +68,7 @@ class Timeline:
 
     table: TableName
     mode: Mode
-    key: dict[str, str]
+    key: dict[str, str | None]
     versions: tuple[Version, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Timeline:
         }
 
 
-def history(config: LakeConfig, name: TableName, key: Mapping[str, str]) -> Timeline:
+def history(config: LakeConfig, name: TableName, key: Mapping[str, str | None]) -> Timeline:
     """The timeline of the record with a key.
 
     Only files and row groups whose statistics admit the key are read.
@@ -102,7 +102,8 @@ def history(config: LakeConfig, name: TableName, key: Mapping[str, str]) -> Time
     Args:
         config: the lake.
         name: the table; one without history gives the record's current row.
-        key: the value of every key column, as text: times in ISO 8601, binary values in base64.
+        key: the value of every key column, as text: times in ISO 8601, binary values in base64;
+            None for null.
 
     Returns:
         The timeline, without versions if the table has no such record.
@@ -122,8 +123,8 @@ def history(config: LakeConfig, name: TableName, key: Mapping[str, str]) -> Time
     return Timeline(name, found.mode, dict(key), versions)
 
 
-def _condition(found: LookedUp, key: Mapping[str, str]) -> BooleanExpression:
-    from pyiceberg.expressions import AlwaysTrue, And, EqualTo, IsNaN  # noqa: PLC0415 - slow to import
+def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpression:
+    from pyiceberg.expressions import AlwaysTrue, And, EqualTo, IsNaN, IsNull  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import LongLiteral, literal  # noqa: PLC0415 - slow to import
 
     table = str(found.name)
@@ -153,6 +154,9 @@ def _condition(found: LookedUp, key: Mapping[str, str]) -> BooleanExpression:
         )
     condition: BooleanExpression = AlwaysTrue()
     for column, text in key.items():
+        if text is None:
+            condition = And(condition, IsNull(column))
+            continue
         value = typed(by_name[column], text, table=table)
         if isinstance(value, float) and math.isnan(value):
             condition = And(condition, IsNaN(column))

@@ -1,0 +1,57 @@
+"""Tables in the layout that the core writes, for lakes made by PyIceberg alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from chronolake.types import Column, ColumnType, Kind
+
+HISTORY = [
+    "_fivetran_start*:UTC_DATETIME",
+    "_fivetran_end:UTC_DATETIME",
+    "_fivetran_active:BOOLEAN",
+]
+TMAX = "9999-12-31T23:59:59.999Z"
+
+Make: TypeAlias = Callable[..., Table]
+
+
+def column(text: str) -> Column:
+    """`name*:TYPE`, with a star for a key column."""
+    name, _, kind = text.rpartition(":")
+    key = name.endswith("*")
+    if kind.startswith("DECIMAL("):
+        precision, scale = kind[8:-1].split(";")
+        return Column(
+            name.rstrip("*"), ColumnType(Kind.DECIMAL, int(precision), int(scale)), primary_key=key
+        )
+    return Column(name.rstrip("*"), ColumnType(Kind(kind)), primary_key=key)
+
+
+def arrow(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> pa.Table:
+    """Rows of texts and plain values as an Arrow table of the columns' types."""
+    arrays = []
+    for place, one in enumerate(columns):
+        values = [row[place] for row in rows]
+        if any(isinstance(value, str) for value in values):
+            arrays.append(pa.array(values, pa.string()).cast(one.type.arrow))
+        else:
+            arrays.append(pa.array(values, one.type.arrow))
+    return pa.table(arrays, [one.name for one in columns])
+
+
+def property_of(columns: Sequence[Column]) -> str:
+    items = []
+    for one in columns:
+        item: dict[str, Any] = {"name": one.name, "type": one.type.kind.value}
+        if one.type.kind is Kind.DECIMAL:
+            item |= {"precision": one.type.precision, "scale": one.type.scale}
+        if one.primary_key:
+            item["primary_key"] = True
+        items.append(item)
+    return json.dumps(items)

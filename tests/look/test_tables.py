@@ -1,0 +1,124 @@
+"""`chronolake tables`: what a lake's metadata tells."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+from layout import HISTORY, TMAX, Make
+
+from chronolake.config import LakeConfig, load
+from chronolake.errors import LakeError
+from chronolake.look import check, names, tables
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+
+ORDERS = TableName("shop", "orders")
+
+
+def test_a_lake_that_is_not_there_stays_not_there(config: LakeConfig) -> None:
+    for look in (tables, names, check):
+        with pytest.raises(LakeError, match="There is no lake"):
+            look(config)
+    assert not config.catalog_file.exists()
+
+
+def test_a_catalog_without_tables_is_an_empty_lake(config: LakeConfig) -> None:
+    with closing(sqlite3.connect(config.catalog_file)) as connection:
+        connection.execute("CREATE TABLE other (a)")
+
+    assert tables(config) == []
+
+
+def test_a_file_that_is_no_catalog_is_said_to_be_none(config: LakeConfig) -> None:
+    config.catalog_file.write_bytes(b"no database, certainly" * 100)
+
+    with pytest.raises(LakeError, match="cannot be read"):
+        tables(config)
+
+
+def test_a_history_table_is_summed_up(config: LakeConfig, make: Make) -> None:
+    make(
+        ORDERS,
+        ["id*:LONG", "amount:DECIMAL(8;2)", *HISTORY],
+        [
+            (1, "1.00", "2024-01-01T00:00:00Z", "2024-01-01T23:59:59.999Z", False),
+            (1, "2.00", "2024-01-02T00:00:00Z", TMAX, True),
+        ],
+        [(2, "3.00", "2024-01-02T00:00:00Z", TMAX, True)],
+        published_at="2024-01-03T00:00:00Z",
+        last_batch="b2",
+    )
+
+    (found,) = tables(config)
+
+    assert (found.name, found.mode, found.key) == (ORDERS, Mode.HISTORY, ("id",))
+    assert (found.rows, found.active) == (3, 2)
+    assert (found.data_files, found.delete_files) == (3, 0)
+    assert found.bytes > 0
+    assert found.columns[1] == Column("amount", ColumnType(Kind.DECIMAL, 8, 2))
+    assert (found.published_at, found.last_batch) == ("2024-01-03T00:00:00Z", "b2")
+    assert json.loads(json.dumps(found.as_json()))["columns"][0] == {
+        "name": "id",
+        "type": "LONG",
+        "primary_key": True,
+    }
+
+
+def test_tables_that_hold_nothing_yet_are_listed(config: LakeConfig, make: Make) -> None:
+    make(TableName("a", "live"), ["id*:INT"])
+    make(TableName("a", "soft"), ["id*:INT", "_fivetran_deleted:BOOLEAN"])
+    make(TableName("a", "versions"), ["id*:INT", *HISTORY])
+
+    found = {summary.name.table: (summary.mode, summary.rows) for summary in tables(config)}
+
+    assert found == {
+        "live": (Mode.LIVE, 0),
+        "soft": (Mode.SOFT_DELETE, 0),
+        "versions": (Mode.HISTORY, 0),
+    }
+
+
+def test_a_table_of_another_engine_has_inferred_columns(config: LakeConfig, make: Make) -> None:
+    texts = ["a:LONG", "b:DECIMAL(9;3)", "c:UTC_DATETIME", "d:NAIVE_DATETIME", "e:STRING"]
+    make(ORDERS, texts, declared=False)
+
+    (found,) = tables(config)
+
+    kinds = [str(column.type) for column in found.columns]
+    assert kinds == ["LONG", "DECIMAL(9,3)", "UTC_DATETIME", "NAIVE_DATETIME", "STRING"]
+    assert found.key == ()
+
+
+def test_a_damaged_property_names_the_table(config: LakeConfig, make: Make) -> None:
+    make(ORDERS, ["id*:INT"], declared=False, columns='[{"name": "id"}]')
+
+    with pytest.raises(LakeError) as refused:
+        tables(config)
+
+    assert refused.value.table == "shop.orders"
+
+
+def test_missing_metadata_names_the_table(config: LakeConfig, make: Make) -> None:
+    table = make(ORDERS, ["id*:INT"])
+    (config.path / "tables").rename(config.path / "moved")
+
+    with pytest.raises(LakeError, match="metadata cannot be read") as refused:
+        tables(config)
+
+    assert refused.value.table == "shop.orders"
+    assert table.metadata_location in (refused.value.hint or "")
+
+
+def test_a_postgresql_catalog_that_does_not_answer_tells_no_password(config: LakeConfig) -> None:
+    closed = load(
+        config.path, overrides={"catalog.uri": "postgresql://me:hunter2@127.0.0.1:9/lake"}
+    )
+
+    with pytest.raises(LakeError) as refused:
+        tables(closed)
+
+    assert "postgresql://127.0.0.1:9/lake" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__cause__ is None
