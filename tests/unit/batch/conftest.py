@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import batch_writer
 import pyarrow as pa
 import pytest
-from batch_columns import Columns, Decode, columns_of
 
+import batch_writer
+from batch_columns import Columns, Decode, columns_of
 from chronolake.batch.decoding import Reading, decoded
 from chronolake.batch.files import BatchFile, FileForm
 from chronolake.changes import Op

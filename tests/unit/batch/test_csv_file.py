@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import batch_writer
 import numpy as np
 import pytest
 import structlog
+
+import batch_writer
 from batch_columns import Decode, values
 from batch_writer import NULL, UNMODIFIED
-
 from chronolake.batch import records
 from chronolake.changes import OP, SEQ, Op
 from chronolake.changes import UNMODIFIED as WORDS

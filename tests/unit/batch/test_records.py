@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 
-import batch_writer
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import batch_writer
 from chronolake.batch import records
 
 texts = st.text(alphabet='ab",\n\r é', max_size=6)

@@ -10,13 +10,13 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from pathlib import Path
 from typing import Any
 
-import batch_writer
 import numpy as np
 import pyarrow as pa
-from batch_columns import values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import batch_writer
+from batch_columns import values
 from chronolake.batch.decoding import Reading, decoded
 from chronolake.batch.files import BatchFile, FileForm
 from chronolake.changes import SEQ, Op
@@ -135,10 +135,10 @@ def test_any_table_comes_back(
     columns: list[Case],
     order: list[int],
     compression: str,
-    encrypt: bool,  # noqa: FBT001 - drawn
+    encrypt: bool,
     block_size: int,
     end: str,
-    last_end: bool,  # noqa: FBT001 - drawn
+    last_end: bool,
 ) -> None:
     order = [place for place in order if place < len(columns)]
     height = len(columns[0].cells)
