@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 START: Final = "_fivetran_start"
@@ -158,6 +159,20 @@ class HistoryTable:
         return tuple(row[name] for name in self.key)
 
 
+def is_close(rows: Rows, key: Sequence[str]) -> bool:
+    """Whether some version was deleted less than a millisecond before its key came back.
+
+    Then a version ends at its delete, as the file says, and not a millisecond before the next.
+    """
+    versions = sorted(
+        (tuple(repr(row[name]) for name in key), row[START], row[END]) for row in rows
+    )
+    return any(
+        one[0] == other[0] and one[2] > other[1] - MILLISECOND
+        for one, other in pairwise(versions)
+    )
+
+
 def promises_broken(rows: Rows, key: Sequence[str]) -> list[str]:
     """What a history table promises, and these versions do not keep."""
     by_key: defaultdict[Key, list[Mapping[str, Any]]] = defaultdict(list)
@@ -169,9 +184,9 @@ def promises_broken(rows: Rows, key: Sequence[str]) -> list[str]:
         if sum(row[ACTIVE] for row in versions) > 1:
             broken.append(f"{each} has several active versions")
         broken += [f"{each}: {row}" for row in versions if row[ACTIVE] != (row[END] == TMAX)]
-        for row, following in zip(versions, versions[1:], strict=False):
+        for row, following in pairwise(versions):
             if row[START] == following[START]:
                 broken.append(f"{each}: two versions start at {row[START]}")
-            elif row[END] > following[START] - MILLISECOND:
+            elif row[END] >= following[START]:
                 broken.append(f"{each}: the version of {row[START]} overlaps the next")
     return broken

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pyarrow as pa
 import pyarrow.compute as pc
 from caller import Caller, said
-from oracle import ACTIVE, END, KEEP, START, HistoryTable, KeyedTable, Row
 from sent_files import UNMODIFIED, SentFile
+
+from oracle import ACTIVE, END, KEEP, START, HistoryTable, KeyedTable, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

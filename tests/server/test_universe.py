@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from caller import DELETED, HISTORY, SYNCED, Caller
-from oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row, promises_broken
 from sent_rows import Batch, SentTable, differences, micros
 
 from chronolake import table
-from chronolake.lake import Lake
 from chronolake.types import TableName
+from oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row, promises_broken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chronolake.lake import Lake
 
 LENGTH = 4
 _SYNCED, _DELETED = "_fivetran_synced", "_fivetran_deleted"

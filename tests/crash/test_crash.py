@@ -1,0 +1,232 @@
+"""A server that is killed at any step of a write leaves the table as it was, or as it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+from caller import DELETED, HISTORY, SYNCED, Caller, catalog
+from sent_rows import Batch, SentTable, differences
+from served import Served, configure, serve
+
+from chronolake.failpoints import FAILPOINTS
+from oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row
+
+_T: Final = 1_704_067_200_000_000
+_HOUR: Final = 3_600_000_000
+_KEYS: Final = range(12)
+_LIVE: Final = ["id*:LONG", "a:STRING", "n:LONG", SYNCED, DELETED]
+_HISTORY: Final = ["id*:LONG", "a:STRING", "n:LONG", *HISTORY]
+
+_STAGED: Final = ("staged.branch-created", "staged.deleted")
+_PUBLISHED: Final = ("publish.before-commit", "publish.after-commit")
+_REWRITTEN: Final = tuple(name for name in FAILPOINTS if name.startswith("rewrite."))
+_DONE: Final = {"publish.after-commit", "rewrite.after-commit"}
+
+
+def _live_rows(time: int, text: str) -> list[Row]:
+    marks = {"_fivetran_synced": time, "_fivetran_deleted": False}
+    return [{"id": key, "a": f"{text}{key}", "n": key, **marks} for key in _KEYS]
+
+
+def _versions(time: int, text: str) -> list[Row]:
+    times = {START: time, END: TMAX, ACTIVE: True, "_fivetran_synced": time}
+    return [{"id": key, "a": f"{text}{key}", "n": key, **times} for key in _KEYS]
+
+
+_FIRST_LIVE: Final = Batch(replace=_live_rows(_T, "first"))
+_FIRST_HISTORY: Final = Batch(replace=_versions(_T, "first"))
+
+
+def _live_batch() -> Batch:
+    rows = _live_rows(_T + _HOUR, "second")
+    return Batch(
+        replace=[*rows[:3], rows[3] | {"id": 99}],
+        update=[row | {"n": KEEP} for row in rows[3:6]],
+        delete=rows[6:8],
+    )
+
+
+def _history_batch() -> Batch:
+    rows = _versions(_T + _HOUR, "second")
+    closed = {END: _T + 2 * _HOUR - MILLISECOND, ACTIVE: False}
+    return Batch(
+        earliest=[{"id": row["id"], START: row[START]} for row in rows[:6]],
+        replace=[*(row | closed for row in rows[:2]), *rows[2:4]],
+        update=[row | {START: _T + 2 * _HOUR, "a": KEEP} for row in rows[:2]]
+        + [row | {"n": KEEP} for row in rows[4:6]],
+        delete=[row | {START: None, END: _T + _HOUR} for row in rows[6:8]],
+    )
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A write that is cut short and sent again.
+
+    Attributes:
+        points: the failpoints on its way.
+        repeats: whether it writes again when it is already done.
+    """
+
+    columns: Sequence[str]
+    first: Batch
+    points: tuple[str, ...]
+    repeats: bool
+    send: Callable[[SentTable, Any], None]
+    request: Callable[[SentTable], Any]
+    tell: Callable[[Any], None]
+    after: Callable[[Row], Row] = dict
+
+
+def _truncate(sent: SentTable, soft: str | None) -> None:
+    assert sent.caller.truncate(sent.name, (_T + _HOUR) / 1000, soft=soft).success
+
+
+def _alter(sent: SentTable, columns: Sequence[str]) -> None:
+    assert sent.caller.alter(sent.name, columns).success
+
+
+_BATCH: Final = ("write.planned", *_STAGED, "staged.appended", *_PUBLISHED)
+OPERATIONS: Final = {
+    "write": Operation(
+        _LIVE,
+        _FIRST_LIVE,
+        _BATCH,
+        repeats=True,
+        send=SentTable.send,
+        request=lambda sent: sent.request(_live_batch()),
+        tell=lambda model: model.write(**_live_batch().rows),
+    ),
+    "history": Operation(
+        _HISTORY,
+        _FIRST_HISTORY,
+        _BATCH,
+        repeats=True,
+        send=SentTable.send,
+        request=lambda sent: sent.request(_history_batch()),
+        tell=lambda model: model.write(**_history_batch().rows),
+    ),
+    "truncate": Operation(
+        _HISTORY,
+        _FIRST_HISTORY,
+        (*_STAGED, *_PUBLISHED),
+        repeats=False,
+        send=_truncate,
+        request=lambda sent: None,
+        tell=lambda model: model.truncate("_fivetran_synced", _T + _HOUR),
+    ),
+    "soft-truncate": Operation(
+        _LIVE,
+        _FIRST_LIVE,
+        (*_STAGED, *_PUBLISHED),
+        repeats=False,
+        send=_truncate,
+        request=lambda sent: "_fivetran_deleted",
+        tell=lambda model: model.truncate("_fivetran_synced", _T + _HOUR, soft="_fivetran_deleted"),
+    ),
+    "alter": Operation(
+        _LIVE,
+        _FIRST_LIVE,
+        (*_PUBLISHED, *_REWRITTEN),
+        repeats=False,
+        send=_alter,
+        request=lambda sent: [text.replace("n:LONG", "n:STRING") for text in _LIVE],
+        tell=lambda model: None,
+        after=lambda row: row | {"n": str(row["n"])},
+    ),
+}
+
+EVERY: Final = [(name, point) for name, each in OPERATIONS.items() for point in each.points]
+SOME: Final = [("history", "staged.appended"), ("write", "publish.before-commit")]
+
+
+def test_every_failpoint_is_on_the_way_of_some_operation() -> None:
+    assert {point for _, point in EVERY} == set(FAILPOINTS)
+
+
+def _rounds(cases: Sequence[tuple[str, str]], tmp_path: Path) -> None:
+    """Kill a server in every case.
+
+    The server that is started after one kill takes the request again, and is the next one to be
+    killed: it lets its failpoint pass as often as that request reaches it.
+    """
+    lake = tmp_path / "lake"
+    configure(lake)
+    with serve(lake, tmp_path) as first:
+        for number, (name, _) in enumerate(cases):
+            operation = OPERATIONS[name]
+            sent = SentTable(first.caller, f"t{number}", operation.columns).create()
+            sent.send(sent.request(operation.first))
+    with ExitStack() as running:
+        server = running.enter_context(serve(lake, tmp_path, failpoint=f"{cases[0][1]}=kill"))
+        for number, (name, point) in enumerate(cases):
+            operation = OPERATIONS[name]
+            request = _killed(server, f"t{number}", operation, point)
+            following = cases[number + 1][1] if number + 1 < len(cases) else None
+            passes = following in operation.points and (operation.repeats or point not in _DONE)
+            failpoint = f"{following}=kill:{1 + passes}" if following else None
+            server = running.enter_context(serve(lake, tmp_path, failpoint=failpoint))
+            _sent_again(server, f"t{number}", operation, request, wrote=passes or not following)
+
+
+def _killed(server: Served, name: str, operation: Operation, point: str) -> Any:
+    sent = SentTable(server.caller, name, operation.columns)
+    request = operation.request(sent)
+    before = sent.rows()
+    with pytest.raises((grpc.RpcError, AssertionError), match="UNAVAILABLE|Socket closed"):
+        operation.send(sent, request)
+    assert server.killed(), point
+    now, must = sent.rows(), _model(sent, operation, told=point in _DONE)
+    wrong = differences(now, must, sent.key)
+    assert not wrong, f"killed at {point}: {wrong}"
+    assert (now == before) == (point not in _DONE)
+    return request
+
+
+def _sent_again(
+    server: Served, name: str, operation: Operation, request: Any, *, wrote: bool
+) -> None:
+    sent = SentTable(server.caller, name, operation.columns)
+    operation.send(sent, request)
+    assert not differences(sent.rows(), _model(sent, operation, told=True), sent.key)
+    assert _branches(sent) == {"main"}
+    if wrote:
+        assert not _scratch_tables(server.caller)
+
+
+def _model(sent: SentTable, operation: Operation, *, told: bool) -> list[Row]:
+    model = sent.oracle()
+    model.write(**operation.first.rows)
+    if not told:
+        return model.rows()
+    operation.tell(model)
+    return [operation.after(row) for row in model.rows()]
+
+
+def _branches(sent: SentTable) -> set[str]:
+    return set(sent.caller.iceberg(sent.name).metadata.refs)
+
+
+def _scratch_tables(caller: Caller) -> list[Any]:
+    iceberg = catalog(caller.lake)
+    return [
+        each
+        for schema in iceberg.list_namespaces()
+        if schema != (caller.schema,)
+        for each in iceberg.list_tables(schema)
+    ]
+
+
+def test_a_killed_server_leaves_no_half_batch(tmp_path: Path) -> None:
+    _rounds(SOME, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(OPERATIONS))
+def test_a_server_may_be_killed_at_every_step(tmp_path: Path, name: str) -> None:
+    _rounds([case for case in EVERY if case[0] == name], tmp_path)

@@ -1,0 +1,44 @@
+"""The oracle keeps what the rules promise, so that a table that equals it keeps it too."""
+
+from __future__ import annotations
+
+import copy
+
+import batches
+from batches import COLUMNS, SYNCED, Sent
+from hypothesis import HealthCheck, Phase, given, settings
+from oracle import HistoryTable, KeyedTable, promises_broken
+
+_quick = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@_quick
+@given(batches.histories(most=40, requests=4))
+def test_a_repeated_history_batch_changes_nothing(story: list[Sent]) -> None:
+    table = HistoryTable(["k", "r"], [text.split(":")[0].rstrip("*") for text in COLUMNS])
+    for step in story:
+        table.write(**step.rows)
+        once = copy.deepcopy(table.versions)
+        table.write(**step.rows)
+        assert table.versions == once
+        if step.truncate is not None:
+            table.truncate(SYNCED, step.truncate)
+        assert not promises_broken(table.rows(), table.key)
+
+
+@_quick
+@given(batches.keyed_stories(most=40, requests=3))
+def test_a_repeated_batch_changes_nothing(story: list[Sent]) -> None:
+    table = KeyedTable(["k", "r"], [text.split(":")[0].rstrip("*") for text in COLUMNS])
+    for step in story:
+        table.write(**step.rows)
+        once = copy.deepcopy(table.by_key)
+        table.write(**step.rows)
+        assert table.by_key == once
