@@ -55,6 +55,13 @@ _STATIC: Final[dict[str, str]] = {
     "spark.cleaner.periodicGC.interval": "10min",
 }
 
+# Without a cluster nobody else has business with the driver, and Spark's ports ask for no password:
+# by default they would be open on the machine's network address.
+_LOOPBACK: Final[dict[str, str]] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
 # Settings of a session: every lake has its own.
 _SESSION: Final[dict[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
@@ -222,6 +229,7 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.master(master)
     settings = {
         **_STATIC,
+        **(_LOOPBACK if master.partition("[")[0] == "local" else {}),
         "spark.driver.memory": f"{_driver_gibibytes()}g",
         "spark.jars": ",".join(str(path) for path in jars()),
         **conf,

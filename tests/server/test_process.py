@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sent_files import SentFile, written
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
+# As /proc/net spells 127.0.0.1, ::1, and the first in the form of the second.
+LOOPBACK = {
+    "0100007F",
+    "00000000000000000000000001000000",
+    "0000000000000000FFFF00000100007F",
+}
 MIDNIGHT = 1_704_067_200_000  # 2024-01-01T00:00:00Z, in milliseconds
 SECRET = "the-cell-value-that-nobody-may-see"
 
@@ -73,7 +80,7 @@ class Serving:
             )
         )
 
-    def until(self, found: Callable[[], object], seconds: float = 60) -> dict:
+    def until(self, found: Callable[[], object], seconds: float = 240) -> dict:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if result := found():
@@ -89,7 +96,7 @@ class Serving:
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def ended(self, seconds: float = 60) -> int:
+    def ended(self, seconds: float = 240) -> int:
         return self.process.wait(seconds)
 
     def close(self) -> None:
@@ -128,6 +135,22 @@ def files_with(folder: Path, needles: list[bytes]) -> list[Path]:
         if any(needle in content for needle in needles):
             found.append(path)
     return found
+
+
+def listened_on(process: int) -> list[str]:
+    """The addresses, in hexadecimal, that a process and its children listen on (Linux)."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    inodes = set()
+    for each in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            inodes.add(str(each.readlink()))
+    lines = [
+        line.split()
+        for kind in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
+    ]
+    own = [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in inodes]
+    return own + [address for child in children for address in listened_on(int(child))]
 
 
 def test_a_run_prints_json_lines_leaks_no_secret_and_ends_well(
@@ -220,6 +243,18 @@ def test_a_running_batch_is_finished_before_the_process_ends(
     watching.cancel()
     caller.channel.close()
     assert caller.rows("t", "id", "v") == [(1, "x")]
+
+
+def test_nothing_is_listened_on_but_loopback_neither_by_java(
+    serving: Callable[..., Serving],
+) -> None:
+    served = serving("--grace", "0")
+    assert served.listening()["port"] > 0
+    addresses = {address.partition(":")[0] for address in listened_on(served.process.pid)}
+    assert addresses <= LOOPBACK
+    assert len(addresses) > 1
+    served.stop()
+    assert served.ended() == 0
 
 
 def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
