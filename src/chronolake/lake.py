@@ -7,7 +7,7 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 from uuid import uuid4
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -190,8 +190,13 @@ def catalog_settings(config: LakeConfig) -> dict[str, str]:
     """The Iceberg catalog's settings for Spark, without their prefix.
 
     SQLite in the lake's folder by default; a `postgresql://` address is a JDBC catalog there, an
-    `http(s)://` address an Iceberg REST catalog.
+    `http(s)://` address an Iceberg REST catalog. The configuration's own properties come over
+    these.
     """
+    return {**_address_settings(config), **config.catalog.properties}
+
+
+def _address_settings(config: LakeConfig) -> dict[str, str]:
     warehouse = config.warehouse_location
     uri = config.catalog.uri
     if uri is None:
@@ -200,7 +205,11 @@ def catalog_settings(config: LakeConfig) -> dict[str, str]:
         return {"type": "rest", "uri": uri, "warehouse": warehouse}
     url = make_url(uri)
     port = f":{url.port}" if url.port else ""
-    settings = _jdbc(f"jdbc:postgresql://{url.host or 'localhost'}{port}/{url.database}", warehouse)
+    # Such as sslmode, which the Java driver knows by the same name.
+    options = f"?{urlencode(url.normalized_query, doseq=True)}" if url.query else ""
+    settings = _jdbc(
+        f"jdbc:postgresql://{url.host or 'localhost'}{port}/{url.database}{options}", warehouse
+    )
     if url.username:
         settings["jdbc.user"] = unquote(url.username)
     if url.password:
