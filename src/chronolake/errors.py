@@ -94,9 +94,7 @@ class ChronolakeError(Exception):
         return (_rebuild, (type(self), self.message, {"hint": self.hint, **self.place}))
 
 
-def _rebuild(
-    kind: type[ChronolakeError], message: str, details: dict[str, Any]
-) -> ChronolakeError:
+def _rebuild(kind: type[ChronolakeError], message: str, details: dict[str, Any]) -> ChronolakeError:
     return kind(message, **details)
 
 

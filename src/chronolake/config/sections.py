@@ -149,7 +149,7 @@ class MaintenanceConfig(_Section):
         description="A table is compacted when this part of its stored rows is marked deleted.",
     )
     snapshot_age_hours: float = Field(
-        default=168,
+        default=24,
         ge=0,
         description="Snapshots older than this many hours are expired.",
     )
