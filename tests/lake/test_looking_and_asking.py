@@ -1,0 +1,283 @@
+"""What PyIceberg tells about tables that Spark wrote, and questions in SQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake import look, table
+from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake.config import load
+from chronolake.errors import QueryError
+from chronolake.lake import Lake
+from chronolake.query import ask
+from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
+
+NAME = TableName("sch.e ma", "ta'ble \"🦆`")
+KEY = 'Key. "`🦆'
+COLUMNS = (
+    Column(KEY, ColumnType(Kind.LONG), primary_key=True),
+    Column("Name", ColumnType(Kind.STRING)),
+    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
+    Column("_fivetran_start", ColumnType(Kind.UTC_DATETIME), primary_key=True),
+    Column("_fivetran_end", ColumnType(Kind.UTC_DATETIME)),
+    Column("_fivetran_active", ColumnType(Kind.BOOLEAN)),
+)
+SQL_NAME = NAME.sql
+
+
+def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> DataFrame:
+    """A change set: operation, key, name, and start (or end, for a delete)."""
+    fields = ", ".join(f"{quoted(column.name)} string" for column in COLUMNS)
+    texts = [
+        (int(op), place, None, str(key), name, start, start, end, str(op is not Op.DELETE))
+        for place, (op, key, name, start) in enumerate(rows)
+        for end in [start if op is Op.DELETE else TMAX_TEXT]
+    ]
+    frame = lake.spark.createDataFrame(
+        texts, f"{OP} int, {SEQ} bigint, {UNMODIFIED} array<bigint>, {fields}"
+    )
+    cast = [F.col(quoted(one.name)).cast(one.type.sql).alias(one.name) for one in COLUMNS]
+    return frame.select(OP, SEQ, UNMODIFIED, *cast)
+
+
+def write(lake: Lake, batch: str, *rows: tuple[Op, int, str | None, str]) -> None:
+    table.write_history_batch(lake, NAME, changes(lake, rows), columns=COLUMNS, batch=batch)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    """A lake with one table: 40 records, of which some changed and some were deleted."""
+    folder = tmp_path_factory.mktemp("looked-at")
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+    config = load(folder, overrides={"spark.master": "local[2]", "spark.conf": settings})
+    with Lake.open(folder, config=config) as opened:
+        table.create(opened, NAME, COLUMNS)
+        first, second, third = (f"2024-01-0{day}T00:00:00Z" for day in (1, 2, 3))
+        both = (Op.EARLIEST, Op.REPLACE)
+        write(opened, "b1", *((op, key, f"n{key}", first) for op in both for key in range(40)))
+        write(opened, "b2", *((op, key, f"m{key}", second) for op in both for key in range(9)))
+        write(
+            opened,
+            "b3",
+            *((op, key, None, third) for op in (Op.EARLIEST, Op.DELETE) for key in (3, 4)),
+        )
+        yield opened
+
+
+def test_the_counts_from_metadata_are_those_that_spark_counts(lake: Lake) -> None:
+    (found,) = look.tables(lake.config)
+
+    frame = lake.table(NAME).df
+    assert found.delete_files > 0
+    assert found.rows == frame.count() == 49
+    assert found.active == frame.where("_fivetran_active").count() == 38
+    assert found.name == NAME
+    assert found.key == (KEY,)
+    assert found.columns == COLUMNS
+    assert found.last_batch == "b3"
+    assert found.published_at is not None
+
+
+def test_the_timeline_of_a_record_is_the_one_that_spark_wrote(lake: Lake) -> None:
+    replaced, deleted = look.history(lake.config, NAME, {KEY: "3"}).versions
+
+    assert (replaced.start, replaced.end) == ("2024-01-01T00:00:00Z", "2024-01-01T23:59:59.999Z")
+    assert replaced.ending is look.Ending.REPLACED
+    assert deleted.start == "2024-01-02T00:00:00Z"
+    assert deleted.ending is look.Ending.DELETED
+    assert deleted.changes == (look.Change("Name", "n3", "m3"),)
+    assert [version.end for version in look.history(lake.config, NAME, {KEY: "20"}).versions] == [
+        TMAX_TEXT
+    ]
+    assert look.history(lake.config, NAME, {KEY: "99"}).versions == ()
+
+
+def test_maintenance_changes_no_count_and_no_timeline(lake: Lake) -> None:
+    before = look.tables(lake.config)[0], look.history(lake.config, NAME, {KEY: "4"})
+
+    table.maintain(lake, NAME)
+
+    (after,) = look.tables(lake.config)
+    assert (after.rows, after.active) == (before[0].rows, before[0].active)
+    assert look.history(lake.config, NAME, {KEY: "4"}) == before[1]
+
+
+def test_an_answer_has_the_rows_of_the_question(lake: Lake) -> None:
+    question = f"SELECT {quoted(KEY)} AS k, name, NAME FROM {SQL_NAME} WHERE _FIVETRAN_ACTIVE"
+
+    answer = ask(lake, f" {question} ORDER BY k DESC LIMIT 2;")
+
+    assert answer.columns == ("k", "name", "NAME")
+    assert list(answer.rows()) == [(39, "n39", "n39"), (38, "n38", "n38")]
+    assert list(answer.rows(1)) == [(39, "n39", "n39")]
+
+
+def test_the_ends_of_every_type_have_a_text(lake: Lake) -> None:
+    question = """SELECT timestamp '9999-12-31T23:59:59.999Z', timestamp '0001-01-01T00:00:00Z',
+        timestamp_ntz '0001-01-01T00:00:00', date '0001-01-01', date '9999-12-31',
+        9223372036854775807, cast(1 AS decimal(38, 37)), X'00ff', cast(0.1 AS float),
+        double('NaN'), double('-Infinity'), array(1, 2), named_struct('a', 1),
+        interval 1 day, null, '', true"""
+
+    (row,) = ask(lake, question).rows()
+
+    assert row == (
+        TMAX_TEXT, "0001-01-01T00:00:00Z", "0001-01-01T00:00:00", "0001-01-01", "9999-12-31",
+        2**63 - 1, "1." + "0" * 37, "AP8=", 0.1, "NaN", "-Infinity", "[1,2]", '{"a":1}',
+        "INTERVAL '1' DAY", None, "", True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SHOW NAMESPACES",
+        f"SHOW TABLES IN {quoted(NAME.schema)}",
+        f"DESCRIBE TABLE {SQL_NAME}",
+        f"SELECT * FROM {SQL_NAME}.snapshots",
+        f"FROM {SQL_NAME} |> SELECT Name",
+        "WITH a AS (SELECT 1 x) SELECT * FROM a WHERE x IN (SELECT 1)",
+        "VALUES (1), (2)",
+        f"TABLE {SQL_NAME}",
+    ],
+)
+def test_what_only_reads_is_answered(lake: Lake, statement: str) -> None:
+    assert list(ask(lake, statement).rows(1))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"INSERT INTO {SQL_NAME} SELECT * FROM {SQL_NAME}",
+        f"WITH a AS (SELECT 1) INSERT INTO {SQL_NAME} SELECT * FROM a",
+        f"FROM {SQL_NAME} INSERT INTO {SQL_NAME} SELECT * INSERT INTO {SQL_NAME} SELECT *",
+        f"DELETE FROM {SQL_NAME}",
+        f"UPDATE {SQL_NAME} SET Name = 'x'",
+        f"MERGE INTO {SQL_NAME} t USING {SQL_NAME} s ON t.Name = s.Name WHEN MATCHED THEN DELETE",
+        f"TRUNCATE TABLE {SQL_NAME}",
+        f"DROP TABLE {SQL_NAME}",
+        f"ALTER TABLE {SQL_NAME} ADD COLUMN x int",
+        f"ALTER TABLE {SQL_NAME} CREATE BRANCH b",
+        "CALL chronolake.system.expire_snapshots('a.b')",
+        "CREATE TABLE a.b AS SELECT 1",
+        "CREATE TEMPORARY VIEW v AS SELECT 1",
+        f"BEGIN DROP TABLE {SQL_NAME}; END",
+        "EXECUTE IMMEDIATE 'DROP TABLE a.b'",
+        f"CACHE TABLE {SQL_NAME}",
+        "SET a = b",
+        "ADD JAR 'x.jar'",
+    ],
+)
+def test_what_would_do_something_is_refused(lake: Lake, statement: str) -> None:
+    with pytest.raises(QueryError, match="would do something"):
+        ask(lake, statement)
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("SELEC 1", "PARSE_SYNTAX_ERROR"),
+        (f"SELECT 1; DROP TABLE {SQL_NAME}", "PARSE_SYNTAX_ERROR"),
+        ("", "PARSE_EMPTY_STATEMENT"),
+        ("SELECT * FROM a.missing", "TABLE_OR_VIEW_NOT_FOUND"),
+        (f"SELECT missing FROM {SQL_NAME}", "UNRESOLVED_COLUMN"),
+    ],
+)
+def test_a_question_that_spark_does_not_understand_is_explained(
+    lake: Lake, question: str, words: str
+) -> None:
+    with pytest.raises(QueryError, match=words) as refused:
+        ask(lake, question)
+
+    assert "\n" not in refused.value.message
+
+
+def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
+    with pytest.raises(QueryError, match="DIVIDE_BY_ZERO"):
+        list(ask(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
+
+
+def test_the_commands_answer_in_json(lake: Lake) -> None:
+    """The installed program, in processes of its own, beside a lake that is open here."""
+    program = str(Path(sys.executable).with_name("chronolake"))
+    folder = ["--lake", str(lake.config.path), "--json"]
+    named = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
+
+    def told(*words: str) -> str:
+        return subprocess.run(
+            [program, *words, *folder],
+            env={**os.environ, "CHRONOLAKE_SPARK_MASTER": "local[1]"},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        ).stdout
+
+    (report,) = json.loads(told("verify", "--all"))
+    assert report["holds"]
+    assert report["rows"] == 49
+    lines = told("query", f"SELECT count(*) AS n, max(name) AS last FROM {SQL_NAME}").splitlines()
+    assert [json.loads(line) for line in lines] == [{"n": 49, "last": "n9"}]
+    (plan,) = [json.loads(line) for line in told("maintain", named, "--dry-run").splitlines()]
+    assert plan["table"] == str(NAME)
+    assert json.loads(told("history", named, "--key", f"{KEY}=3"))["versions"][1]["changes"]
+
+
+@pytest.mark.long
+def test_looking_at_a_million_versions_takes_less_than_two_seconds(tmp_path: Path) -> None:
+    """From the shell, start of the interpreter included; the best of three, before and after
+    maintenance."""
+    keys, versions = 100_000, 10
+    with Lake.open(tmp_path, config=load(tmp_path, overrides={"spark.master": "local[2]"})) as lake:
+        table.create(lake, NAME, COLUMNS)
+        day = 86_400_000_000
+        number = F.col("id") % versions
+        last = number == versions - 1
+        start = F.timestamp_micros(number * day)
+        rows = lake.spark.range(keys * versions).select(
+            ((F.col("id") / versions).cast("bigint") * 7919 % keys).alias(KEY),
+            F.concat(F.lit("name "), F.col("id")).alias("Name"),
+            start.alias("_fivetran_synced"),
+            start.alias("_fivetran_start"),
+            F.when(last, F.lit(TMAX_TEXT).cast("timestamp"))
+            .otherwise(F.timestamp_micros((number + 1) * day - 1000))
+            .alias("_fivetran_end"),
+            last.alias("_fivetran_active"),
+        )
+        rows.repartition(16).writeTo(f"chronolake.{NAME.sql}").append()
+        before = seconds_of_looking(tmp_path)
+        table.maintain(lake, NAME)
+        after = seconds_of_looking(tmp_path)
+    assert max(*before, *after) < 2, (before, after)
+
+
+def seconds_of_looking(folder: Path) -> list[float]:
+    program = str(Path(sys.executable).with_name("chronolake"))
+    named = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
+    best = []
+    for words in (["tables"], ["history", named, "--key", f"{KEY}=77"]):
+        took = []
+        for _ in range(3):
+            began = time.monotonic()
+            done = subprocess.run(
+                [program, *words, "--lake", str(folder), "--json"],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            took.append(time.monotonic() - began)
+            told = json.loads(done.stdout)
+            count = len(told["versions"]) if words[0] == "history" else told[0]["rows"]
+            assert count in {10, 1_000_000}
+        best.append(min(took))
+    return best

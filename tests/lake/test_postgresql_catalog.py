@@ -1,0 +1,85 @@
+"""A lake whose catalog is a real PostgreSQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import postgresql
+import psycopg
+import pytest
+
+from chronolake import look, table
+from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake.config import LakeConfig, load
+from chronolake.errors import LakeError, TableExistsError, TableNotFoundError
+from chronolake.lake import Lake
+from chronolake.types import Column, ColumnType, Kind, TableName
+
+NAME = TableName("a.b c", "People's")
+COLUMNS = (
+    Column("id", ColumnType(Kind.LONG), primary_key=True),
+    Column("name", ColumnType(Kind.STRING)),
+    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
+)
+
+
+@pytest.fixture(scope="module")
+def uri() -> Iterator[str]:
+    with postgresql.server() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def config(uri: str, tmp_path_factory: pytest.TempPathFactory) -> LakeConfig:
+    folder = tmp_path_factory.mktemp("lake")
+    conf = {"spark.sql.shuffle.partitions": "2"}
+    return load(
+        folder, overrides={"catalog.uri": uri, "spark.master": "local[2]", "spark.conf": conf}
+    )
+
+
+def test_an_empty_database_is_a_lake_without_tables(config: LakeConfig) -> None:
+    assert look.tables(config) == []
+    assert look.names(config) == []
+
+
+def test_what_is_written_is_read_back_through_the_same_catalog(
+    config: LakeConfig, uri: str
+) -> None:
+    with Lake.open(config.path, config=config) as lake:
+        table.create(lake, NAME, COLUMNS)
+        with pytest.raises(TableExistsError):
+            table.create(lake, NAME, COLUMNS)
+        rows = lake.spark.sql(
+            f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
+            f"{UNMODIFIED}, id, concat('n', id) AS name, now() AS _fivetran_synced FROM range(10)"
+        )
+        table.write_batch(lake, NAME, rows, columns=COLUMNS, batch="b1")
+        assert lake.tables() == [NAME]
+        assert lake.table(NAME).df.count() == 10
+        assert table.verify(lake, NAME).holds
+
+    (found,) = look.tables(config)
+    assert (found.name, found.rows, found.columns) == (NAME, 10, COLUMNS)
+    (row,) = look.history(config, NAME, {"id": "7"}).versions
+    assert row.values["name"] == "n7"
+    with pytest.raises(TableNotFoundError):
+        look.history(config, TableName("a", "b"), {"id": "7"})
+    assert not config.catalog_file.exists()
+    with psycopg.connect(uri) as connection:
+        stored = connection.execute("SELECT catalog_name, table_name FROM iceberg_tables")
+        assert stored.fetchall() == [("chronolake", NAME.table)]
+
+
+def test_a_wrong_password_is_an_error_that_does_not_tell_it(uri: str, tmp_path: Path) -> None:
+    wrong = uri.replace("lake@", "cake@")
+    config = load(tmp_path, overrides={"catalog.uri": wrong, "spark.master": "local[2]"})
+
+    with pytest.raises(LakeError) as looked:
+        look.tables(config)
+    with pytest.raises(LakeError) as opened:
+        Lake.open(tmp_path, config=config)
+
+    for refused in (looked, opened):
+        assert "cake" not in str(refused.value)
