@@ -146,7 +146,8 @@ class MaintenanceConfig(_Section):
         default=0.2,
         gt=0,
         le=1,
-        description="A table is compacted when this part of its stored rows is marked deleted.",
+        description="A table is compacted when this part of its stored rows, and at least "
+        "10,000, is marked deleted.",
     )
     snapshot_age_hours: float = Field(
         default=24,

@@ -30,6 +30,9 @@ log = structlog.get_logger(__name__)
 _FILE_DELETE_RATIO: Final = 0.1
 _LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
 
+#: A reader passes over fewer removed rows than these without noticing.
+_REMOVED_ROWS: Final = 10_000
+
 
 @dataclass(frozen=True)
 class TableFiles:
@@ -119,7 +122,10 @@ def plan_maintenance(
     reasons = []
     if files.small_files >= config.small_files:
         reasons.append(f"{files.small_files} small files")
-    if files.records and files.removed / files.records >= config.deletion_vector_ratio:
+    # Every batch removes most rows of a tiny table: to compact it each time would cost more than
+    # the batch, and make other processes stage theirs again.
+    is_worth_it = files.removed >= _REMOVED_ROWS and files.records > 0
+    if is_worth_it and files.removed / files.records >= config.deletion_vector_ratio:
         reasons.append(f"{100 * files.removed // files.records} % of the stored rows are removed")
     compact = bool(reasons)
     expire = files.expirable >= config.small_files
