@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -18,6 +19,12 @@ SYNCED: Final = "_fivetran_synced"
 DELETED: Final = "_fivetran_deleted"
 DATA: Final = {"a": "STRING", "n": "LONG", "d": "DECIMAL(12,3)"}
 COLUMNS: Final = ["k*:LONG", "r*:STRING", *(f"{name}:{kind}" for name, kind in DATA.items())]
+
+_VALUES: Final = {
+    "STRING": lambda serial: f'{serial} "{serial}"',
+    "LONG": lambda serial: -serial,
+    "DECIMAL(12,3)": lambda serial: Decimal(serial).scaleb(-1).quantize(Decimal("0.001")),
+}
 
 #: Two columns, either of which may be null; keys agree in one of them.
 KEYS: Final = [(k, r) for k in (1, 2, 3, None) for r in ("x", "y,\n", "", None)]
@@ -102,16 +109,14 @@ def _cells(event: _Event, serial: int, without: str | None) -> Row:
         elif event.null >> place & 1:
             row[name] = None
         else:
-            row[name] = f"{serial}: {event.time}" if kind == "STRING" else 1000 * serial + place
+            row[name] = _VALUES[kind](serial)
     return row
 
 
 # --------------------------------------------------------------------------- history tables
 
 
-def _history_request(
-    *, events: list[_Event], serial: int, without: str | None, **how: Any
-) -> Sent:
+def _history_request(*, events: list[_Event], serial: int, without: str | None, **how: Any) -> Sent:
     """Ends and active flags are right within the request, as the sender makes them."""
     rows: defaultdict[str, list[Row]] = defaultdict(list)
     starts: defaultdict[int, set[int]] = defaultdict(set)
@@ -154,9 +159,7 @@ def histories(*, least: int = 0, most: int, requests: int) -> st.SearchStrategy[
 # --------------------------------------------------------------- live and soft-delete tables
 
 
-def _keyed_request(
-    *, events: list[_Event], serial: int, without: str | None, **how: Any
-) -> Sent:
+def _keyed_request(*, events: list[_Event], serial: int, without: str | None, **how: Any) -> Sent:
     rows: defaultdict[str, list[Row]] = defaultdict(list)
     for number, event in enumerate(events):
         row = _cells(event, serial + number, without) | {DELETED: event.mark == 0}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 
+from hypothesis import HealthCheck, Phase, given, settings
+
 import batches
 from batches import COLUMNS, SYNCED, Sent
-from hypothesis import HealthCheck, Phase, given, settings
 from oracle import HistoryTable, KeyedTable, promises_broken
 
 _quick = settings(
