@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
 
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]*)\] *(.*)")
 _CASE: Final = "spark.sql.caseSensitive"
 # Statements that are no queries, but only tell about tables.
 _TELLING: Final = (
@@ -81,7 +84,7 @@ class Answer:
                     None if value is None else read(value)
                     for value, (_, read) in zip(row, forms, strict=True)
                 )
-        except PySparkException as failure:
+        except (PySparkException, Py4JJavaError) as failure:
             raise _failed(failure) from failure
 
 
@@ -166,12 +169,20 @@ def _analysed(spark: SparkSession, text: str) -> DataFrame:
         spark.conf.set(_CASE, str(kept))
 
 
-def _failed(failure: PySparkException) -> QueryError:
-    condition = failure.getCondition() or type(failure).__name__
-    first = str(failure).strip().removeprefix(f"[{condition}]").strip().partition("\n")[0]
-    message = first.partition(" SQLSTATE:")[0].rstrip(".;")
+def _failed(failure: PySparkException | Py4JJavaError) -> QueryError:
+    if isinstance(failure, Py4JJavaError):
+        # It failed in a task: the innermost cause says what, the others say where.
+        cause = failure.java_exception
+        while cause.getCause() is not None:
+            cause = cause.getCause()
+        text = str(cause.getMessage())
+    else:
+        text = str(failure)
+    first = text.strip().partition("\n")[0].partition(" SQLSTATE:")[0]
+    named = _CONDITION.match(first)
+    condition, message = named.groups() if named else (type(failure).__name__, first)
     return QueryError(
-        f"Spark cannot answer ({condition}): {message}.",
+        f"Spark cannot answer ({condition}): {message.rstrip('.;')}.",
         hint="`chronolake tables --json` lists the names of tables and columns.",
     )
 
