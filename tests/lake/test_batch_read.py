@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -221,6 +222,26 @@ def test_a_fault_in_an_executor_comes_back_typed(
     place = {"table": "s.t", "batch": "b-9", "file": file.path, "row": row, "column": column}
     assert found.place == {name: value for name, value in place.items() if value is not None}
     assert "topsecret" not in str(caught.value)
+
+
+def test_warnings_of_executors_are_logged_by_the_driver(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    odd = [*ROW[:7], "[B@7d4991ad", *ROW[8:]]
+    empty = batch_writer.write(tmp_path / "empty", b"", key=bytes(32))
+    files = [
+        sealed(tmp_path, "odd", Op.REPLACE, [odd, odd]),
+        BatchFile(str(empty), Op.DELETE, bytes(32)),
+    ]
+    with structlog.testing.capture_logs() as logs:
+        assert changes(spark, files).count() == 2
+    place = {"log_level": "warning", "table": "sample.t", "batch": "batch-1"}
+    odd_place = {**place, "event": "batch_file_values_adjusted", "file": files[0].path}
+    assert sorted(logs, key=lambda log: str(log.get("column"))) == [
+        {**place, "event": "batch_file_without_header", "file": str(empty)},
+        {**odd_place, "column": "local", "moved_to_year_1": 2},
+        {**odd_place, "column": "raw", "not_base64_kept_as_text": 2},
+    ]
 
 
 def test_another_failure_holds_no_typed_error(spark: SparkSession) -> None:

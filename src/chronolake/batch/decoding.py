@@ -6,26 +6,26 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 
 from chronolake.batch import parquet_file, records
 from chronolake.batch.csv_file import CsvFile
 from chronolake.batch.plain import opened
+from chronolake.batch.remarks import logged
 from chronolake.changes import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from chronolake.batch.files import BatchFile, FileForm
     from chronolake.batch.pieces import Piece
     from chronolake.types import Column
 
-_log = structlog.get_logger(__name__)
+    Remark = Callable[[str, dict[str, Any]], None]
 
 #: At most so many rows go to the JVM at once.
 ROWS_PER_BATCH: Final = 32_768
@@ -55,39 +55,36 @@ class Reading:
     block_size: int = records.BLOCK_SIZE
 
 
-def decoded(file: BatchFile, ordinal: int, reading: Reading) -> Iterator[pa.RecordBatch]:
+def decoded(
+    file: BatchFile, ordinal: int, reading: Reading, *, remark: Remark = logged
+) -> Iterator[pa.RecordBatch]:
     """The change set's rows of one file.
 
     Args:
         file: which one.
         ordinal: its place among the request's files, from 0.
         reading: how to read it.
+        remark: is told of what was odd but no error, by counts.
 
     Raises:
         BatchFileError: the file cannot be read; its place names file, row and column.
     """
     tallies = {column.name: Counter[str]() for column in reading.columns}
     row = ordinal * ROWS_PER_FILE
-    with closing(_pieces(file, reading, tallies)) as pieces:
+    with closing(_pieces(file, reading, tallies, remark)) as pieces:
         for piece in pieces:
             rows = _rows(piece, file.op, row, reading.columns)
             row += piece.rows
             for start in range(0, rows.num_rows, ROWS_PER_BATCH):
                 yield rows.slice(start, ROWS_PER_BATCH)
+    place = {"table": reading.table, "batch": reading.batch, "file": file.path}
     for column, tally in tallies.items():
         if tally:
-            _log.warning(
-                "batch_file_values_adjusted",
-                table=reading.table,
-                batch=reading.batch,
-                file=file.path,
-                column=column,
-                **dict(tally),
-            )
+            remark("batch_file_values_adjusted", {**place, "column": column, **tally})
 
 
 def _pieces(
-    file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]]
+    file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]], remark: Remark
 ) -> Generator[Piece, None, None]:
     required = reading.required.get(file.op, frozenset())
     if reading.form.format == "parquet":
@@ -105,9 +102,8 @@ def _pieces(
     ):
         yield from pieces
     if not csv.begun:
-        _log.warning(
-            "batch_file_without_header", table=reading.table, batch=reading.batch, file=file.path
-        )
+        place = {"table": reading.table, "batch": reading.batch, "file": file.path}
+        remark("batch_file_without_header", place)
 
 
 def ahead(items: Iterable[T]) -> Generator[T, None, None]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.batch.access import open_file
 from chronolake.batch.decoding import Reading, decoded
 from chronolake.batch.failure import sealed
+from chronolake.batch.remarks import carrier
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -81,11 +82,12 @@ def read(
     sizes = [_size(file, table, batch) for _, file in numbered]
     tasks = packed(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
     reading = Reading(form, tuple(columns), dict(required), table, batch)
+    remark = carrier(spark.sparkContext)
 
     def decode(chosen: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for ids in chosen:
             for task in ids.column(0).to_pylist():
-                yield from _decoded_task(tasks[task], reading)
+                yield from _decoded_task(tasks[task], reading, remark)
 
     return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(decode, schema)
 
@@ -131,12 +133,14 @@ def _placed(error: BatchFileError, table: str, batch: str) -> BatchFileError:
     )
 
 
-def _decoded_task(files: Sequence[Numbered], reading: Reading) -> Iterator[pa.RecordBatch]:
+def _decoded_task(
+    files: Sequence[Numbered], reading: Reading, remark: Callable[[str, dict[str, Any]], None]
+) -> Iterator[pa.RecordBatch]:
     """The rows of one task's files; errors leave as text that `error_of` reads."""
     failed: BatchFileError | None = None
     for ordinal, file in files:
         try:
-            yield from decoded(file, ordinal, reading)
+            yield from decoded(file, ordinal, reading, remark=remark)
         except BatchFileError as error:
             failed = _placed(error, reading.table, reading.batch)
         if failed is not None:
