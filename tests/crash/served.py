@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +59,18 @@ class Served:
         return [event for event in found if event.get("event") == name]
 
 
-def configure(lake: Path, *, master: str = "local[2]", **sections: Mapping[str, object]) -> None:
+def configure(lake: Path, *, master: str = "local[2]", catalog: str | None = None) -> None:
     """Write the lake's configuration, for every process that will serve it."""
     lake.mkdir(parents=True, exist_ok=True)
-    content = {"spark": {"master": master, "conf": _SPARK}, **sections}
+    content: dict[str, object] = {"spark": {"master": master, "conf": _SPARK}}
+    if catalog:
+        content["catalog"] = {"uri": catalog}
     (lake / "chronolake.yml").write_text(yaml.safe_dump({"lake": content}))
 
 
 @contextmanager
 def serve(
-    lake: Path, folder: Path, *, failpoint: str | None = None, wrapper: tuple[str, ...] = ()
+    lake: Path, folder: Path, *, failpoint: str | None = None, catalog: str | None = None
 ) -> Iterator[Served]:
     """Serve a lake until the block ends; batch files go into `folder`."""
     name = f"server-{time.monotonic_ns()}"
@@ -80,7 +82,6 @@ def serve(
     with log.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
             [
-                *wrapper,
                 *(sys.executable, "-c", _PROGRAM, "serve"),
                 *("--lake", str(lake), "--port", "0", "--host", "127.0.0.1", "--grace", "20"),
             ],
@@ -92,7 +93,7 @@ def serve(
     try:
         port = _port(process, log, errors)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            caller = Caller(channel, lake, folder, "crash")
+            caller = Caller(channel, lake, folder, "crash", catalog_uri=catalog)
             yield Served(process, channel, caller, paused, log)
     finally:
         paused.unlink(missing_ok=True)

@@ -178,7 +178,7 @@ def _killed(server: Served, name: str, operation: Operation, point: str) -> Any:
     sent = SentTable(server.caller, name, operation.columns)
     request = operation.request(sent)
     before = sent.rows()
-    with pytest.raises((grpc.RpcError, AssertionError), match="UNAVAILABLE|Socket closed"):
+    with pytest.raises((grpc.RpcError, AssertionError), match=r"UNAVAILABLE|Socket closed"):
         operation.send(sent, request)
     assert server.killed(), point
     now, must = sent.rows(), _model(sent, operation, told=point in _DONE)

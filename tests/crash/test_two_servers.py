@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import postgresql
 import pytest
 from caller import HISTORY, SYNCED, catalog
 from sent_rows import Batch, SentTable, differences, plain_rows
@@ -46,8 +47,8 @@ def _version(key: int, hour: int, label: str) -> Row:
     return {"id": key, "a": label, **times}
 
 
-def _race(lake: Path, folder: Path, *, batches: int) -> None:
-    with two(lake, folder) as servers:
+def _race(lake: Path, folder: Path, *, batches: int, uri: str | None = None) -> None:
+    with two(lake, folder, uri=uri) as servers:
         live = [SentTable(each.caller, "live", _LIVE) for each in servers]
         history = [SentTable(each.caller, "history", _HISTORY) for each in servers]
         live[0].create()
@@ -71,7 +72,7 @@ def _race(lake: Path, folder: Path, *, batches: int) -> None:
 
         def watch() -> None:
             while not stop.wait(0.05):
-                table = catalog(lake).load_table(("crash", "live"))
+                table = catalog(lake, uri).load_table(("crash", "live"))
                 seen.add(
                     frozenset(
                         row["a"]
@@ -105,6 +106,12 @@ def test_two_servers_lose_and_mix_no_batch(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_two_servers_lose_and_mix_no_batch_of_many(tmp_path: Path) -> None:
     _race(tmp_path / "lake", tmp_path, batches=15)
+
+
+@pytest.mark.long
+def test_two_servers_share_a_postgresql_catalog(tmp_path: Path) -> None:
+    with postgresql.server() as uri:
+        _race(tmp_path / "lake", tmp_path, batches=5, uri=uri)
 
 
 @pytest.mark.long

@@ -57,6 +57,7 @@ class Caller:
     folder: Path
     schema: str = "tester"
     configuration: Mapping[str, str] = field(default_factory=dict)
+    catalog_uri: str | None = None
 
     def __post_init__(self) -> None:
         self.stub = DestinationConnectorStub(self.channel)
@@ -190,12 +191,14 @@ class Caller:
         return sorted(rows, key=repr)
 
     def iceberg(self, name: str) -> Any:
-        return catalog(self.lake).load_table((self.schema, name))
+        return catalog(self.lake, self.catalog_uri).load_table((self.schema, name))
 
     def snapshot(self, name: str) -> Any:
         current = self.iceberg(name).metadata.current_snapshot_id
         return current, self.iceberg(name).metadata_location
 
 
-def catalog(lake: Path) -> SqlCatalog:
-    return SqlCatalog("chronolake", uri=f"sqlite:///{lake / 'catalog.db'}", warehouse=lake.as_uri())
+def catalog(lake: Path, uri: str | None = None) -> SqlCatalog:
+    """PyIceberg's own view of a lake; of its SQLite file if there is no `uri`."""
+    uri = (uri or f"sqlite:///{lake / 'catalog.db'}").replace("postgresql:", "postgresql+psycopg:")
+    return SqlCatalog("chronolake", uri=uri, warehouse=lake.as_uri())
