@@ -68,6 +68,8 @@ _SESSION: Final[dict[str, str]] = {
     "spark.sql.caseSensitive": "true",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.defaultCatalog": CATALOG,
+    # Rows go to Python in batches of so many bytes at most: large cells must not add up.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
     # Another process may have written since: always ask the catalog.
     f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",

@@ -1,44 +1,59 @@
-"""What the folds of a batch over a table have in common: complete rows, count leftovers."""
+"""What a batch makes of the rows of its keys: a pure function over sorted Arrow rows.
+
+Source: `seeds/destination-connector.txt` ("WriteBatchRequest"). The rows of a key are its *events*:
+the stored row, then the batch's replace, update and delete rows, each in the order of the request.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812
+import numpy as np
+import pyarrow as pa
 
 from chronolake.changes import RESERVED
-from chronolake.table.incoming import col
+from chronolake.table.runs import NONE, Runs, Unmodified, integers, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from chronolake.table.timeline import Layout
 
-    from pyspark.sql import Column as Expression
-    from pyspark.sql.window import WindowSpec
-
-#: Column of a folded frame: whether the row is an update that nothing could complete.
+KIND: Final = f"{RESERVED}kind"
+#: Number of update rows of a key that found no row to change; 0 for a row that stays.
 IGNORED: Final = f"{RESERVED}ignored"
-_SAMPLE_LENGTH: Final = 200
+
+# Kinds of events, in their order.
+STORED: Final = 0
+REPLACE: Final = 1
+UPDATE: Final = 2
+DELETE: Final = 3
 
 
-def completed(name: str, *, given: Expression, known: Expression, window: WindowSpec) -> Expression:
-    """A column with the cells that a row leaves as they are taken from the row before it.
+def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
+    """The row that each key ends with; none for a key that ends deleted.
 
     Args:
-        name: the column.
-        given: whether a row brings a value of its own (null is a value); never null.
-        known: whether a row's own values may be taken by later rows; never null.
-        window: the rows before and including the row, by key, in their order.
+        events: rows sorted by key, `KIND` and place in the batch, with the table's columns and
+            `UNMODIFIED`.
+        layout: the columns.
+
+    Returns:
+        The table's columns, and `IGNORED` (bigint): 0, or the number of the key's update rows if
+        there was no row to change; the other cells of such a row mean nothing.
     """
-    own = F.struct(col(name).alias("value"))
-    before = F.last(F.when(given & known, own), ignorenulls=True).over(window)
-    return F.when(given, col(name)).otherwise(before.getField("value")).alias(name)
-
-
-def sample_of(key: Sequence[str], which: Expression) -> Expression:
-    """An aggregate: the key of some row of `which` as `column=value, …`, or null."""
-    parts = [
-        F.concat(F.lit(f"{name}="), F.coalesce(col(name).cast("string"), F.lit("NULL")))
-        for name in key
-    ]
-    text = F.substring(F.concat_ws(", ", *parts), 1, _SAMPLE_LENGTH)
-    return F.min(F.when(which, text))
+    runs = Runs.of(events, layout.key)
+    kind = integers(events.column(KIND))
+    bits = Unmodified(events, layout.carried)
+    updates, stored = kind == UPDATE, kind == STORED
+    itself = np.arange(len(kind))
+    chosen = np.flatnonzero((runs.last == itself) & (updates | (kind == REPLACE)))
+    columns = {}
+    for name in layout.columns:
+        if name in layout.key or (name in layout.carried and name not in layout.unmodified):
+            columns[name] = taken(events, name, chosen)
+            continue
+        # A column that the batch does not carry keeps its stored value, whatever the row is.
+        given = ~(updates & bits[name]) if name in layout.carried else stored
+        columns[name] = taken(events, name, runs.last_at_or_before(given)[chosen])
+    has_row = runs.last_at_or_before(stored | (kind == REPLACE)) != NONE
+    ignored = np.where(has_row, 0, runs.count_so_far(updates))
+    return pa.table({**columns, IGNORED: pa.array(ignored[chosen])})

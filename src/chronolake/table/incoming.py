@@ -81,18 +81,14 @@ class Incoming:
     since: int | None
 
     @property
+    def rows_count(self) -> int:
+        """Number of rows in all files."""
+        return self.replaced + self.updated + self.deleted + self.earliest
+
+    @property
     def is_empty(self) -> bool:
         """Whether the batch has no row at all."""
         return self.keys == 0
-
-    def is_unmodified(self, name: str) -> Expression:
-        """Whether a row of the change set leaves a column as it is; never null."""
-        if name not in self.unmodified:
-            return F.lit(False)
-        word, bit = divmod(self.names.index(name), BITS_PER_WORD)
-        return F.coalesce(
-            F.getbit(F.get(col(UNMODIFIED), F.lit(word)), F.lit(bit)) == 1, F.lit(False)
-        )
 
     def within_bounds(self, prefix: str = "") -> list[str]:
         """SQL conditions on the key columns that every row of the batch's keys meets."""

@@ -17,13 +17,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
-from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chronolake.changes import OP, RESERVED, SEQ, UNMODIFIED, Op
+from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
-from chronolake.table.fold import IGNORED, completed, sample_of
+from chronolake.table import fold
+from chronolake.table.events import fold_by_key, sample_of, typed
+from chronolake.table.fold import IGNORED
 from chronolake.table.incoming import Incoming, col, incoming, same, small
 from chronolake.table.result import BatchResult
 from chronolake.table.staging import (
@@ -33,6 +34,7 @@ from chronolake.table.staging import (
     expect_unaltered,
     staged,
 )
+from chronolake.table.timeline import Layout
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -44,8 +46,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import Column, TableName
 
-_STORED: Final = -1  # before every Op: the stored row is the first that is known of a key
-_LAST: Final = f"{RESERVED}last"
+_KINDS: Final = {Op.REPLACE: fold.REPLACE, Op.UPDATE: fold.UPDATE, Op.DELETE: fold.DELETE}
 
 
 def write_batch(
@@ -109,7 +110,7 @@ def _stage(
             with watch.stage("resolve"):
                 needed = (Op.UPDATE, Op.REPLACE) if retained else (Op.UPDATE,)
                 stored = None if write.is_empty else _stored(write.rows(), batch, key, needed)
-                final = fold(batch, stored, description).persist(StorageLevel.MEMORY_AND_DISK)
+                final = fold_batch(batch, stored, description).persist(StorageLevel.MEMORY_AND_DISK)
                 until_published.callback(final.unpersist)
                 ignored = _count_ignored(final, key)
             final = final.where(col(IGNORED) == 0).drop(IGNORED)
@@ -119,7 +120,7 @@ def _stage(
         if not write.is_empty:
             _delete(write, batch, key)
         if final is not None:
-            write.append(_widened(final, description))
+            write.append(final.select(*typed(final, description)))
     return ignored
 
 
@@ -133,49 +134,46 @@ def _stored(
     return table.join(small(keys.distinct(), batch.keys), same(table, keys, key), "left_semi")
 
 
-def fold(batch: Incoming, stored: DataFrame | None, description: TableDescription) -> DataFrame:
+def fold_batch(
+    batch: Incoming, stored: DataFrame | None, description: TableDescription
+) -> DataFrame:
     """The rows that a batch leaves, one per key; keys that it deletes are absent.
 
     Args:
         batch: the batch.
-        stored: the table's rows of the keys that update rows build on, or None if there are none.
+        stored: the table's rows that update rows build on, or None if there are none.
         description: the table.
 
     Returns:
-        The table's columns, and `__ignored` (bigint): 0, or the number of update rows of a key
-        that found no row to change; the cells of such a row mean nothing.
+        The columns that `chronolake.table.fold.final_rows` gives.
     """
-    key = description.primary_key
-    events = _widened(batch.rows, description, OP, SEQ, UNMODIFIED)
+    kind = F.create_map(*(F.lit(int(part)) for pair in _KINDS.items() for part in pair))[col(OP)]
+    events = batch.rows.select(
+        kind.alias(fold.KIND), SEQ, UNMODIFIED, *typed(batch.rows, description)
+    )
     if stored is not None:
-        first = stored.withColumns({OP: F.lit(_STORED), SEQ: F.lit(0).cast("bigint")})
-        events = events.unionByName(first, allowMissingColumns=True)
-
-    in_order = Window.partitionBy(*map(col, key)).orderBy(col(OP), col(SEQ))
-    before = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    op = col(OP)
-    is_update = op == int(Op.UPDATE)
-    is_whole = op.isin(_STORED, int(Op.REPLACE))
-    cells = []
-    for column in description.columns:
-        name = column.name
-        is_carried = name in batch.names
-        given = ~(is_update & batch.is_unmodified(name)) if is_carried else op == _STORED
-        if name in key or (is_carried and name not in batch.unmodified):
-            cells.append(col(name))
-        else:
-            cells.append(completed(name, given=given, known=F.lit(True), window=before))
-    ignored = F.when(is_update & ~F.max(is_whole).over(before), F.count_if(is_update).over(before))
-    is_last = F.lead(F.lit(1)).over(in_order).isNull()
-    return (
-        events.select(
-            *cells,
-            op.alias(OP),
-            is_last.alias(_LAST),
-            F.coalesce(ignored, F.lit(0)).alias(IGNORED),
+        events = events.unionByName(
+            stored.select(
+                F.lit(fold.STORED).alias(fold.KIND),
+                F.lit(0).cast("bigint").alias(SEQ),
+                F.lit(None).cast("array<bigint>").alias(UNMODIFIED),
+                *typed(stored, description),
+            )
         )
-        .where(col(_LAST) & col(OP).isin(int(Op.REPLACE), int(Op.UPDATE)))
-        .drop(OP, _LAST)
+    layout = Layout(
+        columns=tuple(column.name for column in description.columns),
+        carried=batch.names,
+        key=description.primary_key,
+        unmodified=batch.unmodified,
+    )
+    return fold_by_key(
+        events,
+        key=layout.key,
+        order=(fold.KIND, SEQ),
+        rows=batch.rows_count,
+        fold=lambda rows: fold.final_rows(rows, layout),
+        description=description,
+        others=f"{IGNORED} bigint",
     )
 
 
@@ -185,20 +183,6 @@ def _count_ignored(folded: DataFrame, key: Sequence[str]) -> tuple[int, str | No
         sample_of(key, col(IGNORED) > 0).alias("key"),
     ).first()
     return (found["count"], found["key"]) if found else (0, None)
-
-
-def _widened(rows: DataFrame, description: TableDescription, *others: str) -> DataFrame:
-    """Rows with every column of the table: those that they lack are null."""
-    names = set(rows.columns)
-    return rows.select(
-        *others,
-        *(
-            col(column.name)
-            if column.name in names
-            else F.lit(None).cast(column.type.sql).alias(column.name)
-            for column in description.columns
-        ),
-    )
 
 
 def _delete(write: StagedWrite, batch: Incoming, key: Sequence[str]) -> None:

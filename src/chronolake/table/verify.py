@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from chronolake.changes import RESERVED
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.session import CATALOG
-from chronolake.table.fold import sample_of
+from chronolake.table.events import sample_of
 from chronolake.table.incoming import col
 from chronolake.types import ACTIVE, END, EPSILON, START, TMAX_MICROS, Mode
 

@@ -1,0 +1,212 @@
+"""What a history batch does to the versions of its keys: a pure function over sorted Arrow rows.
+
+Source: `seeds/history-batch-files.txt`, read as `chronolake.table.history` says. The rows of a key
+are its *events*: stored versions, the batch's update, replace and delete rows, and the earliest
+starts that it names. They are sorted by time; at one time a stored version comes first, then
+updates, then replaces (of two rows with one start the last one counts), then deletes (which end the
+version that starts at their time).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from chronolake.changes import RESERVED
+from chronolake.table.runs import NONE, Runs, Unmodified, flags, integers, taken
+from chronolake.types import ACTIVE, END, START
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from chronolake.table.runs import Flags, Indices
+
+# Columns of events besides the table's own.
+KIND: Final = f"{RESERVED}kind"
+TIME: Final = f"{RESERVED}time"
+FILE: Final = f"{RESERVED}file"
+POSITION: Final = f"{RESERVED}position"
+
+# Columns of the result besides the table's own.
+REMOVED: Final = f"{RESERVED}removed"
+ADDED: Final = f"{RESERVED}added"
+BASELESS: Final = f"{RESERVED}baseless"
+IGNORED: Final = f"{RESERVED}ignored"
+EARLIEST: Final = f"{RESERVED}earliest"
+
+# Kinds of events, in the order in which they stand at one time.
+STORED: Final = 0
+UPDATE: Final = 1
+REPLACE: Final = 2
+DELETE: Final = 3
+EARLIEST_START: Final = 4
+
+_EPSILON_MICROS: Final = 1_000
+_NEVER: Final = np.iinfo(np.int64).max
+_UTC: Final = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of events.
+
+    Attributes:
+        columns: the table's columns.
+        carried: those that the batch brings, in the order of the unmodified bits.
+        key: the columns that identify a record, without `_fivetran_start`.
+        unmodified: columns that some update row leaves as they are.
+    """
+
+    columns: tuple[str, ...]
+    carried: tuple[str, ...]
+    key: tuple[str, ...]
+    unmodified: frozenset[str]
+
+
+def resolve(events: pa.Table, layout: Layout) -> pa.Table:
+    """The versions that go, come, or cannot be completed.
+
+    Args:
+        events: rows sorted by key, `TIME` (microseconds), `KIND` and place in the batch, with the
+            table's columns, `UNMODIFIED`, and for stored versions `FILE` and `POSITION`. A delete's
+            time is its end, every other event's its start.
+        layout: the columns.
+
+    Returns:
+        The table's columns, `FILE` and `POSITION`, and: `REMOVED`, the stored version goes;
+        `ADDED`, the version is written (both: it is rewritten); `BASELESS`, an update without a
+        version before it among the events; `IGNORED`, such an update that nothing else completes
+        either; `EARLIEST`, the key's earliest start in microseconds (null for a key that the batch
+        only deletes).
+    """
+    runs = Runs.of(events, layout.key)
+    kind, time = integers(events.column(KIND)), integers(events.column(TIME))
+    of_batch = (kind == UPDATE) | (kind == REPLACE)
+    earliest = runs.least(np.where(of_batch | (kind == EARLIEST_START), time, _NEVER))
+    counts = of_batch & ~_is_superseded(runs, of_batch, time)
+    removed = (kind == STORED) & (time >= earliest)
+    kept = (kind == STORED) & ~removed
+
+    updates = counts & (kind == UPDATE)
+    whole = kept | (counts & (kind == REPLACE))
+    baseless = updates & (runs.last_before(whole) == NONE)
+    other_base = _other_base(runs, time, removed, counts)
+    has_other = baseless & (other_base != NONE)
+    so_far = runs.count_so_far(has_other)
+    # Only the first of a key's baseless updates needs another base: the rest build on that one.
+    completed = has_other & (so_far == 1)
+    ignored = baseless & (so_far == 0)
+    added = counts & ~ignored
+
+    versions = kept | added
+    ends = _ends(events, runs, versions=versions, kept=kept, earliest=earliest)
+    chosen = np.flatnonzero(removed | added | ends.changed | baseless)
+    sources = _Sources(
+        runs=runs,
+        layout=layout,
+        bits=Unmodified(events, layout.carried),
+        updates=updates,
+        completed=completed,
+        other_base=other_base,
+        known=whole | added,
+    )
+    return pa.table(
+        {
+            **{name: taken(events, name, sources[name][chosen]) for name in layout.columns},
+            END: pa.array(ends.end[chosen]).cast(_UTC),
+            ACTIVE: pa.array(ends.active[chosen]),
+            FILE: taken(events, FILE, chosen),
+            POSITION: taken(events, POSITION, chosen),
+            REMOVED: pa.array((removed | ends.changed)[chosen]),
+            ADDED: pa.array((added | ends.changed)[chosen]),
+            BASELESS: pa.array(baseless[chosen]),
+            IGNORED: pa.array(ignored[chosen]),
+            EARLIEST: pa.array(earliest[chosen], mask=earliest[chosen] == _NEVER),
+        }
+    )
+
+
+def _is_superseded(runs: Runs, of_batch: Flags, time: NDArray[np.int64]) -> Flags:
+    """Whether a later row of the batch has the same key and start."""
+    following = runs.first_after(of_batch)
+    superseded: Flags = of_batch & (following != NONE) & (time[following] == time)
+    return superseded
+
+
+def _other_base(runs: Runs, time: NDArray[np.int64], removed: Flags, counts: Flags) -> Indices:
+    """What completes an update that has no version before it.
+
+    The removed version of its own start, else the earliest later removed one whose start no row
+    of the batch has.
+    """
+    before = runs.last_before(removed)
+    own = np.where((before != NONE) & (time[before] == time), before, NONE)
+    following = runs.first_after(counts)
+    replaced = (following != NONE) & (time[following] == time)
+    later = runs.first_after(removed & ~replaced)
+    return np.where(own != NONE, own, later)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The versions' ends and activity, and which stored ones are no longer what they were."""
+
+    end: NDArray[np.int64]
+    active: Flags
+    changed: Flags
+
+
+def _ends(
+    events: pa.Table, runs: Runs, *, versions: Flags, kept: Flags, earliest: NDArray[np.int64]
+) -> _Ends:
+    kind, time = integers(events.column(KIND)), integers(events.column(TIME))
+    old_end, old_active = integers(events.column(END)), flags(events.column(ACTIVE))
+    trimmed = kept & (earliest != _NEVER) & (old_active | (old_end >= earliest))
+    end = np.where(trimmed, earliest - _EPSILON_MICROS, old_end)
+
+    deleted, following = runs.first_after(kind == DELETE), runs.first_after(versions)
+    is_current = (deleted != NONE) & ((following == NONE) | (time[deleted] < time[following]))
+    closed = versions & is_current & (time[deleted] < end)
+    end = np.where(closed, time[deleted], end)
+    active = old_active & ~trimmed & ~closed
+    return _Ends(end, active, kept & ((end != old_end) | (active != old_active)))
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """For each column, the event that every event's cell comes from.
+
+    Attributes:
+        runs: the runs of events of one key.
+        layout: the columns.
+        bits: the cells that rows leave as they are.
+        updates: the update rows that count.
+        completed: those that take their cells from `other_base`.
+        other_base: see `_other_base`.
+        known: events whose cells later ones may take.
+    """
+
+    runs: Runs
+    layout: Layout
+    bits: Unmodified
+    updates: Flags
+    completed: Flags
+    other_base: Indices
+    known: Flags
+
+    def __getitem__(self, name: str) -> Indices:
+        layout, itself = self.layout, np.arange(len(self.updates))
+        is_carried = name in layout.carried
+        if name in {*layout.key, START, END, ACTIVE} or (
+            is_carried and name not in layout.unmodified
+        ):
+            return itself
+        left = self.updates & self.bits[name] if is_carried else self.updates
+        # A cell is known where its row brings it, or where the row's other base does.
+        known_here = self.known & (~left | self.completed)
+        source = np.where(left & self.completed, self.other_base, itself)
+        nearest = self.runs.last_at_or_before(known_here)
+        return np.where(left & (nearest != NONE), source[nearest], itself)
