@@ -1,0 +1,95 @@
+"""A lake to measure on, and the ways into it that the product itself takes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+from pyspark.sql import DataFrame
+
+from chronolake import batch as batch_files
+from chronolake import table
+from chronolake.changes import Op
+from chronolake.config import load
+from chronolake.lake import Lake
+from measuring.batches import FORM, Batch
+from measuring.clock import machine, say
+from measuring.customers import HISTORY, HISTORY_NAMES, LIVE, LIVE_NAMES, Made
+
+_REQUIRED_LIVE: Final = {
+    Op.REPLACE: frozenset(LIVE_NAMES),
+    Op.UPDATE: frozenset(LIVE_NAMES),
+    Op.DELETE: frozenset({"id"}),
+}
+_REQUIRED_HISTORY: Final = {
+    Op.EARLIEST: frozenset({"id", "_fivetran_start"}),
+    Op.REPLACE: frozenset(HISTORY_NAMES),
+    Op.UPDATE: frozenset(HISTORY_NAMES),
+    Op.DELETE: frozenset({"id", "_fivetran_end"}),
+}
+
+
+def options(claim: str | None, *, repeat: int) -> argparse.ArgumentParser:
+    """The flags that every measurement has."""
+    parser = argparse.ArgumentParser(
+        description=claim, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny: shows that it works")
+    parser.add_argument("--repeat", type=int, default=repeat, help="measured rounds")
+    parser.add_argument("--folder", type=Path, help="where the lake is made; default: temporary")
+    parser.add_argument("--driver-memory", help="Spark's, such as 8g; default: the product's")
+    return parser
+
+
+@contextmanager
+def opened(flags: argparse.Namespace) -> Iterator[tuple[Lake, Path]]:
+    """A new lake, and a folder for the batches beside it; both go when the block ends."""
+    say(machine())
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    conf = {"spark.driver.memory": flags.driver_memory} if flags.driver_memory else {}
+    with tempfile.TemporaryDirectory(dir=flags.folder, prefix="chronolake-bench-") as folder:
+        sent = Path(folder, "sent")
+        sent.mkdir()
+        place = Path(folder, "lake")
+        with Lake.open(place, config=load(place, overrides={"spark.conf": conf})) as lake:
+            yield lake, sent
+
+
+def changes(lake: Lake, made: Made, batch: Batch, *, history: bool) -> DataFrame:
+    """A batch's change set as the server reads it, lazily."""
+    return batch_files.read(
+        lake.spark,
+        batch.files,
+        HISTORY if history else LIVE,
+        FORM,
+        required=_REQUIRED_HISTORY if history else _REQUIRED_LIVE,
+        table=str(made.name),
+        batch=batch.name,
+    )
+
+
+def apply(
+    lake: Lake, made: Made, batch: Batch, *, history: bool, decoded: DataFrame | None = None
+) -> table.BatchResult:
+    """Ours: a batch into its table, from its files or from its decoded rows."""
+    rows = changes(lake, made, batch, history=history) if decoded is None else decoded
+    write = table.write_history_batch if history else table.write_batch
+    columns = HISTORY if history else LIVE
+    return write(lake, made.name, rows, columns=columns, batch=batch.name)
+
+
+@contextmanager
+def kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """A frame that is computed and cached while the block runs."""
+    frame.persist()
+    try:
+        frame.count()
+        yield frame
+    finally:
+        frame.unpersist()

@@ -1,0 +1,92 @@
+"""A caller of a server: sends batches over gRPC, and reads the server's own clocks."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections import defaultdict
+from collections.abc import Sequence
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from chronolake.changes import Op
+from chronolake.protos import common_pb2, destination_sdk_pb2
+from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
+from chronolake.server import Server
+from chronolake.types import Column, Kind
+from measuring.batches import FORM, Batch
+from measuring.customers import HISTORY, LIVE, SCHEMA, Made
+
+#: Seconds by table and stage.
+Stages = dict[tuple[str, str], float]
+
+
+class Sender:
+    """A client with a channel of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._stub = DestinationConnectorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))
+
+    def send(self, made: Made, batch: Batch, *, history: bool) -> None:
+        """Send a batch and wait for the answer.
+
+        Raises:
+            RuntimeError: the server answered anything but success.
+        """
+        kind = (
+            destination_sdk_pb2.WriteHistoryBatchRequest
+            if history
+            else destination_sdk_pb2.WriteBatchRequest
+        )
+        request = kind(
+            schema_name=SCHEMA,
+            table=_message(made.name.table, HISTORY if history else LIVE),
+            keys={file.path: file.key for file in batch.files},
+            replace_files=batch.paths(Op.REPLACE),
+            update_files=batch.paths(Op.UPDATE),
+            delete_files=batch.paths(Op.DELETE),
+            file_params=destination_sdk_pb2.FileParams(
+                compression=destination_sdk_pb2.ZSTD,
+                encryption=destination_sdk_pb2.AES,
+                null_string=FORM.null_string,
+                unmodified_string=FORM.unmodified_string,
+            ),
+        )
+        if history:
+            request.earliest_start_files.extend(batch.paths(Op.EARLIEST))
+        call = self._stub.WriteHistoryBatch if history else self._stub.WriteBatch
+        answer = call(request)
+        if not answer.success:
+            raise RuntimeError(f"The server answered: {answer}")
+
+
+def _message(name: str, columns: Sequence[Column]) -> common_pb2.Table:
+    message = common_pb2.Table(name=name)
+    for column in columns:
+        added = message.columns.add(name=column.name, primary_key=column.primary_key)
+        added.type = common_pb2.DataType.Value(column.type.kind.value)
+        if column.type.kind is Kind.DECIMAL:
+            added.params.decimal.precision = column.type.precision or 0
+            added.params.decimal.scale = column.type.scale or 0
+    return message
+
+
+def stage_seconds(server: Server) -> Stages:
+    """The server's own seconds by table and stage."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
+        text = answer.read().decode()
+    return {
+        (sample.labels["table"], sample.labels["stage"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "chronolake_stage_seconds_total"
+    }
+
+
+def spent(before: Stages, after: Stages, table: str) -> dict[str, float]:
+    """Seconds by stage between two readings, of tables whose names begin so."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for (name, stage), seconds in after.items():
+        if name.startswith(f"{SCHEMA}.{table}"):
+            found[stage] += seconds - before.get((name, stage), 0.0)
+    return found
