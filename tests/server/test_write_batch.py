@@ -117,7 +117,7 @@ def test_an_update_may_leave_a_column_of_any_type_unmodified(caller: Caller) -> 
         pytest.approx(3.4028234663852886e38),
         -2.2250738585072014e-308,
         date(2007, 12, 3),
-        datetime(2007, 12, 3, 10, 15, 30),  # noqa: DTZ001 - it has no zone
+        datetime(2007, 12, 3, 10, 15, 30),
         datetime(2007, 12, 3, 10, 15, 30, 123456, tzinfo=UTC),
         b"\x00\x01\x02\xff",
         "<tag>This is\nxml</tag>",
