@@ -66,7 +66,7 @@ def describe_loaded(table: IcebergTable) -> TableDescription:
 
     A column that another engine added has no declared type; one is inferred from its Iceberg type.
     """
-    declared = _declared(table.properties.get(COLUMNS_PROPERTY, "[]"))
+    declared = _declared(table.property_of(COLUMNS_PROPERTY) or "[]")
     columns = [
         declared.get(field.name) or Column(field.name, _infer(field)) for field in table.fields
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -116,8 +117,13 @@ class IcebergTable:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The table's properties."""
+        """The table's properties: a call to Java for each of them."""
         return dict(self.metadata.properties())
+
+    def property_of(self, key: str) -> str | None:
+        """One of the table's properties, or None."""
+        value = self.metadata.properties().get(key)
+        return None if value is None else str(value)
 
     @property
     def location(self) -> str:
@@ -130,26 +136,30 @@ class IcebergTable:
         snapshot = self.metadata.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The current columns, in table order."""
+        # One call, however many columns there are.
+        text = self.catalog.schema_parser.toJson(self.metadata.schema())
         return tuple(
-            Field(int(field.fieldId()), str(field.name()), str(field.type().toString()))
-            for field in self.metadata.schema().columns()
+            Field(int(field["id"]), field["name"], field["type"])
+            for field in json.loads(text)["fields"]
         )
 
     def branches(self) -> dict[str, int]:
         """Branches other than `main`, and their snapshots."""
         refs = self.metadata.refs()
-        return {
-            str(name): int(refs[name].snapshotId())
-            for name in refs
-            if refs[name].isBranch() and name != MAIN
-        }
+        names = [str(name) for name in refs.keySet() if name != MAIN] if refs.size() > 1 else []
+        return {name: int(refs.get(name).snapshotId()) for name in names if refs[name].isBranch()}
+
+    def branch(self, name: str) -> int | None:
+        """The snapshot of a branch, or None if there is no such branch."""
+        reference = self.metadata.ref(name)
+        return None if reference is None else int(reference.snapshotId())
 
     def builder(self) -> Any:
         """A Java `TableMetadata.Builder` that starts from this state."""
-        return self.catalog.jvm.org.apache.iceberg.TableMetadata.buildFrom(self.metadata)
+        return self.catalog.builder_from(self.metadata)
 
     def commit(self, metadata: Any) -> None:
         """Replace this state by `metadata`, if it is still the table's state.
@@ -180,6 +190,13 @@ class Catalog:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self.jvm: Any = spark._jvm  # noqa: SLF001
+        # A name's way through the packages of the JVM costs a call for each step.
+        self.schema_parser: Any = self.jvm.org.apache.iceberg.SchemaParser
+        self._metadata: Any = self.jvm.org.apache.iceberg.TableMetadata
+        self._namespaces: Any = self.jvm.org.apache.iceberg.catalog.Namespace
+        self._identifiers: Any = self.jvm.org.apache.iceberg.catalog.TableIdentifier
+        self._maps: Any = self.jvm.java.util.HashMap
+        self._strings: Any = self.jvm.java.lang.String
         session = spark._jsparkSession  # noqa: SLF001
         # A catalog is made from the settings of the thread's active session.
         self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
@@ -193,15 +210,17 @@ class Catalog:
             ) from failure
 
     def _namespace(self, schema: str) -> Any:
-        levels = self._spark.sparkContext._gateway.new_array(self.jvm.java.lang.String, 1)  # noqa: SLF001
+        levels = self._spark.sparkContext._gateway.new_array(self._strings, 1)  # noqa: SLF001
         levels[0] = schema
-        return self.jvm.org.apache.iceberg.catalog.Namespace.of(levels)
+        return self._namespaces.of(levels)
+
+    def builder_from(self, metadata: Any) -> Any:
+        """A Java `TableMetadata.Builder` that starts from some metadata."""
+        return self._metadata.buildFrom(metadata)
 
     def identifier(self, name: TableName) -> Any:
         """The Java `TableIdentifier` of a table; a schema is always one level."""
-        return self.jvm.org.apache.iceberg.catalog.TableIdentifier.of(
-            self._namespace(name.schema), name.table
-        )
+        return self._identifiers.of(self._namespace(name.schema), name.table)
 
     def find(self, name: TableName) -> IcebergTable | None:
         """The table as it is now, or None."""
@@ -317,9 +336,13 @@ class Catalog:
             return types.TimestampType.withoutZone()
         return getattr(types, _TYPES[column_type.kind]).get()
 
+    def type_name(self, column_type: ColumnType) -> str:
+        """The name of that type in a schema, without spaces."""
+        return str(self.type(column_type).toString()).replace(" ", "")
+
     def map(self, items: Mapping[str, str]) -> Any:
         """A Java map of strings."""
-        java = self.jvm.java.util.HashMap()
+        java = self._maps()
         for key, value in items.items():
             java.put(key, value)
         return java

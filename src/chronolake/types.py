@@ -164,9 +164,23 @@ class ColumnType:
     @property
     def spark(self) -> DataType:
         """The Spark type that such a column is stored in."""
-        from pyspark.sql.types import _parse_datatype_string  # noqa: PLC0415
+        from pyspark.sql import types  # noqa: PLC0415
 
-        return _parse_datatype_string(self.sql)
+        if self.kind is Kind.DECIMAL:
+            return types.DecimalType(self.precision or 0, self.scale or 0)
+        by_name = {
+            "boolean": types.BooleanType(),
+            "int": types.IntegerType(),
+            "bigint": types.LongType(),
+            "float": types.FloatType(),
+            "double": types.DoubleType(),
+            "date": types.DateType(),
+            "timestamp": types.TimestampType(),
+            "timestamp_ntz": types.TimestampNTZType(),
+            "binary": types.BinaryType(),
+            "string": types.StringType(),
+        }
+        return by_name[_SPARK[self.kind]]
 
 
 @dataclass(frozen=True, slots=True)

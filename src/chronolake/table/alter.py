@@ -23,8 +23,8 @@ from chronolake.errors import (
 from chronolake.session import CATALOG
 from chronolake.table.convert import converted, is_in_place
 from chronolake.table.create import check_columns, properties_of
-from chronolake.table.incoming import col
 from chronolake.table.rewrite import evolve, evolved_metadata, rewrite
+from chronolake.table.sql import col
 from chronolake.table.staging import TableMovedError, publish
 from chronolake.types import Column, Mode, mode_of
 
@@ -164,7 +164,7 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
         if current.snapshot_id != table.snapshot_id or current.fields != table.fields:
             raise TableMovedError("Another writer published first.", table=str(table.name))
         metadata = evolved_metadata(evolve(current, plan.columns, {}))
-        return current.catalog.jvm.org.apache.iceberg.TableMetadata.buildFrom(metadata)
+        return current.catalog.builder_from(metadata)
 
     publish(table, altered, properties)
 

@@ -23,20 +23,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
-from pyspark.sql import functions as F  # noqa: N812
 
-from chronolake.changes import OP, RESERVED, SEQ, UNMODIFIED, Op
+from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import timeline
-from chronolake.table.events import fold_by_key, sample_of, typed
-from chronolake.table.incoming import Incoming, col, incoming, small
+from chronolake.table.events import fold_by_key
+from chronolake.table.incoming import Incoming, incoming, micros_of_change
 from chronolake.table.result import BatchResult
+from chronolake.table.sql import broadcast, cells, listed, numbered, same_key, sample, view
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -58,9 +56,8 @@ from chronolake.table.timeline import (
 from chronolake.types import ACTIVE, END, START, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame
 
     from chronolake.description import TableDescription
@@ -73,7 +70,8 @@ _KINDS: Final = {
     Op.DELETE: timeline.DELETE,
     Op.EARLIEST: timeline.EARLIEST_START,
 }
-_FLAGS: Final = (
+_OTHERS: Final = (
+    f"{FILE} string, {POSITION} bigint, "
     f"{REMOVED} boolean, {ADDED} boolean, {BASELESS} boolean, {IGNORED} boolean, {EARLIEST} bigint"
 )
 _MILLISECOND: Final = 1_000
@@ -153,151 +151,116 @@ class Outcome:
 def _stage(
     write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
 ) -> Outcome:
-    key = description.record_key
     with ExitStack() as until_published:
         with watch.stage("resolve"):
-            stored = None if write.is_empty else _overlapping(write.rows(), batch, key)
-            resolved, outcome = _materialise(
-                resolve(batch, stored, None, description), key, until_published
-            )
+            rows = until_published.enter_context(view(batch.rows))
+            events = [_of_batch(rows, batch, description)]
+            if not write.is_empty:
+                events.append(_overlapping(write.source, rows, batch, description))
+            resolved, outcome = _resolved(write, events, batch, description, until_published)
             if outcome.baseless and not write.is_empty:
                 # Rare: a record that was deleted earlier, or an update older than all history.
-                older = _newest_before(write.rows(), resolved, batch, key)
-                resolved, outcome = _materialise(
-                    resolve(batch, stored, older, description), key, until_published
-                )
+                events.append(_newest_before(write.source, resolved, batch, description))
+                resolved, outcome = _resolved(write, events, batch, description, until_published)
         reach("write.planned")
         if outcome.removed:
-            positions = resolved.where(col(REMOVED)).select(FILE, POSITION)
+            hint = broadcast(resolved, outcome.removed)
             write.delete(
-                small(positions, outcome.removed),
+                f"SELECT {hint} {FILE}, {POSITION} FROM {resolved} WHERE {REMOVED}",
                 f"t._file = s.{FILE} AND t._pos = s.{POSITION}",
             )
         if outcome.added:
-            names = [column.name for column in description.columns]
-            write.append(resolved.where(col(ADDED)).select(*map(col, names)))
+            names = listed(column.name for column in description.columns)
+            write.append(f"SELECT {names} FROM {resolved} WHERE {ADDED}")
     return outcome
 
 
-def _materialise(
-    resolved: DataFrame, key: Sequence[str], until_published: ExitStack
-) -> tuple[DataFrame, Outcome]:
-    """Compute a resolved batch once, keep it, and count it."""
-    kept = resolved.persist(StorageLevel.MEMORY_AND_DISK)
-    until_published.callback(kept.unpersist)
-    row = kept.agg(
-        F.count_if(col(REMOVED)),
-        F.count_if(col(ADDED)),
-        F.count_if(col(BASELESS)),
-        F.count_if(col(IGNORED)),
-        sample_of(key, col(IGNORED)),
-    ).first()
-    return kept, Outcome(*row) if row else Outcome(0, 0, 0, 0, None)
-
-
-def _overlapping(table: DataFrame, batch: Incoming, key: Sequence[str]) -> DataFrame:
-    """Stored versions that end at the first time their key has in the batch, or later.
-
-    They are all that the batch can change. The least of those times prunes files and row groups by
-    their statistics, so that the cost does not grow with the history before it.
-    """
-    # A version shorter than a millisecond may end before it starts: look that much further back.
-    since = F.timestamp_micros(F.min(_micros_of_change()) - _MILLISECOND)
-    keys = batch.rows.groupBy(*map(col, key)).agg(since.alias(TIME))
-    table = table.where(col(END) >= F.timestamp_micros(F.lit((batch.since or 0) - _MILLISECOND)))
-    return _joined(table, keys, batch, key, lambda time: col(END) >= time)
-
-
-def _newest_before(
-    table: DataFrame, resolved: DataFrame, batch: Incoming, key: Sequence[str]
-) -> DataFrame:
-    """The newest stored version before the earliest start, for keys with baseless updates."""
-    earliest = F.timestamp_micros(col(EARLIEST))
-    keys = resolved.where(col(BASELESS)).select(*map(col, key), earliest.alias(TIME)).distinct()
-    found = _joined(table, keys, batch, key, lambda time: col(START) < time)
-    newest = F.max_by(F.struct(*map(col, found.columns)), col(START)).alias(TIME)
-    return found.groupBy(*map(col, key)).agg(newest).select(f"{TIME}.*")
-
-
-def _joined(
-    table: DataFrame,
-    times: DataFrame,
+def _resolved(
+    write: StagedWrite,
+    events: Sequence[str],
     batch: Incoming,
-    key: Sequence[str],
-    condition: Callable[[Expression], Expression],
-) -> DataFrame:
-    """Rows of the table for keys with a time, and where they lie: file and position."""
-    renamed = times.select(
-        *(col(name).alias(f"{RESERVED}key{number}") for number, name in enumerate(key)),
-        col(TIME),
-    )
-    for bound in batch.within_bounds():
-        table = table.where(bound)
-    matches = [
-        col(name).eqNullSafe(col(f"{RESERVED}key{number}")) for number, name in enumerate(key)
-    ]
-    columns = [col(name) for name in table.columns]
-    table = table.select(*columns, col("_file").alias(FILE), col("_pos").alias(POSITION))
-    joined = table.join(
-        small(renamed, batch.keys), reduce(and_, [*matches, condition(col(TIME))]), "inner"
-    )
-    return joined.select(*columns, FILE, POSITION)
-
-
-def _micros_of_change() -> Expression:
-    return F.unix_micros(F.when(col(OP) == int(Op.DELETE), col(END)).otherwise(col(START)))
-
-
-def resolve(
-    batch: Incoming,
-    stored: DataFrame | None,
-    older: DataFrame | None,
     description: TableDescription,
-) -> DataFrame:
-    """What a batch does to a table: versions that go, come, or cannot be completed.
-
-    Args:
-        batch: the batch.
-        stored: the table's versions that the batch can change, with `FILE` and `POSITION`; None
-            if the table is empty.
-        older: for keys whose updates found no version before them, their newest older version;
-            None before that is known.
-        description: the table.
-
-    Returns:
-        The columns that `chronolake.table.timeline.resolve` gives.
-    """
-    kind = F.create_map(*(F.lit(int(part)) for pair in _KINDS.items() for part in pair))[col(OP)]
-    nowhere = (F.lit(None).cast("string").alias(FILE), F.lit(None).cast("bigint").alias(POSITION))
-    cells = typed(batch.rows, description)
-    events = batch.rows.select(
-        kind.alias(KIND), _micros_of_change().alias(TIME), SEQ, UNMODIFIED, *nowhere, *cells
-    )
-    for versions in (stored, older):
-        if versions is not None:
-            events = events.unionByName(
-                versions.select(
-                    F.lit(timeline.STORED).alias(KIND),
-                    F.unix_micros(col(START)).alias(TIME),
-                    F.lit(0).cast("bigint").alias(SEQ),
-                    F.lit(None).cast("array<bigint>").alias(UNMODIFIED),
-                    FILE,
-                    POSITION,
-                    *typed(versions, description),
-                )
-            )
+    until_published: ExitStack,
+) -> tuple[str, Outcome]:
+    """Compute what a batch does to its keys once, keep it, and count it; gives it as a SQL name."""
     layout = timeline.Layout(
         columns=tuple(column.name for column in description.columns),
         carried=batch.names,
         key=description.record_key,
         unmodified=batch.unmodified,
     )
-    return fold_by_key(
-        events,
+    resolved = fold_by_key(
+        write.spark,
+        " UNION ALL ".join(events),
         key=layout.key,
         order=(TIME, KIND, SEQ),
         rows=batch.rows_count,
         fold=lambda rows: timeline.resolve(rows, layout),
         description=description,
-        others=f"{FILE} string, {POSITION} bigint, {_FLAGS}",
+        others=_OTHERS,
+    ).persist(StorageLevel.MEMORY_AND_DISK)
+    until_published.callback(resolved.unpersist)
+    name = until_published.enter_context(view(resolved))
+    row = write.spark.sql(
+        f"SELECT count_if({REMOVED}), count_if({ADDED}), count_if({BASELESS}), "
+        f"count_if({IGNORED}), {sample(layout.key, IGNORED)} FROM {name}"
+    ).first()
+    return name, Outcome(*row) if row else Outcome(0, 0, 0, 0, None)
+
+
+def _of_batch(rows: str, batch: Incoming, description: TableDescription) -> str:
+    """The batch's rows as events."""
+    kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
+    return (
+        f"SELECT CASE b.{OP} {kinds} END AS {KIND}, {micros_of_change()} AS {TIME}, b.{SEQ}, "
+        f"b.{UNMODIFIED}, CAST(NULL AS STRING) AS {FILE}, CAST(NULL AS BIGINT) AS {POSITION}, "
+        f"{cells(description, batch.names, of='b')} FROM {rows} AS b"
+    )
+
+
+def _overlapping(table: str, rows: str, batch: Incoming, description: TableDescription) -> str:
+    """Stored versions that end at the first time their key has in the batch, or later, as events.
+
+    They are all that the batch can change. The least of those times prunes files and row groups by
+    their statistics, so that the cost does not grow with the history before it.
+    """
+    # A version shorter than a millisecond may end before it starts: look that much further back.
+    since = f"timestamp_micros(min({micros_of_change()}) - {_MILLISECOND})"
+    keys = f"SELECT {numbered(description.record_key)}, {since} AS since FROM {rows} GROUP BY "
+    return _stored(
+        table,
+        keys + listed(description.record_key),
+        batch,
+        description,
+        f"t.{END} >= s.since AND t.{END} >= timestamp_micros({(batch.since or 0) - _MILLISECOND})",
+    )
+
+
+def _newest_before(
+    table: str, resolved: str, batch: Incoming, description: TableDescription
+) -> str:
+    """The newest stored version before the earliest start, for keys with baseless updates."""
+    keys = (
+        f"SELECT DISTINCT {numbered(description.record_key)}, "
+        f"timestamp_micros({EARLIEST}) AS since "
+        f"FROM {resolved} WHERE {BASELESS}"
+    )
+    found = _stored(table, keys, batch, description, f"t.{START} < s.since")
+    newest = f"max_by(struct(*), {TIME}) AS newest"
+    key = listed(description.record_key)
+    return f"SELECT newest.* FROM (SELECT {newest} FROM ({found}) GROUP BY {key})"
+
+
+def _stored(
+    table: str, keys: str, batch: Incoming, description: TableDescription, condition: str
+) -> str:
+    """Stored versions as events, for keys that `keys` numbers, on a condition over `t` and `s`."""
+    names = [column.name for column in description.columns]
+    matches = same_key(description.record_key)
+    conditions = " AND ".join([*matches, *batch.within_bounds("t."), condition])
+    return (
+        f"SELECT {broadcast('s', batch.keys)} {timeline.STORED} AS {KIND}, "
+        f"unix_micros(t.{START}) AS {TIME}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
+        f"{UNMODIFIED}, t._file AS {FILE}, t._pos AS {POSITION}, {listed(names, of='t')} "
+        f"FROM {table} AS t JOIN ({keys}) AS s ON {conditions}"
     )

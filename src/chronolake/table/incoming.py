@@ -9,19 +9,17 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel
-from pyspark.sql import Column as Expression
-from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
+from chronolake.table.sql import listed, view
 from chronolake.types import ACTIVE, END, START, Kind, Mode, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -31,26 +29,6 @@ if TYPE_CHECKING:
 
 #: Kinds of key columns whose least and greatest value narrow the scan of the table.
 _ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
-#: More rows than these are not broadcast but shuffled together with the table.
-_BROADCAST_ROWS: Final = 2_000_000
-
-
-def col(name: str) -> Expression:
-    """The column of that very name, whatever characters it holds."""
-    return F.col(quoted(name))
-
-
-def same(left: DataFrame, right: DataFrame, names: Iterable[str]) -> Expression:
-    """Whether two frames agree in some columns; null agrees with null."""
-    return reduce(
-        lambda one, other: one & other,
-        (left[quoted(name)].eqNullSafe(right[quoted(name)]) for name in names),
-    )
-
-
-def small(frame: DataFrame, rows: int) -> DataFrame:
-    """A frame of about so many rows, broadcast in joins where that is sensible."""
-    return F.broadcast(frame) if rows <= _BROADCAST_ROWS else frame
 
 
 @dataclass(frozen=True)
@@ -163,31 +141,12 @@ def _measure(
     rows: DataFrame, description: TableDescription, key: Sequence[str], names: tuple[str, ...]
 ) -> Incoming:
     is_history = description.mode is Mode.HISTORY and START not in key
-    op = col(OP)
     words = range((len(names) + BITS_PER_WORD - 1) // BITS_PER_WORD)
     ordered = [name for name in key if description.by_name[name].type.kind in _ORDERED]
-
-    per_key = [F.count_if(op == F.lit(int(kind))).alias(f"n{int(kind)}") for kind in Op]
-    per_key += [
-        F.bit_or(F.coalesce(F.get(col(UNMODIFIED), F.lit(word)), F.lit(0))).alias(f"w{word}")
-        for word in words
-    ]
-    if is_history:
-        per_key += _history_measures(op)
-
-    totals = [F.sum(f"n{int(kind)}").alias(f"n{int(kind)}") for kind in Op]
-    totals += [F.bit_or(f"w{word}").alias(f"w{word}") for word in words]
-    totals += [F.count(F.lit(1)).alias("keys"), F.max(F.expr("n1 + n2 + n3")).alias("most")]
-    for number, name in enumerate(ordered):
-        totals += [
-            F.min(col(name)).alias(f"least{number}"),
-            F.max(col(name)).alias(f"greatest{number}"),
-            F.count_if(col(name).isNull()).alias(f"nulls{number}"),
-        ]
-    if is_history:
-        totals += [F.min("since").alias("since"), F.sum("timeless").alias("timeless")]
-
-    found = rows.groupBy(*(col(name) for name in key)).agg(*per_key).agg(*totals).first()
+    with view(rows) as batch:
+        found = rows.sparkSession.sql(
+            _measuring(batch, key, ordered, len(words), is_history=is_history)
+        ).first()
     if found is None:  # an aggregate without keys always has a row
         raise AssertionError
     if is_history and found["timeless"]:
@@ -220,12 +179,40 @@ def _measure(
     )
 
 
-def _history_measures(op: Expression) -> list[Expression]:
-    start, end, active = col(START), col(END), col(ACTIVE)
-    time = F.unix_micros(F.when(op == F.lit(int(Op.DELETE)), end).otherwise(start))
-    is_version = op.isin(int(Op.REPLACE), int(Op.UPDATE))
-    timeless = time.isNull() | (is_version & (end.isNull() | active.isNull()))
-    return [F.min(time).alias("since"), F.count_if(timeless).alias("timeless")]
+def _measuring(
+    batch: str, key: Sequence[str], ordered: Sequence[str], words: int, *, is_history: bool
+) -> str:
+    """The one statement that looks at all rows of a batch: first by key, then over all keys."""
+    per_key = [f"count_if({OP} = {int(kind)}) AS n{int(kind)}" for kind in Op]
+    totals = [f"sum(n{int(kind)}) AS n{int(kind)}" for kind in Op]
+    totals += ["count(1) AS keys", "max(n1 + n2 + n3) AS most"]
+    for word in range(words):
+        per_key.append(f"bit_or(coalesce(get({UNMODIFIED}, {word}), 0L)) AS w{word}")
+        totals.append(f"bit_or(w{word}) AS w{word}")
+    for number, name in enumerate(ordered):
+        per_key.append(f"{quoted(name)} AS k{number}")
+        totals += [
+            f"min(k{number}) AS least{number}",
+            f"max(k{number}) AS greatest{number}",
+            f"count_if(k{number} IS NULL) AS nulls{number}",
+        ]
+    if is_history:
+        time = micros_of_change()
+        no_times = f"{OP} IN (1, 2) AND ({END} IS NULL OR {ACTIVE} IS NULL)"
+        per_key += [
+            f"min({time}) AS since",
+            f"count_if({time} IS NULL OR ({no_times})) AS timeless",
+        ]
+        totals += ["min(since) AS since", "sum(timeless) AS timeless"]
+    return (
+        f"SELECT {', '.join(totals)} FROM "
+        f"(SELECT {', '.join(per_key)} FROM {batch} GROUP BY {listed(key)})"
+    )
+
+
+def micros_of_change() -> str:
+    """When a row of a history batch has its effect: a delete at its end, others at their start."""
+    return f"unix_micros(CASE WHEN {OP} = {int(Op.DELETE)} THEN {END} ELSE {START} END)"
 
 
 def _literal(value: Any) -> str:

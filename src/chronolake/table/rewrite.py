@@ -55,7 +55,7 @@ def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str
         if column.name not in stored or column.name in replaced:
             # With a parent, though it is none: otherwise a dot in the name would mean one.
             update.addColumn(None, column.name, catalog.type(column.type))
-        elif str(catalog.type(column.type).toString()) != stored[column.name].type:
+        elif catalog.type_name(column.type) != stored[column.name].type.replace(" ", ""):
             update.updateColumn(column.name, catalog.type(column.type))
     if replaced:
         for before, name in zip([None, *wanted], wanted, strict=False):
@@ -111,8 +111,7 @@ def rewrite(
             if not transaction.table().schema().sameSchema(schema):
                 raise TableMovedError("The table's columns changed.", table=str(table.name))
             _replace_files(current, transaction, files)
-            jvm = current.catalog.jvm
-            return jvm.org.apache.iceberg.TableMetadata.buildFrom(evolved_metadata(transaction))
+            return current.catalog.builder_from(evolved_metadata(transaction))
 
         reach("rewrite.before-commit")
         publish(table.refreshed(), adopted, properties)

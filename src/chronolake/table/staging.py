@@ -35,7 +35,7 @@ from chronolake.types import TableName, quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import SparkSession
 
     from chronolake.description import TableDescription
     from chronolake.lake import Lake
@@ -81,14 +81,20 @@ class StagedWrite:
         self.branch = stage_name()
         self._made = False
 
-    def rows(self) -> DataFrame:
-        """The table's rows before the write, with its current columns.
+    @property
+    def source(self) -> str:
+        """The table before the write, as a SQL name.
 
-        They are read from `main`, which the write does not touch before it publishes. Should
+        It is `main`, which the write does not touch before it publishes. Should
         another process move `main` meanwhile, the publish is refused and nothing of this attempt
         remains.
         """
-        return self._lake.spark.table(f"{CATALOG}.{self.table.name.sql}")
+        return f"{CATALOG}.{self.table.name.sql}"
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session that the write runs in."""
+        return self._lake.spark
 
     @property
     def is_empty(self) -> bool:
@@ -96,23 +102,18 @@ class StagedWrite:
         snapshot = self.table.metadata.currentSnapshot()
         return snapshot is None or snapshot.summary().get("total-records") == "0"
 
-    def delete(self, positions: DataFrame, condition: str) -> None:
-        """Remove the table's rows that match a row of `positions`.
+    def delete(self, source: str, condition: str) -> None:
+        """Remove the table's rows that match a row of a query.
 
         Args:
-            positions: what to look for; it is broadcast unless it hints otherwise.
-            condition: SQL over `t` (the table) and `s` (`positions`).
+            source: a query in SQL.
+            condition: SQL over `t` (the table) and `s` (the query).
         """
         with self._watch.stage("delete"):
-            view = f"chronolake_{uuid4().hex}"
-            positions.createOrReplaceTempView(view)
-            try:
-                self._lake.spark.sql(
-                    f"MERGE INTO {self._target()} AS t USING {view} AS s ON {condition} "
-                    "WHEN MATCHED THEN DELETE"
-                )
-            finally:
-                self._lake.spark.catalog.dropTempView(view)
+            self._lake.spark.sql(
+                f"MERGE INTO {self._target()} AS t USING ({source}) AS s ON {condition} "
+                "WHEN MATCHED THEN DELETE"
+            )
         reach("staged.deleted")
 
     def delete_where(self, condition: str) -> None:
@@ -127,10 +128,10 @@ class StagedWrite:
             self._lake.spark.sql(f"UPDATE {self._target()} SET {assignment} WHERE {condition}")
         reach("staged.deleted")
 
-    def append(self, rows: DataFrame) -> None:
-        """Add rows; columns go by name."""
+    def append(self, source: str) -> None:
+        """Add the rows of a query in SQL; columns go by name."""
         with self._watch.stage("append"):
-            rows.writeTo(self._target()).append()
+            self._lake.spark.sql(f"INSERT INTO {self._target()} BY NAME {source}")
         reach("staged.appended")
 
     def _target(self) -> str:
@@ -173,7 +174,7 @@ class StagedWrite:
         self._expect_unmoved(current)
         builder = current.builder()
         if self._made:
-            builder.setBranchSnapshot(current.branches()[self.branch], MAIN)
+            builder.setBranchSnapshot(current.branch(self.branch), MAIN)
             builder.removeRef(self.branch)
         return builder
 
@@ -205,7 +206,7 @@ def _schema_of(table: IcebergTable) -> tuple[int, str]:
 
 def drop_branch(table: IcebergTable, branch: str) -> None:
     """Remove a branch if it is there."""
-    if branch in table.branches():
+    if table.branch(branch) is not None:
         swap(table, lambda current: current.builder().removeRef(branch))
 
 
@@ -277,7 +278,7 @@ def _settle(table: IcebergTable, identity: str, failure: Exception) -> None:
             now = table.refreshed()
         except (Py4JError, PySparkException, TableNotFoundError):
             continue
-        if now.properties.get(PUBLISH_PROPERTY) == identity:
+        if now.property_of(PUBLISH_PROPERTY) == identity:
             return
         raise CommitConflictError(
             f"The commit did not happen: {java_message_of(failure)}", table=str(table.name)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.staging import Stopwatch, staged
 from chronolake.types import Kind, quoted
@@ -70,7 +68,8 @@ def truncate(
 
     def write(attempt: StagedWrite) -> Mapping[str, str] | None:
         nonlocal rows
-        found = attempt.rows().where(condition).agg(F.count(F.lit(1))).first()
+        counting = f"SELECT count(1) FROM {attempt.source} WHERE {condition}"
+        found = attempt.spark.sql(counting).first()
         rows = found[0] if found else 0
         if not rows:
             return None

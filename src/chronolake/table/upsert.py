@@ -17,16 +17,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
-from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import fold
-from chronolake.table.events import fold_by_key, sample_of, typed
+from chronolake.table.events import fold_by_key
 from chronolake.table.fold import IGNORED
-from chronolake.table.incoming import Incoming, col, incoming, same, small
+from chronolake.table.incoming import Incoming, incoming
 from chronolake.table.result import BatchResult
+from chronolake.table.sql import broadcast, cells, listed, numbered, same_key, sample, view
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -35,7 +35,6 @@ from chronolake.table.staging import (
     staged,
 )
 from chronolake.table.timeline import Layout
-from chronolake.types import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,88 +104,86 @@ def _stage(
     retained = [column.name for column in description.columns if column.name not in batch.names]
     ignored: tuple[int, str | None] = (0, None)
     with ExitStack() as until_published:
-        final: DataFrame | None = None
+        rows = until_published.enter_context(view(batch.rows))
+        added = None
         if batch.updated or batch.repeated or (retained and batch.replaced):
             with watch.stage("resolve"):
                 needed = (Op.UPDATE, Op.REPLACE) if retained else (Op.UPDATE,)
-                stored = None if write.is_empty else _stored(write.rows(), batch, key, needed)
-                final = fold_batch(batch, stored, description).persist(StorageLevel.MEMORY_AND_DISK)
-                until_published.callback(final.unpersist)
-                ignored = _count_ignored(final, key)
-            final = final.where(col(IGNORED) == 0).drop(IGNORED)
+                events = [_of_batch(rows, batch, description)]
+                if not write.is_empty:
+                    events.append(_stored(write.source, rows, batch, description, needed))
+                final, ignored = _folded(write, events, batch, description, until_published)
+                names = listed(column.name for column in description.columns)
+                added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
         elif batch.replaced:
-            final = batch.rows.where(col(OP) == int(Op.REPLACE))
+            all_cells = cells(description, batch.names, of="b")
+            added = f"SELECT {all_cells} FROM {rows} AS b WHERE {OP} = {int(Op.REPLACE)}"
         reach("write.planned")
         if not write.is_empty:
-            _delete(write, batch, key)
-        if final is not None:
-            write.append(final.select(*typed(final, description)))
+            # Every stored row whose key is in the batch: only key columns are read.
+            conditions = same_key(key) + batch.within_bounds("t.")
+            hint = broadcast(rows, batch.keys)
+            write.delete(f"SELECT {hint} {numbered(key)} FROM {rows}", " AND ".join(conditions))
+        if added is not None:
+            write.append(added)
     return ignored
 
 
-def _stored(
-    table: DataFrame, batch: Incoming, key: Sequence[str], needed: Sequence[Op]
-) -> DataFrame:
-    """The table's rows that update rows (or retained columns) build on."""
-    keys = batch.rows.where(col(OP).isin([int(op) for op in needed])).select(*map(col, key))
-    for condition in batch.within_bounds():
-        table = table.where(condition)
-    return table.join(small(keys.distinct(), batch.keys), same(table, keys, key), "left_semi")
+def _folded(
+    write: StagedWrite,
+    events: Sequence[str],
+    batch: Incoming,
+    description: TableDescription,
+    until_published: ExitStack,
+) -> tuple[str, tuple[int, str | None]]:
+    """Compute the rows that a batch leaves once, and keep them; gives them as a SQL name.
 
-
-def fold_batch(
-    batch: Incoming, stored: DataFrame | None, description: TableDescription
-) -> DataFrame:
-    """The rows that a batch leaves, one per key; keys that it deletes are absent.
-
-    Args:
-        batch: the batch.
-        stored: the table's rows that update rows build on, or None if there are none.
-        description: the table.
-
-    Returns:
-        The columns that `chronolake.table.fold.final_rows` gives.
+    Also gives the number of ignored update rows, and the key of one.
     """
-    kind = F.create_map(*(F.lit(int(part)) for pair in _KINDS.items() for part in pair))[col(OP)]
-    events = batch.rows.select(
-        kind.alias(fold.KIND), SEQ, UNMODIFIED, *typed(batch.rows, description)
-    )
-    if stored is not None:
-        events = events.unionByName(
-            stored.select(
-                F.lit(fold.STORED).alias(fold.KIND),
-                F.lit(0).cast("bigint").alias(SEQ),
-                F.lit(None).cast("array<bigint>").alias(UNMODIFIED),
-                *typed(stored, description),
-            )
-        )
     layout = Layout(
         columns=tuple(column.name for column in description.columns),
         carried=batch.names,
         key=description.primary_key,
         unmodified=batch.unmodified,
     )
-    return fold_by_key(
-        events,
+    final = fold_by_key(
+        write.spark,
+        " UNION ALL ".join(events),
         key=layout.key,
         order=(fold.KIND, SEQ),
         rows=batch.rows_count,
         fold=lambda rows: fold.final_rows(rows, layout),
         description=description,
         others=f"{IGNORED} bigint",
+    ).persist(StorageLevel.MEMORY_AND_DISK)
+    until_published.callback(final.unpersist)
+    name = until_published.enter_context(view(final))
+    found = write.spark.sql(
+        f"SELECT coalesce(sum({IGNORED}), 0), {sample(layout.key, f'{IGNORED} > 0')} FROM {name}"
+    ).first()
+    return name, (found[0], found[1]) if found else (0, None)
+
+
+def _of_batch(rows: str, batch: Incoming, description: TableDescription) -> str:
+    """The batch's rows as events."""
+    kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
+    return (
+        f"SELECT CASE b.{OP} {kinds} END AS {fold.KIND}, b.{SEQ}, b.{UNMODIFIED}, "
+        f"{cells(description, batch.names, of='b')} FROM {rows} AS b"
     )
 
 
-def _count_ignored(folded: DataFrame, key: Sequence[str]) -> tuple[int, str | None]:
-    found = folded.agg(
-        F.coalesce(F.sum(col(IGNORED)), F.lit(0)).alias("count"),
-        sample_of(key, col(IGNORED) > 0).alias("key"),
-    ).first()
-    return (found["count"], found["key"]) if found else (0, None)
-
-
-def _delete(write: StagedWrite, batch: Incoming, key: Sequence[str]) -> None:
-    """Remove every stored row whose key is in the batch: only key columns are read."""
-    keys = batch.rows.select(*(col(name).alias(f"k{number}") for number, name in enumerate(key)))
-    matches = [f"t.{quoted(name)} <=> s.k{number}" for number, name in enumerate(key)]
-    write.delete(small(keys, batch.keys), " AND ".join(matches + batch.within_bounds("t.")))
+def _stored(
+    table: str, rows: str, batch: Incoming, description: TableDescription, needed: Sequence[Op]
+) -> str:
+    """The table's rows that update rows (or retained columns) build on, as events."""
+    names = [column.name for column in description.columns]
+    key = description.primary_key
+    ops = ", ".join(str(int(op)) for op in needed)
+    keys = f"SELECT DISTINCT {numbered(key)} FROM {rows} WHERE {OP} IN ({ops})"
+    conditions = " AND ".join(same_key(key) + batch.within_bounds("t."))
+    return (
+        f"SELECT {broadcast('s', batch.keys)} {fold.STORED} AS {fold.KIND}, 0L AS {SEQ}, "
+        f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {listed(names, of='t')} "
+        f"FROM {table} AS t JOIN ({keys}) AS s ON {conditions}"
+    )

@@ -11,8 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from chronolake.changes import RESERVED
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.session import CATALOG
-from chronolake.table.events import sample_of
-from chronolake.table.incoming import col
+from chronolake.table.sql import col, sample
 from chronolake.types import ACTIVE, END, EPSILON, START, TMAX_MICROS, Mode
 
 if TYPE_CHECKING:
@@ -84,10 +83,19 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
         rows, broken = _history(table, description)
     else:
         rows, broken = _unique(table, description)
+    rows = rows.select(
+        *map(col, description.record_key),
+        *(
+            F.coalesce(found, F.lit(False)).alias(f"{RESERVED}broken{n}")
+            for n, found in enumerate(broken.values())
+        ),
+    )
     counts = [F.count(F.lit(1))]
-    for expression in broken.values():
-        found = F.coalesce(expression, F.lit(False))
-        counts += [F.count_if(found), sample_of(description.record_key, found)]
+    for number in range(len(broken)):
+        counts += [
+            F.expr(f"count_if({RESERVED}broken{number})"),
+            F.expr(sample(description.record_key, f"{RESERVED}broken{number}")),
+        ]
     found = rows.agg(*counts).first()
     values: list[Any] = list(found) if found else [0]
     promises = tuple(

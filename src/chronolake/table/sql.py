@@ -1,0 +1,88 @@
+"""Statements over frames: one text instead of many small calls into the JVM.
+
+A batch of a hundred rows costs as much as Spark's planning and the calls between Python and Java,
+so the statements of a write are SQL texts. Identifiers are quoted by `chronolake.types.quoted`.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+    from chronolake.description import TableDescription
+
+#: More rows than these are not broadcast but shuffled together with the table.
+_BROADCAST_ROWS: Final = 2_000_000
+_SAMPLE_LENGTH: Final = 200
+
+
+@contextmanager
+def view(frame: DataFrame) -> Iterator[str]:
+    """A name for a frame in SQL, for as long as the block runs."""
+    name = f"chronolake_{uuid4().hex}"
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        frame.sparkSession.catalog.dropTempView(name)
+
+
+def listed(names: Iterable[str], *, of: str = "") -> str:
+    """Quoted names in a row, of one relation if it is given."""
+    prefix = f"{of}." if of else ""
+    return ", ".join(f"{prefix}{quoted(name)}" for name in names)
+
+
+def cells(description: TableDescription, carried: Sequence[str], *, of: str) -> str:
+    """Every column of a table out of a relation that has some of them; the rest is null."""
+    have = set(carried)
+    return ", ".join(
+        f"{of}.{quoted(column.name)}"
+        if column.name in have
+        else f"CAST(NULL AS {column.type.sql}) AS {quoted(column.name)}"
+        for column in description.columns
+    )
+
+
+def broadcast(relation: str, rows: int) -> str:
+    """A hint to broadcast a relation of about so many rows, where that is sensible."""
+    return f"/*+ BROADCAST({relation}) */" if rows <= _BROADCAST_ROWS else ""
+
+
+def sample(key: Sequence[str], condition: str) -> str:
+    """An aggregate: the key of some row that meets a condition as `column=value, …`, or null."""
+    parts = ", ', ', ".join(
+        f"{text(f'{name}=')}, coalesce(CAST({quoted(name)} AS STRING), 'NULL')" for name in key
+    )
+    return f"min(CASE WHEN {condition} THEN substring(concat({parts}), 1, {_SAMPLE_LENGTH}) END)"
+
+
+def text(value: str) -> str:
+    """A text as a SQL literal."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def numbered(key: Sequence[str]) -> str:
+    """Key columns as `k0`, `k1`, …, so that their names clash with none."""
+    return ", ".join(f"{quoted(name)} AS k{number}" for number, name in enumerate(key))
+
+
+def same_key(key: Sequence[str]) -> list[str]:
+    """Conditions: a row of `t` has the `numbered` key of a row of `s`; null equals null."""
+    return [f"t.{quoted(name)} <=> s.k{number}" for number, name in enumerate(key)]
+
+
+def col(name: str) -> Column:
+    """The column of that very name, whatever characters it holds."""
+    return F.col(quoted(name))
