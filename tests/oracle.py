@@ -168,8 +168,7 @@ def is_close(rows: Rows, key: Sequence[str]) -> bool:
         (tuple(repr(row[name]) for name in key), row[START], row[END]) for row in rows
     )
     return any(
-        one[0] == other[0] and one[2] > other[1] - MILLISECOND
-        for one, other in pairwise(versions)
+        one[0] == other[0] and one[2] > other[1] - MILLISECOND for one, other in pairwise(versions)
     )
 
 

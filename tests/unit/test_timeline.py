@@ -1,0 +1,227 @@
+"""The pure folds against the model, without Spark: thousands of batches in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chronolake.changes import SEQ, UNMODIFIED
+from chronolake.table import fold, timeline
+from chronolake.table.runs import run_by_run
+from oracle import ACTIVE, END, KEEP, START, TMAX, HistoryTable, KeyedTable
+
+COLUMNS = ("k", "a", "b", START, END, ACTIVE)
+LAYOUT = timeline.Layout(COLUMNS, COLUMNS, ("k",), frozenset({"a", "b"}))
+EVENTS = pa.schema(
+    [
+        (timeline.KIND, pa.int32()),
+        (timeline.TIME, pa.int64()),
+        (SEQ, pa.int64()),
+        (UNMODIFIED, pa.list_(pa.int64())),
+        (timeline.FILE, pa.string()),
+        (timeline.POSITION, pa.int64()),
+        ("k", pa.int64()),
+        ("a", pa.int64()),
+        ("b", pa.int64()),
+        (START, pa.timestamp("us", tz="UTC")),
+        (END, pa.timestamp("us", tz="UTC")),
+        (ACTIVE, pa.bool_()),
+    ]
+)
+KINDS = {
+    "update": timeline.UPDATE,
+    "replace": timeline.REPLACE,
+    "delete": timeline.DELETE,
+    "earliest": timeline.EARLIEST_START,
+}
+
+times = st.integers(1, 12).map(lambda step: step * 500)
+keys = st.one_of(st.none(), st.integers(0, 2))
+cells = st.one_of(st.none(), st.integers(0, 9))
+
+
+@st.composite
+def history_batches(draw: Any) -> list[dict[str, list[dict[str, Any]]]]:
+    batches = []
+    for _ in range(draw(st.integers(1, 4))):
+        batch: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+        for kind in ("update", "replace"):
+            for _ in range(draw(st.integers(0, 4))):
+                start = draw(times)
+                end = draw(st.one_of(st.just(TMAX), times.map(lambda step, s=start: s + step)))
+                cell = st.one_of(cells, st.just(KEEP)) if kind == "update" else cells
+                row = {"k": draw(keys), "a": draw(cell), "b": draw(cell)}
+                batch[kind].append({**row, START: start, END: end, ACTIVE: end == TMAX})
+        for _ in range(draw(st.integers(0, 2))):
+            batch["earliest"].append({"k": draw(keys), START: draw(times)})
+        for _ in range(draw(st.integers(0, 3))):
+            batch["delete"].append({"k": draw(keys), END: draw(times)})
+        batches.append(batch)
+    return batches
+
+
+def copied(batch: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    return {kind: [dict(row) for row in rows] for kind, rows in batch.items()}
+
+
+def sort_key(event: dict[str, Any], *order: str) -> tuple[Any, ...]:
+    return (event["k"] is not None, event["k"] or 0, *(event[name] for name in order))
+
+
+def as_event(kind: int, seq: int, row: dict[str, Any]) -> dict[str, Any]:
+    bits = sum(1 << place for place, name in enumerate(COLUMNS) if row.get(name) is KEEP)
+    return {
+        timeline.KIND: kind,
+        timeline.TIME: row[END] if kind == timeline.DELETE else row[START],
+        SEQ: seq,
+        UNMODIFIED: [bits] if bits else None,
+        **{name: None if row.get(name) is KEEP else row.get(name) for name in COLUMNS},
+    }
+
+
+def resolve(events: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    events = sorted(events, key=lambda e: sort_key(e, timeline.TIME, timeline.KIND, SEQ))
+    table = pa.Table.from_pylist(events, schema=EVENTS)
+    pieces = run_by_run(
+        table.to_batches(max_chunksize=size), ("k",), lambda rows: timeline.resolve(rows, LAYOUT)
+    )
+    rows = [row for piece in pieces for row in _plain(piece).to_pylist()]
+    for row in rows:
+        row["place"] = row[timeline.POSITION]
+    return rows
+
+
+def _plain(piece: pa.RecordBatch) -> pa.Table:
+    """Times as integers: Python's datetime does not hold them all."""
+    table = pa.Table.from_batches([piece])
+    for name in (START, END):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table.column(name).cast(pa.int64()))
+    return table
+
+
+class Applied:
+    """A table that batches are applied to as the staged write does it, by the pure fold."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, batch: dict[str, list[dict[str, Any]]], size: int) -> int:
+        events = [
+            as_event(kind, seq, row)
+            for name, kind in KINDS.items()
+            for seq, row in enumerate(batch[name])
+        ]
+        since: dict[Any, int] = {}
+        for event in events:
+            key, time = event["k"], event[timeline.TIME]
+            since[key] = min(time, since.get(key, time))
+        stored = [
+            as_event(timeline.STORED, 0, row) | {timeline.FILE: "f", timeline.POSITION: place}
+            for place, row in enumerate(self.rows)
+        ]
+        near = [e for e in stored if e["k"] in since and e[END] >= since[e["k"]] - 1_000]
+        found = resolve(events + near, size)
+        baseless = {row["k"]: row[timeline.EARLIEST] for row in found if row[timeline.BASELESS]}
+        if baseless:
+            older: dict[Any, dict[str, Any]] = {}
+            for event in stored:
+                key = event["k"]
+                if key in baseless and event[START] < baseless[key]:
+                    older[key] = max(older.get(key, event), event, key=lambda e: e[START])
+            found = resolve(events + near + list(older.values()), size)
+        gone = {row["place"] for row in found if row[timeline.REMOVED]}
+        self.rows = [row for place, row in enumerate(self.rows) if place not in gone]
+        self.rows += [{name: row[name] for name in COLUMNS} for row in found if row[timeline.ADDED]]
+        return sum(row[timeline.IGNORED] for row in found)
+
+
+def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row[name] for name in COLUMNS) for row in rows), key=repr)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(history_batches(), st.integers(1, 7))
+def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
+    """Late, repeated, partial, deleted, revived, replayed: the fold and the model agree."""
+    model, applied = HistoryTable(("k",), COLUMNS), Applied()
+    for batch in batches:
+        for _ in range(2):
+            before = model.ignored
+            model.write(**copied(batch))
+            ignored = applied.write(batch, size)
+            assert shown(applied.rows) == shown(model.rows())
+            assert ignored == model.ignored - before
+
+
+LIVE = ("k", "a", "b")
+
+
+@st.composite
+def live_batches(draw: Any) -> list[dict[str, list[dict[str, Any]]]]:
+    return [
+        {
+            kind: [
+                {"k": draw(keys), "a": draw(cell), "b": draw(cell)}
+                for _ in range(draw(st.integers(0, 4)))
+            ]
+            for kind, cell in (
+                ("replace", cells),
+                ("update", st.one_of(cells, st.just(KEEP))),
+                ("delete", st.none()),
+            )
+        }
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(live_batches(), st.integers(1, 7))
+def test_a_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
+    """Repeated keys, partial updates, null keys and deletes: the fold and the model agree."""
+    layout = timeline.Layout(LIVE, LIVE, ("k",), frozenset({"a", "b"}))
+    schema = pa.schema(
+        [
+            (fold.KIND, pa.int32()),
+            (SEQ, pa.int64()),
+            (UNMODIFIED, pa.list_(pa.int64())),
+            *((name, pa.int64()) for name in LIVE),
+        ]
+    )
+    kinds = {"replace": fold.REPLACE, "update": fold.UPDATE, "delete": fold.DELETE}
+    model = KeyedTable(("k",), LIVE)
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        before = model.ignored
+        model.write(**copied(batch))
+        touched = {row["k"] for kind in batch.values() for row in kind}
+        events = [
+            {fold.KIND: fold.STORED, SEQ: 0, UNMODIFIED: None, **row}
+            for row in rows
+            if row["k"] in touched
+        ]
+        for name, kind in kinds.items():
+            for seq, row in enumerate(batch[name]):
+                bits = sum(1 << place for place, cell in enumerate(LIVE) if row[cell] is KEEP)
+                plain = {cell: None if row[cell] is KEEP else row[cell] for cell in LIVE}
+                events.append(
+                    {fold.KIND: kind, SEQ: seq, UNMODIFIED: [bits] if bits else None, **plain}
+                )
+        events.sort(key=lambda e: sort_key(e, fold.KIND, SEQ))
+        batches_of = pa.Table.from_pylist(events, schema=schema).to_batches(max_chunksize=size)
+        pieces = run_by_run(batches_of, ("k",), lambda table: fold.final_rows(table, layout))
+        final = [row for piece in pieces for row in piece.to_pylist()]
+        ignored = sum(row.pop(fold.IGNORED) for row in list(final) if row[fold.IGNORED])
+        final = [row for row in final if fold.IGNORED in row]
+        rows = [row for row in rows if row["k"] not in touched]
+        rows += [{name: row[name] for name in LIVE} for row in final]
+        expected = [tuple(row[name] for name in LIVE) for row in model.rows()]
+        assert sorted((tuple(r[n] for n in LIVE) for r in rows), key=repr) == sorted(
+            expected, key=repr
+        )
+        deleted = {row["k"] for row in batch["delete"]}
+        if not deleted:
+            assert ignored == model.ignored - before
