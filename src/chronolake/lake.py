@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -21,6 +22,7 @@ from chronolake.iceberg import Catalog
 from chronolake.types import END, EPSILON, START, Mode, TableName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from pyspark.sql import DataFrame, SparkSession
@@ -115,10 +117,13 @@ class Lake:
         table = self.catalog.find(name)
         return None if table is None else describe_loaded(table)
 
-    def lock(self, name: TableName) -> threading.RLock:
-        """The lock under which this process writes to a table: writes to it are serial."""
+    @contextmanager
+    def writing(self, name: TableName) -> Iterator[None]:
+        """Hold a table: in this process, one thread at a time writes to it; may be nested."""
         with self._guard:
-            return self._locks[name]
+            lock = self._locks[name]
+        with lock, session.active(self.spark):
+            yield
 
 
 class LakeTable:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 from chronolake.errors import LakeError, MissingRequirementError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 CATALOG: Final = "chronolake"
 EXTENSIONS: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -54,6 +55,11 @@ _STATIC: Final[dict[str, str]] = {
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "false",
     "spark.cleaner.periodicGC.interval": "10min",
 }
+
+_OPEN_FIRST: Final = (
+    "Open the lake before anything else starts Spark, or start it with "
+    f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.session.jars()."
+)
 
 # Without a cluster nobody else has business with the driver, and Spark's ports ask for no password:
 # by default they would be open on the machine's network address.
@@ -207,8 +213,7 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
         if EXTENSIONS not in (base.conf.get("spark.sql.extensions", "") or ""):
             raise LakeError(
                 "A Spark session runs in this process that was started without Iceberg.",
-                hint="Open the lake before anything else starts Spark, or start it with "
-                f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.session.jars().",
+                hint=_OPEN_FIRST,
             )
     session = base.newSession()
     settings = {
@@ -240,7 +245,35 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if not _has_iceberg(session):
+        # A JVM outlives its sessions, and takes jars only when it starts.
+        session.stop()
+        raise LakeError("A Spark session ran in this process without Iceberg.", hint=_OPEN_FIRST)
     return session
+
+
+def _has_iceberg(session: SparkSession) -> bool:
+    loader = session._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # noqa: SLF001
+    return loader.getResource(f"{EXTENSIONS.replace('.', '/')}.class") is not None
+
+
+@contextmanager
+def active(session: SparkSession) -> Iterator[None]:
+    """Make a session this thread's active one.
+
+    Spark takes some settings from there and not from the session that a frame belongs to: without
+    it, columns that differ by case only are one column to a thread's first statement.
+    """
+    sessions = getattr(session._jvm, "org.apache.spark.sql.classic.SparkSession")  # noqa: SLF001
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def _driver_gibibytes() -> int:

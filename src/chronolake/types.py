@@ -35,6 +35,19 @@ TMAX_MICROS: Final = 253_402_300_799_999_000
 TMIN_MICROS: Final = -62_135_596_800_000_000
 LAST_MICROS: Final = 253_402_300_799_999_999
 
+#: Iceberg's own columns of every table: a table that has one of these names cannot be read.
+METADATA_COLUMNS: Final = frozenset(
+    {
+        "_file",
+        "_pos",
+        "_deleted",
+        "_spec_id",
+        "_partition",
+        "_row_id",
+        "_last_updated_sequence_number",
+    }
+)
+
 #: The distance between a version's end and the next version's start, for pushed tables.
 EPSILON: Final = timedelta(milliseconds=1)
 
@@ -248,6 +261,20 @@ class TableName:
 def quoted(identifier: str) -> str:
     """An identifier as Spark SQL: in backticks, backticks doubled."""
     return "`" + identifier.replace("`", "``") + "`"
+
+
+def stored_name(sent: str) -> str:
+    """The name under which a sender's column is stored: its own, unless Iceberg keeps that.
+
+    Such a name gets one `_` more, and so do those that would then be taken: `_file` is stored as
+    `_file_`, `_file_` as `_file__`.
+    """
+    return f"{sent}_" if sent.rstrip("_") in METADATA_COLUMNS else sent
+
+
+def sent_name(stored: str) -> str:
+    """The name by which a sender knows a stored column: the inverse of `stored_name`."""
+    return stored[:-1] if stored.rstrip("_") in METADATA_COLUMNS else stored
 
 
 def mode_of(columns: Iterable[str]) -> Mode:

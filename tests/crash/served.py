@@ -17,13 +17,10 @@ import grpc
 import yaml
 from caller import Caller
 
+from lakes import SPARK
+
 _PROGRAM = "from chronolake.cli import main; main()"
 _STARTED_WITHIN = 120.0
-_SPARK = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-}
 
 
 @dataclass
@@ -62,7 +59,7 @@ class Served:
 def configure(lake: Path, *, master: str = "local[2]", catalog: str | None = None) -> None:
     """Write the lake's configuration, for every process that will serve it."""
     lake.mkdir(parents=True, exist_ok=True)
-    content: dict[str, object] = {"spark": {"master": master, "conf": _SPARK}}
+    content: dict[str, object] = {"spark": {"master": master, "conf": SPARK}}
     if catalog:
         content["catalog"] = {"uri": catalog}
     (lake / "chronolake.yml").write_text(yaml.safe_dump({"lake": content}))

@@ -26,11 +26,14 @@ _HISTORY: Final = ["id*:LONG", "a:STRING", *HISTORY]
 
 @contextmanager
 def two(
-    lake: Path, folder: Path, *, failpoint: str | None = None
+    lake: Path, folder: Path, *, failpoint: str | None = None, uri: str | None = None
 ) -> Iterator[tuple[Served, Served]]:
     """Two servers; the first one has a failpoint."""
-    configure(lake)
-    with serve(lake, folder, failpoint=failpoint) as one, serve(lake, folder) as other:
+    configure(lake, catalog=uri)
+    with (
+        serve(lake, folder, failpoint=failpoint, catalog=uri) as one,
+        serve(lake, folder, catalog=uri) as other,
+    ):
         yield one, other
 
 

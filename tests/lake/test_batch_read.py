@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from chronolake.errors import (
     MalformedFileError,
     ValueRefusedError,
 )
+from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind
 
 FORM = FileForm(
@@ -62,26 +62,9 @@ ROW = [
 ]
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
-        return
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.caseSensitive", "true")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+@pytest.fixture
+def spark(lake: Lake) -> SparkSession:
+    return lake.spark
 
 
 def sealed(folder: Path, name: str, op: Op, rows: list[list[str | None]]) -> BatchFile:

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake import look, table
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
-from chronolake.config import load
 from chronolake.errors import QueryError
 from chronolake.lake import Lake
 from chronolake.query import ask
 from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
+from lakes import lake_config
 
 NAME = TableName("sch.e ma", "ta'ble \"🦆`")
 KEY = 'Key. "`🦆'
@@ -58,9 +58,7 @@ def write(lake: Lake, batch: str, *rows: tuple[Op, int, str | None, str]) -> Non
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     """A lake with one table: 40 records, of which some changed and some were deleted."""
     folder = tmp_path_factory.mktemp("looked-at")
-    settings = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
-    config = load(folder, overrides={"spark.master": "local[2]", "spark.conf": settings})
-    with Lake.open(folder, config=config) as opened:
+    with Lake.open(folder, config=lake_config(folder)) as opened:
         table.create(opened, NAME, COLUMNS)
         first, second, third = (f"2024-01-0{day}T00:00:00Z" for day in (1, 2, 3))
         both = (Op.EARLIEST, Op.REPLACE)
@@ -238,7 +236,7 @@ def test_looking_at_a_million_versions_takes_less_than_two_seconds(tmp_path: Pat
     """From the shell, start of the interpreter included; the best of three, before and after
     maintenance."""
     keys, versions = 100_000, 10
-    with Lake.open(tmp_path, config=load(tmp_path, overrides={"spark.master": "local[2]"})) as lake:
+    with Lake.open(tmp_path, config=lake_config(tmp_path)) as lake:
         table.create(lake, NAME, COLUMNS)
         day = 86_400_000_000
         number = F.col("id") % versions

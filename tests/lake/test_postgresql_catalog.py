@@ -15,6 +15,7 @@ from chronolake.config import LakeConfig, load
 from chronolake.errors import LakeError, TableExistsError, TableNotFoundError
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, TableName
+from lakes import lake_config
 
 NAME = TableName("a.b c", "People's")
 COLUMNS = (
@@ -33,10 +34,7 @@ def uri() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def config(uri: str, tmp_path_factory: pytest.TempPathFactory) -> LakeConfig:
     folder = tmp_path_factory.mktemp("lake")
-    conf = {"spark.sql.shuffle.partitions": "2"}
-    return load(
-        folder, overrides={"catalog.uri": uri, "spark.master": "local[2]", "spark.conf": conf}
-    )
+    return lake_config(folder, **{"catalog.uri": uri})
 
 
 def test_an_empty_database_is_a_lake_without_tables(config: LakeConfig) -> None:

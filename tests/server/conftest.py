@@ -11,33 +11,11 @@ import grpc
 import pytest
 from caller import Caller
 
-from chronolake.config import LakeConfig, load
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from chronolake.server.options import MESSAGE_BYTES
 
 _numbers = itertools.count()
-
-
-def lake_config(folder: Path) -> LakeConfig:
-    return load(
-        folder,
-        overrides={
-            "spark.master": "local[2]",
-            "spark.conf": {
-                "spark.sql.shuffle.partitions": "2",
-                "spark.driver.memory": "1g",
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            },
-        },
-    )
-
-
-@pytest.fixture(scope="session")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    folder = tmp_path_factory.mktemp("lake")
-    with Lake.open(folder, config=lake_config(folder)) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from caller import DELETED, HISTORY, SYNCED, Caller, catalog, said, table
+from sent_files import UNMODIFIED
 
 from chronolake.protos import destination_sdk_pb2
 
@@ -38,6 +39,8 @@ ODD_NAMES = [
     'a"b',
     "a.b",
     "it's",
+    'Key. "`🦆',
+    "`",
     "ünï",
     "🦆",
     "x" * 200,
@@ -132,9 +135,32 @@ def test_odd_names_of_columns_tables_and_schemas_come_back_unchanged(caller: Cal
     cells = {name: f"in {name}" for name in ODD_NAMES}
     assert odd.write("a.b", columns, replace=[row(id="1", **cells)]).success
     assert odd.rows("a.b", *ODD_NAMES) == [tuple(cells.values())]
+    changed = dict.fromkeys(ODD_NAMES, UNMODIFIED) | {"a b": "changed"}
+    assert odd.write("a.b", columns, update=[row(id="1", **changed)]).success
+    assert odd.rows("a.b", *ODD_NAMES) == [tuple((cells | {"a b": "changed"}).values())]
     assert odd.alter("a.b", [*columns, '`more` "?":INT']).success
     assert odd.truncate("a.b", 4_102_444_800_000).success
     assert odd.rows("a.b") == []
+
+
+def test_columns_that_iceberg_has_itself_keep_their_names_for_the_sender(caller: Caller) -> None:
+    """Connectors of files send `_file`; an Iceberg table with such a column is unreadable."""
+    names = ["_file", "_file_", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"]
+    columns = ["_file*:STRING", *(f"{name}:STRING" for name in names[1:]), SYNCED]
+    assert caller.create("t", columns).success
+    assert said(caller.describe("t").table.columns) == columns
+    cells = {name: f"in {name}" for name in names}
+    assert caller.write("t", columns, replace=[row(**cells)]).success
+    update = cells | {"_pos": "changed", "_file_": UNMODIFIED}
+    assert caller.write("t", columns, update=[row(**update)]).success
+    stored = [f"{name}_" for name in names]
+    expected = cells | {"_pos": "changed"}
+    assert caller.rows("t", *stored) == [tuple(expected[name] for name in names)]
+    retyped = [*columns, "_last_updated_sequence_number:LONG"]
+    assert caller.alter("t", retyped).success
+    assert said(caller.describe("t").table.columns) == retyped
+    assert caller.write("t", columns, delete=[row(**cells)]).success
+    assert caller.rows("t", *stored) == []
 
 
 def test_names_that_differ_by_case_only_are_different_tables(caller: Caller) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import pytest
 from caller import SYNCED, Caller
-from conftest import lake_config
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,6 +23,7 @@ from chronolake.lake import Lake
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
 from chronolake.server import ServeOptions, Server
+from lakes import lake_config
 
 ASKED = destination_sdk_pb2.CapabilitiesRequest()
 

@@ -235,7 +235,9 @@ def test_a_running_batch_is_finished_before_the_process_ends(
         with grpc.insecure_channel(f"127.0.0.1:{served.listening()['port']}") as late:
             with pytest.raises(grpc.RpcError) as caught:
                 Caller(late, served.lake, served.files).describe("t")
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            # gRPC itself cancels a call that comes in while it closes the port.
+            refused = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+            assert caught.value.code() in refused
         assert not running.done()
         held.unlink()
         assert running.result().success

@@ -1,7 +1,8 @@
 """The protocol's messages as the plain values that the rooms below know, and back.
 
 Nothing of protobuf goes further than this module and the servicer. A request becomes a frozen
-dataclass here or is refused with a typed error that says what is wrong with it.
+dataclass here or is refused with a typed error that says what is wrong with it. Columns whose names
+Iceberg keeps for itself have other names in the lake (`chronolake.types.stored_name`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from chronolake.batch import BatchFile, FileForm
 from chronolake.changes import Op
 from chronolake.errors import BatchError, SchemaError, UnsupportedTypeError
 from chronolake.protos import common_pb2, destination_sdk_pb2
-from chronolake.types import Column, ColumnType, Kind, TableName
+from chronolake.types import Column, ColumnType, Kind, TableName, sent_name, stored_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -121,7 +122,7 @@ def _column_of(message: common_pb2.Column) -> Column:
         )
     except UnsupportedTypeError as error:
         raise UnsupportedTypeError(error.message, hint=error.hint, column=message.name) from error
-    return Column(message.name, type_, primary_key=message.primary_key)
+    return Column(stored_name(message.name), type_, primary_key=message.primary_key)
 
 
 def table_message(name: str, columns: Iterable[Column], key: Iterable[str]) -> common_pb2.Table:
@@ -130,7 +131,7 @@ def table_message(name: str, columns: Iterable[Column], key: Iterable[str]) -> c
     table = common_pb2.Table(name=name)
     for column in columns:
         message = table.columns.add(
-            name=column.name,
+            name=sent_name(column.name),
             type=_DATA_TYPES[column.type.kind],
             primary_key=column.name in keys,
         )
@@ -168,12 +169,12 @@ def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "
         )
     return Truncate(
         name=name,
-        synced_column=request.synced_column,
+        synced_column=stored_name(request.synced_column),
         # Presence counts: zero is a time like any other.
         before_micros=(
             micros_of(request.utc_delete_before) if request.HasField("utc_delete_before") else None
         ),
-        deleted_column=request.soft.deleted_column if soft else None,
+        deleted_column=stored_name(request.soft.deleted_column) if soft else None,
     )
 
 

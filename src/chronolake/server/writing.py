@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,7 +16,7 @@ from chronolake import table
 from chronolake.batch.access import open_file
 from chronolake.changes import Op
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
-from chronolake.types import END, HISTORY_COLUMNS, START, Column, Mode
+from chronolake.types import END, HISTORY_COLUMNS, START, Column, Mode, sent_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -172,7 +172,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
     """
     started = time.monotonic()
     # Under the table's lock from the description on: the columns must not change in between.
-    with lake.lock(write.name):
+    with lake.writing(write.name):
         description = table.describe(lake, write.name)
         if description is None:
             raise TableNotFoundError(
@@ -181,15 +181,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         plan = (plan_history_batch if history else plan_batch)(write, description)
         if not write.files:
             return Written(None, 0, time.monotonic() - started)
-        changes = batch_files.read(
-            lake.spark,
-            write.files,
-            plan.columns,
-            write.form,
-            required=plan.required,
-            table=str(write.name),
-            batch=batch,
-        )
+        changes = _read(lake, write, plan, batch)
         # Measured before the write: callers may take their files away with the answer.
         size = sum(_size(file) for file in write.files)
         result = _publish(lake, write, plan, changes, history=history, batch=batch)
@@ -203,6 +195,23 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
             reason="no stored row to take unmodified columns from",
         )
     return Written(result, size, time.monotonic() - started)
+
+
+def _read(lake: Lake, write: Write, plan: WritePlan, batch: str) -> DataFrame:
+    """The request's files as a change set; they have the sender's column names, it the table's."""
+    changes = batch_files.read(
+        lake.spark,
+        write.files,
+        [replace(column, name=sent_name(column.name)) for column in plan.columns],
+        write.form,
+        required={op: frozenset(map(sent_name, names)) for op, names in plan.required.items()},
+        table=str(write.name),
+        batch=batch,
+    )
+    stored = {sent_name(column.name): column.name for column in plan.columns}
+    if all(sent == own for sent, own in stored.items()):
+        return changes
+    return changes.toDF(*(stored.get(name, name) for name in changes.columns))
 
 
 def _publish(

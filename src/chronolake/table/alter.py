@@ -122,7 +122,7 @@ def alter(lake: Lake, name: TableName, columns: Sequence[Column], *, drop_column
         DuplicateKeyError: rows would have the same new key.
         CommitError: others were first too often.
     """
-    with lake.lock(name):
+    with lake.writing(name):
         for attempt in range(1, _ATTEMPTS + 1):
             table = lake.catalog.find(name)
             if table is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from chronolake.changes import RESERVED
 from chronolake.errors import SchemaError
 from chronolake.iceberg import COLUMNS_PROPERTY, columns_to_json
-from chronolake.types import ACTIVE, END, START, SYNCED, Kind, Mode, mode_of
+from chronolake.types import ACTIVE, END, METADATA_COLUMNS, START, SYNCED, Kind, Mode, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +86,8 @@ def check_columns(name: TableName, columns: Sequence[Column]) -> None:
             if not column_name
             else f"Names that begin with {RESERVED} are reserved."
             if column_name.startswith(RESERVED)
+            else "Iceberg keeps the name for itself: a table that has it cannot be read."
+            if column_name in METADATA_COLUMNS
             else "Two columns have the same name."
             if count > 1
             else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructField, StructType
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from chronolake.description import TableDescription
 
-_ROWS_PER_PARTITION: Final = 50_000
-
 
 def fold_by_key(
     spark: SparkSession,
@@ -26,7 +24,6 @@ def fold_by_key(
     *,
     key: Sequence[str],
     order: Sequence[str],
-    rows: int,
     fold: Callable[[pa.Table], pa.Table],
     description: TableDescription,
     others: str,
@@ -38,7 +35,6 @@ def fold_by_key(
         events: the events, as a SQL query.
         key: columns that tell keys apart.
         order: columns that order a key's events.
-        rows: about how many events there are.
         fold: gets whole keys, sorted by key and order, as one Arrow table; it runs in executors.
         description: the table whose columns `fold` gives back,
         others: and the columns it adds, as a Spark schema.
@@ -48,14 +44,13 @@ def fold_by_key(
         [StructField(column.name, column.type.spark) for column in description.columns]
         + list(added.fields)
     )
-    names = tuple(key)
+    ordered = spark.sql(
+        f"SELECT * FROM ({events}) DISTRIBUTE BY {listed(key)} SORT BY {listed((*key, *order))}"
+    )
+    keys, names = tuple(key), ordered.columns
 
     def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return run_by_run(batches, names, fold)
+        return run_by_run((batch.rename_columns(names) for batch in batches), keys, fold)
 
-    most = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    partitions = max(1, min(most, rows // _ROWS_PER_PARTITION))
-    return spark.sql(
-        f"SELECT * FROM (SELECT /*+ REPARTITION({partitions}, {listed(key)}) */ * FROM ({events})) "
-        f"SORT BY {listed((*key, *order))}"
-    ).mapInArrow(folded, schema)
+    # `mapInArrow` looks its input up by name, and some names with backticks it does not find.
+    return ordered.toDF(*(f"c{number}" for number in range(len(names)))).mapInArrow(folded, schema)

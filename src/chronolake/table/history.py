@@ -194,7 +194,6 @@ def _resolved(
         " UNION ALL ".join(events),
         key=layout.key,
         order=(TIME, KIND, SEQ),
-        rows=batch.rows_count,
         fold=lambda rows: timeline.resolve(rows, layout),
         description=description,
         others=_OTHERS,

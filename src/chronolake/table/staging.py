@@ -342,7 +342,7 @@ def staged(
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with lake.lock(name):
+            with lake.writing(name):
                 _attempt(lake, name, write, watch)
         except CommitConflictError as conflict:
             if attempt == _ATTEMPTS:

@@ -151,7 +151,6 @@ def _folded(
         " UNION ALL ".join(events),
         key=layout.key,
         order=(fold.KIND, SEQ),
-        rows=batch.rows_count,
         fold=lambda rows: fold.final_rows(rows, layout),
         description=description,
         others=f"{IGNORED} bigint",

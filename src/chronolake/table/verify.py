@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import RESERVED
 from chronolake.errors import BatchError, TableNotFoundError
-from chronolake.session import CATALOG
+from chronolake.session import CATALOG, active
 from chronolake.table.sql import col, sample
 from chronolake.types import ACTIVE, END, EPSILON, START, TMAX_MICROS, Mode
 
@@ -78,7 +78,11 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
         )
     if not description.record_key:
         raise BatchError("The table has no key, so it promises nothing.", table=str(name))
-    table = lake.spark.table(f"{CATALOG}.{name.sql}")
+    with active(lake.spark):
+        return _verified(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
+
+
+def _verified(table: DataFrame, description: TableDescription) -> VerifyReport:
     if description.mode is Mode.HISTORY:
         rows, broken = _history(table, description)
     else:
@@ -102,7 +106,7 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
         Promise(text, values[1 + 2 * number], values[2 + 2 * number])
         for number, text in enumerate(broken)
     )
-    return VerifyReport(name, description.mode, values[0], promises)
+    return VerifyReport(description.name, description.mode, values[0], promises)
 
 
 def _history(

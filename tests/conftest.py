@@ -1,0 +1,17 @@
+"""One lake for all tests of this process that need no lake of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from chronolake.lake import Lake
+from lakes import lake_config
+
+
+@pytest.fixture(scope="session")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    folder = tmp_path_factory.mktemp("lake")
+    with Lake.open(folder, config=lake_config(folder)) as opened:
+        yield opened
