@@ -136,6 +136,15 @@ class IcebergTable:
         snapshot = self.metadata.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
 
+    @property
+    def rows(self) -> int | None:
+        """Number of rows in `main`'s data files, removed ones included; None if it is not told."""
+        snapshot = self.metadata.currentSnapshot()
+        if snapshot is None:
+            return 0
+        total = snapshot.summary().get("total-records")
+        return None if total is None else int(total)
+
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The current columns, in table order."""

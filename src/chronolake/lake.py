@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+#: Up to these, planning a batch takes longer than running it.
+_LIGHT_ROWS: Final = 200_000
+_LIGHT_BYTES: Final = 256 * 2**10
 _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000&synchronous=NORMAL"
 
 
 class Lake:
     """An open lake. Use `Lake.open`; it can be a context manager."""
 
-    def __init__(self, config: LakeConfig, spark: SparkSession) -> None:
+    def __init__(self, config: LakeConfig, sessions: session.Sessions) -> None:
         self.config = config
-        self.spark = spark
-        self.catalog = Catalog(spark)
+        self.spark = sessions.spark
+        self._light = sessions.light
+        self.catalog = Catalog(sessions.spark)
         self._locks: defaultdict[TableName, threading.RLock] = defaultdict(threading.RLock)
         self._guard = threading.Lock()
 
@@ -61,10 +65,10 @@ class Lake:
                 f"The lake's folder cannot be made: {failure.strerror}.",
                 hint="Choose a folder that can be written.",
             ) from failure
-        spark = session.start(
+        sessions = session.start(
             settings.spark.master, settings.spark.conf, catalog_settings(settings)
         )
-        return cls(settings, spark)
+        return cls(settings, sessions)
 
     def close(self) -> None:
         """Stop nothing that others may use: the JVM lives as long as the process."""
@@ -116,6 +120,13 @@ class Lake:
         """The description of a table, or None if it does not exist."""
         table = self.catalog.find(name)
         return None if table is None else describe_loaded(table)
+
+    def session_for(self, name: TableName, batch_bytes: int) -> SparkSession:
+        """The session in which a batch of files of so many bytes goes into a table."""
+        table = self.catalog.find(name)
+        rows = None if table is None else table.rows
+        is_small = rows is not None and rows <= _LIGHT_ROWS and batch_bytes <= _LIGHT_BYTES
+        return self._light if is_small else self.spark
 
     @contextmanager
     def writing(self, name: TableName) -> Iterator[None]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -80,6 +81,27 @@ _SESSION: Final[dict[str, str]] = {
     # Another process may have written since: always ask the catalog.
     f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
 }
+
+#: Settings for a few rows: what Spark does to make much data quick costs more than it saves.
+_LIGHT: Final[dict[str, str]] = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """The sessions of a lake, on one JVM and with one catalog each.
+
+    Attributes:
+        spark: for everything that may be large.
+        light: for statements over a few rows, where most of the time goes into planning.
+    """
+
+    spark: SparkSession
+    light: SparkSession
 
 
 def jars() -> list[Path]:
@@ -193,8 +215,8 @@ def _java_version(home: Path) -> str | None:
     return words[1].partition(".")[0] if len(words) > 1 else None
 
 
-def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> SparkSession:
-    """A session for one lake, on the process's one JVM.
+def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> Sessions:
+    """Sessions for one lake, on the process's one JVM.
 
     Args:
         master: Spark's master URL. It counts only for the first session of a process.
@@ -215,13 +237,20 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
                 "A Spark session runs in this process that was started without Iceberg.",
                 hint=_OPEN_FIRST,
             )
-    session = base.newSession()
     settings = {
         **_SESSION,
         "spark.sql.shuffle.partitions": str(2 * base.sparkContext.defaultParallelism),
         **{f"spark.sql.catalog.{CATALOG}.{key}": value for key, value in catalog.items()},
-        **{key: value for key, value in conf.items() if key.startswith("spark.sql.")},
     }
+    own = {key: value for key, value in conf.items() if key.startswith("spark.sql.")}
+    return Sessions(
+        spark=_session(base, {**settings, **own}),
+        light=_session(base, {**settings, **_LIGHT, **own}),
+    )
+
+
+def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    session = base.newSession()
     for key, value in settings.items():
         if session.conf.isModifiable(key) or key.startswith("spark.sql.catalog."):
             session.conf.set(key, value)

@@ -131,11 +131,20 @@ def test_a_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
     _tell(_sample, _keyed_stories, partial(_play_keyed, caller))
 
 
+@pytest.fixture(params=["light", "heavy"])
+def _session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches have a session of their own; here they also go the way of large ones."""
+    if request.param == "heavy":
+        monkeypatch.setattr("chronolake.lake._LIGHT_ROWS", -1)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("_session")
 def test_any_history_table_holds_what_its_batches_say(caller: Caller, lake: Lake) -> None:
     _tell(_many, _histories, partial(_play_history, caller, lake))
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("_session")
 def test_any_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
     _tell(_many, _keyed_stories, partial(_play_keyed, caller))

@@ -21,7 +21,7 @@ from chronolake.types import END, HISTORY_COLUMNS, START, Column, Mode, sent_nam
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.batch import BatchFile
     from chronolake.lake import Lake
@@ -181,9 +181,9 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         plan = (plan_history_batch if history else plan_batch)(write, description)
         if not write.files:
             return Written(None, 0, time.monotonic() - started)
-        changes = _read(lake, write, plan, batch)
         # Measured before the write: callers may take their files away with the answer.
         size = sum(_size(file) for file in write.files)
+        changes = _read(lake.session_for(write.name, size), write, plan, batch)
         result = _publish(lake, write, plan, changes, history=history, batch=batch)
     if result.ignored:
         _log.warning(
@@ -197,10 +197,10 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
     return Written(result, size, time.monotonic() - started)
 
 
-def _read(lake: Lake, write: Write, plan: WritePlan, batch: str) -> DataFrame:
+def _read(spark: SparkSession, write: Write, plan: WritePlan, batch: str) -> DataFrame:
     """The request's files as a change set; they have the sender's column names, it the table's."""
     changes = batch_files.read(
-        lake.spark,
+        spark,
         write.files,
         [replace(column, name=sent_name(column.name)) for column in plan.columns],
         write.form,

@@ -31,6 +31,10 @@ PROPERTIES: Final = {
     "write.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
     "write.parquet.compression-codec": "zstd",
+    # Batches leave small files: one Spark task reads up to 64 of them, not 4.
+    "read.split.open-file-cost": str(256 * 2**10),
+    # Every statement reads every manifest, and a batch makes several.
+    "commit.manifest.min-count-to-merge": "10",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }

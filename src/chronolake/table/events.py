@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import StructField, StructType
 
 from chronolake.table.runs import run_by_run
-from chronolake.table.sql import listed
+from chronolake.table.sql import col
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from chronolake.description import TableDescription
 
+_ROWS_PER_PARTITION: Final = 50_000
+
 
 def fold_by_key(
     spark: SparkSession,
@@ -24,6 +26,7 @@ def fold_by_key(
     *,
     key: Sequence[str],
     order: Sequence[str],
+    rows: int,
     fold: Callable[[pa.Table], pa.Table],
     description: TableDescription,
     others: str,
@@ -35,6 +38,7 @@ def fold_by_key(
         events: the events, as a SQL query.
         key: columns that tell keys apart.
         order: columns that order a key's events.
+        rows: about how many events there are.
         fold: gets whole keys, sorted by key and order, as one Arrow table; it runs in executors.
         description: the table whose columns `fold` gives back,
         others: and the columns it adds, as a Spark schema.
@@ -44,8 +48,12 @@ def fold_by_key(
         [StructField(column.name, column.type.spark) for column in description.columns]
         + list(added.fields)
     )
-    ordered = spark.sql(
-        f"SELECT * FROM ({events}) DISTRIBUTE BY {listed(key)} SORT BY {listed((*key, *order))}"
+    most = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    partitions = max(1, min(most, rows // _ROWS_PER_PARTITION))
+    ordered = (
+        spark.sql(events)
+        .repartition(partitions, *map(col, key))
+        .sortWithinPartitions(*map(col, (*key, *order)))
     )
     keys, names = tuple(key), ordered.columns
 

@@ -117,7 +117,7 @@ def write_history_batch(
             return {BATCH_PROPERTY: batch}
 
         if not batch_rows.is_empty:
-            staged(lake, name, write, watch)
+            staged(lake, name, write, watch, spark=changes.sparkSession)
     return BatchResult(
         batch=batch,
         replaced=batch_rows.replaced,
@@ -194,6 +194,7 @@ def _resolved(
         " UNION ALL ".join(events),
         key=layout.key,
         order=(TIME, KIND, SEQ),
+        rows=batch.rows_count,
         fold=lambda rows: timeline.resolve(rows, layout),
         description=description,
         others=_OTHERS,

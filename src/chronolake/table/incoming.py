@@ -59,6 +59,11 @@ class Incoming:
     since: int | None
 
     @property
+    def rows_count(self) -> int:
+        """Number of rows in all files."""
+        return self.replaced + self.updated + self.deleted + self.earliest
+
+    @property
     def is_empty(self) -> bool:
         """Whether the batch has no row at all."""
         return self.keys == 0

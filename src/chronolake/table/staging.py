@@ -74,8 +74,8 @@ class Stopwatch:
 class StagedWrite:
     """One attempt at a write, on its own branch of one state of the table."""
 
-    def __init__(self, lake: Lake, table: IcebergTable, watch: Stopwatch) -> None:
-        self._lake = lake
+    def __init__(self, table: IcebergTable, spark: SparkSession, watch: Stopwatch) -> None:
+        self.spark = spark
         self._watch = watch
         self.table = table
         self.branch = stage_name()
@@ -92,15 +92,9 @@ class StagedWrite:
         return f"{CATALOG}.{self.table.name.sql}"
 
     @property
-    def spark(self) -> SparkSession:
-        """The session that the write runs in."""
-        return self._lake.spark
-
-    @property
     def is_empty(self) -> bool:
         """Whether the table has no rows, as far as its metadata tells."""
-        snapshot = self.table.metadata.currentSnapshot()
-        return snapshot is None or snapshot.summary().get("total-records") == "0"
+        return self.table.rows == 0
 
     def delete(self, source: str, condition: str) -> None:
         """Remove the table's rows that match a row of a query.
@@ -110,7 +104,7 @@ class StagedWrite:
             condition: SQL over `t` (the table) and `s` (the query).
         """
         with self._watch.stage("delete"):
-            self._lake.spark.sql(
+            self.spark.sql(
                 f"MERGE INTO {self._target()} AS t USING ({source}) AS s ON {condition} "
                 "WHEN MATCHED THEN DELETE"
             )
@@ -119,19 +113,19 @@ class StagedWrite:
     def delete_where(self, condition: str) -> None:
         """Remove the table's rows that meet a SQL condition."""
         with self._watch.stage("delete"):
-            self._lake.spark.sql(f"DELETE FROM {self._target()} WHERE {condition}")
+            self.spark.sql(f"DELETE FROM {self._target()} WHERE {condition}")
         reach("staged.deleted")
 
     def update_where(self, assignment: str, condition: str) -> None:
         """Change the table's rows that meet a SQL condition."""
         with self._watch.stage("delete"):
-            self._lake.spark.sql(f"UPDATE {self._target()} SET {assignment} WHERE {condition}")
+            self.spark.sql(f"UPDATE {self._target()} SET {assignment} WHERE {condition}")
         reach("staged.deleted")
 
     def append(self, source: str) -> None:
         """Add the rows of a query in SQL; columns go by name."""
         with self._watch.stage("append"):
-            self._lake.spark.sql(f"INSERT INTO {self._target()} BY NAME {source}")
+            self.spark.sql(f"INSERT INTO {self._target()} BY NAME {source}")
         reach("staged.appended")
 
     def _target(self) -> str:
@@ -329,12 +323,15 @@ def staged(
     name: TableName,
     write: Callable[[StagedWrite], Mapping[str, str] | None],
     watch: Stopwatch,
+    *,
+    spark: SparkSession | None = None,
 ) -> None:
     """Run a write until it is published.
 
     `write` gets a `StagedWrite` on the table as it is now, stages its changes, and returns the
     properties to publish with them, or None if there is nothing to publish. It runs again, on the
-    new table, when another process published first. Writes to one table are serial in a process.
+    new table, when another process published first. Its statements run in the session `spark`, by
+    default the lake's. Writes to one table are serial in a process.
 
     Raises:
         TableNotFoundError: there is no such table.
@@ -343,7 +340,7 @@ def staged(
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with lake.writing(name):
-                _attempt(lake, name, write, watch)
+                _attempt(lake, name, write, watch, spark or lake.spark)
         except CommitConflictError as conflict:
             if attempt == _ATTEMPTS:
                 raise
@@ -358,11 +355,12 @@ def _attempt(
     name: TableName,
     write: Callable[[StagedWrite], Mapping[str, str] | None],
     watch: Stopwatch,
+    spark: SparkSession,
 ) -> None:
     table = lake.catalog.find(name)
     if table is None:
         raise TableNotFoundError("The table does not exist.", table=str(name))
-    attempted = StagedWrite(lake, table, watch)
+    attempted = StagedWrite(table, spark, watch)
     try:
         properties = write(attempted)
         if properties is None:

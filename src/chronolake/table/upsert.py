@@ -84,7 +84,7 @@ def write_batch(
             return {BATCH_PROPERTY: batch}
 
         if not batch_rows.is_empty:
-            staged(lake, name, write, watch)
+            staged(lake, name, write, watch, spark=changes.sparkSession)
     return BatchResult(
         batch=batch,
         replaced=batch_rows.replaced,
@@ -151,6 +151,7 @@ def _folded(
         " UNION ALL ".join(events),
         key=layout.key,
         order=(fold.KIND, SEQ),
+        rows=batch.rows_count,
         fold=lambda rows: fold.final_rows(rows, layout),
         description=description,
         others=f"{IGNORED} bigint",
