@@ -120,7 +120,7 @@ class HistoryTable:
         versions = {start: row for start, row in stored.items() if start < begin}
         # Step 2: what is active or reaches it ends before it.
         for row in versions.values():
-            if row[ACTIVE] or row[END] >= begin:
+            if row[ACTIVE] or row[END] > begin - MILLISECOND:
                 row[ACTIVE], row[END] = False, begin - MILLISECOND
         # Steps 3 and 4, in the order of the starts.
         for start in sorted(given):

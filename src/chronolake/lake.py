@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +17,22 @@ from sqlalchemy.engine import make_url
 from chronolake import session
 from chronolake.config import LakeConfig, load
 from chronolake.description import TableDescription, describe_loaded
-from chronolake.errors import BatchError, LakeError, TableNotFoundError
+from chronolake.errors import (
+    BatchError,
+    LakeError,
+    TableNotFoundError,
+    UnknownColumnError,
+    ValueRefusedError,
+)
 from chronolake.iceberg import Catalog
 from chronolake.types import END, EPSILON, START, Mode, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import date
     from types import TracebackType
 
+    from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame, SparkSession
 
 #: Up to these, planning a batch takes longer than running it.
@@ -42,6 +50,7 @@ class Lake:
         self._light = sessions.light
         self.catalog = Catalog(sessions.spark)
         self._locks: defaultdict[TableName, threading.RLock] = defaultdict(threading.RLock)
+        self._writers: Counter[TableName] = Counter()
         self._guard = threading.Lock()
 
     @classmethod
@@ -133,8 +142,18 @@ class Lake:
         """Hold a table: in this process, one thread at a time writes to it; may be nested."""
         with self._guard:
             lock = self._locks[name]
-        with lock, session.active(self.spark):
-            yield
+            self._writers[name] += 1
+        try:
+            with lock, session.active(self.spark):
+                yield
+        finally:
+            with self._guard:
+                self._writers[name] -= 1
+
+    def is_written(self, name: TableName) -> bool:
+        """Whether a thread of this process writes to a table, or waits to."""
+        with self._guard:
+            return self._writers[name] > 0
 
 
 class LakeTable:
@@ -157,29 +176,62 @@ class LakeTable:
         return description
 
     def history(self, **key: Any) -> DataFrame:
-        """Versions ordered by key and start; of one record, if its key columns are given."""
-        description = self._history_description()
-        rows = self.df
-        for column, value in key.items():
-            rows = rows.where(F.col(session_quoted(column)).eqNullSafe(F.lit(value)))
-        order = (*description.record_key, START)
-        return rows.orderBy(*(F.col(session_quoted(column)) for column in order))
-
-    def as_of(self, at: datetime | str) -> DataFrame:
-        """Each record's version at an instant: start <= `at` < end + epsilon.
+        """Versions ordered by key and start; of one record, if its key columns are given.
 
         Args:
-            at: an instant; a naive datetime is taken as UTC, a text as ISO 8601.
+            key: values of key columns; None means null.
 
         Raises:
             BatchError: the table is not in history mode.
+            UnknownColumnError: a column that is not part of the record's key.
+            ValueRefusedError: a value that is none of its column's type.
+        """
+        description = self._history_description()
+        rows = self.df
+        for column, value in key.items():
+            if column not in description.record_key:
+                raise UnknownColumnError(
+                    "The column is not part of the record's key.",
+                    table=str(self.name),
+                    column=column,
+                    hint=f"Name columns of the key: {', '.join(description.record_key)}.",
+                )
+            wanted = self._literal(value, description.by_name[column].type.sql, column)
+            rows = rows.where(F.col(session_quoted(column)).eqNullSafe(wanted))
+        order = (*description.record_key, START)
+        return rows.orderBy(*(F.col(session_quoted(column)) for column in order))
+
+    def as_of(self, at: date | datetime | str) -> DataFrame:
+        """Each record's version at an instant: start <= `at` < end + epsilon.
+
+        Args:
+            at: an instant; a naive datetime is taken as UTC, a text as ISO 8601, a date as its
+                first instant in UTC.
+
+        Raises:
+            BatchError: the table is not in history mode.
+            ValueRefusedError: the text is no time.
         """
         self._history_description()
-        text = at if isinstance(at, str) else _iso(at)
-        instant = F.lit(text).cast("timestamp")
+        text = _iso(at) if isinstance(at, datetime) else str(at)
+        instant = self._literal(text, "timestamp")
         after_end = F.col(END) + F.expr(f"interval {EPSILON.microseconds} microseconds")
         # Tmax + epsilon is still a timestamp of the year 10000 to Spark, so nothing overflows.
         return self.df.where((F.col(START) <= instant) & (instant < after_end))
+
+    def _literal(self, value: Any, kind: str, column: str | None = None) -> Expression:
+        """A value as a literal of a Spark type, checked now and not when Spark comes to it."""
+        literal = F.lit(value).try_cast(kind)
+        if value is not None:
+            row = self._lake.spark.range(1).select(literal.isNull()).first()
+            if row is None or row[0]:
+                raise ValueRefusedError(
+                    f"{value!r} is no {kind}.",
+                    table=str(self.name),
+                    column=column,
+                    hint="Times are written as 2024-05-02T00:00:00Z.",
+                )
+        return literal
 
     def _history_description(self) -> TableDescription:
         description = self.describe()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import date, datetime
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake import look, table
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
-from chronolake.errors import QueryError
+from chronolake.errors import QueryError, UnknownColumnError, ValueRefusedError
 from chronolake.lake import Lake
 from chronolake.query import ask
 from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
@@ -98,6 +99,41 @@ def test_the_timeline_of_a_record_is_the_one_that_spark_wrote(lake: Lake) -> Non
         TMAX_TEXT
     ]
     assert look.history(lake.config, NAME, {KEY: "99"}).versions == ()
+
+
+def test_a_table_s_past_is_a_frame(lake: Lake) -> None:
+    versions = lake.table(NAME)
+    assert versions.df.count() == 49
+    assert [row["Name"] for row in versions.history(**{KEY: 3}).collect()] == ["n3", "m3"]
+    names = {
+        at: {row[KEY]: row["Name"] for row in versions.as_of(at).collect()}
+        for at in ("2024-01-01T23:59:59.999Z", datetime(2024, 1, 2), date(2024, 1, 1), TMAX_TEXT)
+    }
+    assert names["2024-01-01T23:59:59.999Z"] == names[date(2024, 1, 1)]
+    assert names[date(2024, 1, 1)] == {key: f"n{key}" for key in range(40)}
+    assert names[datetime(2024, 1, 2)][3] == "m3"
+    assert 3 not in names[TMAX_TEXT]
+    assert versions.describe().columns == COLUMNS
+
+
+def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
+    versions = lake.table(NAME)
+    with pytest.raises(UnknownColumnError, match="not part of the record's key"):
+        versions.history(Name="n3")
+    with pytest.raises(ValueRefusedError, match="'abc' is no bigint"):
+        versions.history(**{KEY: "abc"})
+    with pytest.raises(ValueRefusedError, match="'last week' is no timestamp"):
+        versions.as_of("last week")
+
+
+def test_a_table_without_a_key_promises_nothing(lake: Lake) -> None:
+    name = TableName("a", "keyless")
+    table.create(lake, name, (Column("x", ColumnType(Kind.INT)),))
+    try:
+        report = table.verify(lake, name)
+    finally:
+        lake.catalog.drop(name, purge=True)
+    assert (report.holds, report.rows, report.promises) == (True, 0, ())
 
 
 def test_maintenance_changes_no_count_and_no_timeline(lake: Lake) -> None:

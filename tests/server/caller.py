@@ -11,6 +11,7 @@ from typing import Any, Literal
 import grpc
 from pyiceberg.catalog.sql import SqlCatalog
 from sent_files import NULL, UNMODIFIED, SentFile, csv_text, written
+from sqlalchemy import NullPool, create_engine
 
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
@@ -201,4 +202,8 @@ class Caller:
 def catalog(lake: Path, uri: str | None = None) -> SqlCatalog:
     """PyIceberg's own view of a lake; of its SQLite file if there is no `uri`."""
     uri = (uri or f"sqlite:///{lake / 'catalog.db'}").replace("postgresql:", "postgresql+psycopg:")
-    return SqlCatalog("chronolake", uri=uri, warehouse=lake.as_uri())
+    made = SqlCatalog("chronolake", uri=uri, warehouse=lake.as_uri())
+    # A catalog is not closed by those who ask for one: it must keep no connection open.
+    made.engine.dispose()
+    made.engine = create_engine(uri, poolclass=NullPool)
+    return made

@@ -81,6 +81,15 @@ def test_a_key_may_lose_and_gain_columns_of_a_full_table(caller: Caller) -> None
     assert caller.rows("t", "id", "s", "v") == [(1, "c", "z"), (2, "b", "w")]
 
 
+def test_a_column_of_a_key_may_be_called_count(caller: Caller) -> None:
+    columns = ["count*:LONG", "v:STRING", SYNCED]
+    assert caller.create("t", columns).success
+    assert caller.write("t", columns, replace=[row(count="1", v="x")]).success
+    for wanted in (["count*:LONG", "v*:STRING", SYNCED], columns):
+        assert caller.alter("t", wanted).success
+        assert columns_of(caller) == wanted
+
+
 def test_a_key_that_would_not_be_unique_is_a_task_and_changes_nothing(caller: Caller) -> None:
     columns = ["id*:LONG", "name*:STRING", SYNCED]
     assert caller.create("t", columns).success
@@ -190,6 +199,27 @@ def test_values_that_do_not_fit_the_new_type_are_a_task_and_change_nothing(calle
         assert "hush" not in answer.task.message
         assert "3000000000" not in answer.task.message
         assert caller.snapshot("t") == before
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "after"),
+    [
+        ("LONG", "5", "BOOLEAN"),
+        ("UTC_DATETIME", "2024-01-01T05:06:07Z", "NAIVE_DATE"),
+        ("UTC_DATETIME", "2024-01-01T05:06:07.5Z", "LONG"),
+        ("DOUBLE", "1.5", "LONG"),
+    ],
+)
+def test_a_value_that_would_come_back_as_another_does_not_fit(
+    caller: Caller, before: str, text: str, after: str
+) -> None:
+    columns = ["id*:LONG", f"v:{before}", SYNCED]
+    assert caller.create("t", columns).success
+    assert caller.write("t", columns, replace=[row(id="1", v=text)]).success
+    stored = caller.snapshot("t")
+    answer = caller.alter("t", ["id*:LONG", f"v:{after}", SYNCED])
+    assert answer.WhichOneof("response") == "task"
+    assert caller.snapshot("t") == stored
 
 
 @pytest.mark.parametrize("name", ["desc", "a`b", "a.b", "🦆"])

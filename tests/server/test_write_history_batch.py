@@ -148,3 +148,31 @@ def test_a_history_request_without_files_changes_nothing(table: Caller) -> None:
     stored = table.snapshot("t")
     assert table.stub.WriteHistoryBatch(table.request("t", COLUMNS, history=True)).success
     assert table.snapshot("t") == stored
+
+
+def test_columns_may_have_any_name_in_a_history_table(caller: Caller) -> None:
+    """Among them those that a statement would give its own relations and columns."""
+    names = ["t", "s", "b", "k0", "since", "newest", "count", "a.b", "a`b", 'Key. "`']
+    columns = ["t*:STRING", *(f"{name}:STRING" for name in names[1:]), *HISTORY]
+
+    def named(start: str, **cells: str) -> dict[str, str | None]:
+        times = version(1, None, None, start)
+        del times["k"], times["a"]
+        return times | {name: f"in {name}" for name in names} | cells
+
+    assert caller.create("x", columns).success
+    first = caller.file("1", [named("2024-01-01")])
+    kept = dict.fromkeys(names[2:], UNMODIFIED) | {"s": "changed"}
+    second = caller.file("2", [named("2024-02-01", **kept)])
+    assert caller.stub.WriteHistoryBatch(
+        caller.request("x", columns, history=True, replace=[first])
+    ).success
+    assert caller.stub.WriteHistoryBatch(
+        caller.request("x", columns, history=True, update=[second])
+    ).success
+    old = {name: f"in {name}" for name in names}
+    rows = caller.rows("x", "_fivetran_start", "_fivetran_end", *names)
+    assert sorted(rows) == [
+        (at("2024-01-01"), before("2024-02-01"), *old.values()),
+        (at("2024-02-01"), MAX, *(old | {"s": "changed"}).values()),
+    ]

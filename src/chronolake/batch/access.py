@@ -89,4 +89,8 @@ def _outside(path: str) -> RefusedPathError:
 
 def _unreadable(path: str, error: Exception) -> FileAccessError:
     reason = getattr(error, "strerror", None) or "the path is not one"
-    return FileAccessError(f"The batch file cannot be read: {reason}.", file=path)
+    return FileAccessError(
+        f"The batch file cannot be read: {reason}.",
+        hint="Keep batch files where the server can read them until the request is answered.",
+        file=path,
+    )

@@ -278,7 +278,9 @@ class CsvFile:
         if ragged := _RAGGED.match(said):
             number, width = int(ragged[1]), ragged[2]
             raise self._malformed(
-                number - 1, f"The row has {width} cells; the header has {len(self._names)}."
+                number - 1,
+                f"The row has {width} cells; the header has {len(self._names)}.",
+                hint="Every row needs a cell for each column; put quotes around a comma in a cell.",
             )
         raise self._malformed(0, "The rows from this one on are not CSV.")
 
@@ -292,6 +294,7 @@ class CsvFile:
     def _refused(self, index: int, column: Column, reason: str) -> ValueRefusedError:
         return ValueRefusedError(
             f"A cell does not fit its column of type {column.type}: {reason}.",
+            hint="Give the column a wider type with AlterTable, or mend the value at the source.",
             file=self.file.path,
             row=self._rows + index + 1,
             column=column.name,

@@ -165,12 +165,16 @@ class _ParquetFile:
         tally = self.tallies[column.name]
         try:
             native = _native(array, column.type)
-            final = None if native is None else settled(native, column.type, tally)
+            fits = native is not None
+            # Parquet's own numbers may be infinite, or none at all.
+            is_float = column.type.kind in (Kind.FLOAT, Kind.DOUBLE)
+            final = native if is_float or not fits else settled(native, column.type, tally)
         except pa.ArrowException:
-            final = None
+            fits, final = True, None
         if final is not None:
             return final, None
-        if pa.types.is_decimal(array.type) and column.type.kind is Kind.DECIMAL:
+        if fits:
+            # The careful way finds the cell that has to be refused.
             return self._from_text(array.cast(pa.string()), column), None
         raise MalformedFileError(
             f"The column has the Parquet type {array.type}, which is no {column.type}.",
@@ -195,7 +199,8 @@ class _ParquetFile:
         if at >= 0:
             mask = pc.fill_null(pc.equal(array, marker), False)
             array = pc.if_else(mask, nothing, array)
-        if pc.index(array, null).as_py() >= 0:
+        # Without a marker an empty text is a value: Parquet has nulls of its own.
+        if self.form.null_string and pc.index(array, null).as_py() >= 0:
             array = pc.if_else(pc.equal(array, null), nothing, array)
         return array, mask
 
@@ -215,6 +220,7 @@ class _ParquetFile:
     def _refused(self, index: int, column: Column, reason: str) -> ValueRefusedError:
         return ValueRefusedError(
             f"A cell does not fit its column of type {column.type}: {reason}.",
+            hint="Give the column a wider type with AlterTable, or mend the value at the source.",
             file=self.file.path,
             row=self._rows + index + 1,
             column=column.name,

@@ -39,6 +39,8 @@ def verified(report: VerifyReport) -> RenderableType:
         (str(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
     )
     grid = Table.grid(padding=(0, 2))
+    if not report.promises:
+        grid.add_row(Text("  no key: nothing is promised", style="dim"))
     for promise in report.promises:
         if promise.holds:
             grid.add_row(Text("  ok", style="green"), Text(promise.text))

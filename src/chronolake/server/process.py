@@ -64,6 +64,7 @@ class Server:
         self._destination = Destination(
             lake,
             metrics=metrics,
+            arriving=self._give_way,
             changed=self._maintain,
             batch_format=options.batch_format,
             files_root=root,
@@ -123,6 +124,10 @@ class Server:
         if self._metrics:
             self._metrics.close()
         return idle
+
+    def _give_way(self, name: TableName) -> None:
+        if self._upkeep:
+            self._upkeep.give_way(name)
 
     def _maintain(self, name: TableName) -> None:
         if self._upkeep:

@@ -47,6 +47,7 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
     Args:
         lake: where the tables are.
         metrics: where calls are counted.
+        arriving: told of a table before a batch is written to it.
         changed: told of every table whose rows have changed.
         batch_format: what Capabilities answers.
         files_root: real path of the folder that batch files must lie in, or None.
@@ -57,12 +58,14 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
         lake: Lake,
         *,
         metrics: Metrics,
+        arriving: Callable[[TableName], None],
         changed: Callable[[TableName], None],
         batch_format: Literal["csv", "parquet"] = "csv",
         files_root: str | None = None,
     ) -> None:
         self._lake = lake
         self._metrics = metrics
+        self._arriving = arriving
         self._changed = changed
         self._format = batch_format
         self._root = files_root
@@ -278,6 +281,7 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
                 prefix=Configuration.of(request.configuration).schema_prefix,
                 root=self._root,
             )
+            self._arriving(write.name)
             written = writing.run(self._lake, write, history=history, batch=batch)
             if written.result is None:
                 _log.info("batch_empty", table=str(write.name))

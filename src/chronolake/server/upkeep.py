@@ -27,8 +27,10 @@ class Upkeep:
     """A thread that maintains tables that batches have changed, where they need it.
 
     Whether a table needs it is read from its metadata, with the thresholds of the lake's
-    configuration. A batch that comes meanwhile is not held up: it wins, and maintenance of that
-    table comes again after it.
+    configuration. It gives way to batches: a table that is being written waits for its turn after
+    the batch, and a batch that comes meanwhile ends it. Only a table that is far beyond the
+    thresholds, because its batches leave no gap, is maintained beside them; a batch that is then
+    overtaken is staged a second time.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -37,6 +39,7 @@ class Upkeep:
         # A dict, so that tables wait in the order they came, each once.
         self._waiting: dict[TableName, None] = {}
         self._closed = False
+        self._giving_way: TableName | None = None
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
 
@@ -45,6 +48,13 @@ class Upkeep:
         with self._state:
             self._waiting[name] = None
             self._state.notify()
+
+    def give_way(self, name: TableName) -> None:
+        """A batch for a table has come: end its maintenance, which comes again after the batch."""
+        with self._state:
+            if self._giving_way != name:
+                return
+        self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
 
     def close(self) -> None:
         """Stop; what is half done is given up, and what a table holds does not change by it."""
@@ -69,11 +79,22 @@ class Upkeep:
     def _run(self) -> None:
         while name := self._next():
             try:
-                if table.planned(self._lake, name).is_needed:
-                    with cancellable(self._lake, _TAG):
-                        table.maintain(self._lake, name, only_if_needed=True)
+                self._maintain(name)
             except TableNotFoundError:
                 continue
             except Exception as failure:  # noqa: BLE001 - the next table must not suffer
-                if not self._closed:
+                if not self._closed and not self._lake.is_written(name):
                     _log.warning("not_maintained", table=str(name), **unexpected(failure))
+
+    def _maintain(self, name: TableName) -> None:
+        plan = table.planned(self._lake, name)
+        if not plan.is_needed or (self._lake.is_written(name) and not plan.is_urgent):
+            return
+        with self._state:
+            self._giving_way = None if plan.is_urgent else name
+        try:
+            with cancellable(self._lake, _TAG):
+                table.maintain(self._lake, name, only_if_needed=True)
+        finally:
+            with self._state:
+                self._giving_way = None

@@ -8,10 +8,11 @@ the key) unless `drop_columns` is set.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from chronolake.changes import RESERVED
 from chronolake.description import describe_loaded
 from chronolake.errors import (
     CommitConflictError,
@@ -23,7 +24,7 @@ from chronolake.errors import (
 from chronolake.session import CATALOG
 from chronolake.table.convert import converted, is_in_place
 from chronolake.table.create import check_columns, properties_of
-from chronolake.table.rewrite import evolve, evolved_metadata, rewrite
+from chronolake.table.rewrite import drop_abandoned, evolve, evolved_metadata, rewrite
 from chronolake.table.sql import col
 from chronolake.table.staging import TableMovedError, publish
 from chronolake.types import Column, Mode, mode_of
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import TableName
 
-_ATTEMPTS = 5
+_ATTEMPTS: Final = 5
+_SAME: Final = f"{RESERVED}same"
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def alter(lake: Lake, name: TableName, columns: Sequence[Column], *, drop_column
         DuplicateKeyError: rows would have the same new key.
         CommitError: others were first too often.
     """
+    drop_abandoned(lake)
     with lake.writing(name):
         for attempt in range(1, _ATTEMPTS + 1):
             table = lake.catalog.find(name)
@@ -204,7 +207,8 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
 def _check_key(rows: DataFrame, table: IcebergTable, plan: AlterPlan) -> None:
     have = set(rows.columns)
     key = [col(name) for name in plan.primary_key if name in have]
-    repeated = rows.groupBy(*key).count().where(F.col("count") > 1).limit(1).count()
+    counted = rows.groupBy(*key).agg(F.count(F.lit(1)).alias(_SAME))
+    repeated = counted.where(F.col(_SAME) > 1).limit(1).count()
     if repeated:
         raise DuplicateKeyError(
             f"Rows of the table would have the same key ({', '.join(plan.primary_key)}).",

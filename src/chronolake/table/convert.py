@@ -37,8 +37,8 @@ def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression
     """A value in its new type, or null where it does not fit.
 
     Texts are read and written as batch files do (`seeds/destination-connector.txt`, "Examples of
-    data types"). Decimals with fewer fraction digits are rounded half up; whole numbers must stay
-    whole, and floating-point numbers finite.
+    data types"). Decimals with fewer fraction digits are rounded half up, and floating-point
+    numbers must stay finite; to every other type a value fits if it would come back as it was.
     """
     if new.kind in {*_TEXTS, Kind.NAIVE_TIME} and old.kind is not Kind.BINARY:
         text = _as_text(value, old.kind)
@@ -52,8 +52,10 @@ def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression
         result = F.trim(value).try_cast(new.sql)
     if new.kind is Kind.SHORT:
         result = F.when(result.between(*_SHORT_LIMITS), result)
-    if new.kind in _WHOLE and old.kind in {*_FLOATING, Kind.DECIMAL}:
-        result = F.when(result.cast(old.sql) == value, result)
+    if old.kind not in _TEXTS and new.kind not in {*_FLOATING, Kind.DECIMAL}:
+        # What does not come back as it was has lost something: a fraction, a time of day, a number
+        # that became true.
+        result = F.when(result.try_cast(old.sql).eqNullSafe(value), result)
     if new.kind in _FLOATING:
         overflows = F.abs(result) == F.lit(float("inf")).cast(new.sql)
         was_infinite = F.abs(value.try_cast("double")) == F.lit(float("inf"))

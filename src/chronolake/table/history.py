@@ -5,8 +5,8 @@ ask for (`docs/architecture.md`, "History batches"). In one staged write:
 
 1. The *earliest start* of a key is the least start of its earliest, replace and update rows. Stored
    versions that start there or later are removed.
-2. A remaining version that is active, or reaches the earliest start, ends 1 ms before it and is
-   inactive.
+2. A remaining version that is active, or ends later than 1 ms before the earliest start, ends then
+   and is inactive.
 3. Replace rows are added as they are. Of rows with one key and one start the last one counts:
    update files first, then replace files, each in the order of the request.
 4. An update row takes the cells it leaves as they are from the version just before it by start,
@@ -34,7 +34,18 @@ from chronolake.table import timeline
 from chronolake.table.events import fold_by_key
 from chronolake.table.incoming import Incoming, incoming, micros_of_change
 from chronolake.table.result import BatchResult
-from chronolake.table.sql import broadcast, cells, listed, numbered, same_key, sample, view
+from chronolake.table.sql import (
+    BATCH,
+    KEYS,
+    TABLE,
+    broadcast,
+    cells,
+    listed,
+    numbered,
+    same_key,
+    sample,
+    view,
+)
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -167,7 +178,7 @@ def _stage(
             hint = broadcast(resolved, outcome.removed)
             write.delete(
                 f"SELECT {hint} {FILE}, {POSITION} FROM {resolved} WHERE {REMOVED}",
-                f"t._file = s.{FILE} AND t._pos = s.{POSITION}",
+                f"{TABLE}._file = {KEYS}.{FILE} AND {TABLE}._pos = {KEYS}.{POSITION}",
             )
         if outcome.added:
             names = listed(column.name for column in description.columns)
@@ -212,9 +223,9 @@ def _of_batch(rows: str, batch: Incoming, description: TableDescription) -> str:
     """The batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
-        f"SELECT CASE b.{OP} {kinds} END AS {KIND}, {micros_of_change()} AS {TIME}, b.{SEQ}, "
-        f"b.{UNMODIFIED}, CAST(NULL AS STRING) AS {FILE}, CAST(NULL AS BIGINT) AS {POSITION}, "
-        f"{cells(description, batch.names, of='b')} FROM {rows} AS b"
+        f"SELECT CASE {OP} {kinds} END AS {KIND}, {micros_of_change()} AS {TIME}, {SEQ}, "
+        f"{UNMODIFIED}, CAST(NULL AS STRING) AS {FILE}, CAST(NULL AS BIGINT) AS {POSITION}, "
+        f"{cells(description, batch.names, of=BATCH)} FROM {rows} AS {BATCH}"
     )
 
 
@@ -232,7 +243,8 @@ def _overlapping(table: str, rows: str, batch: Incoming, description: TableDescr
         keys + listed(description.record_key),
         batch,
         description,
-        f"t.{END} >= s.since AND t.{END} >= timestamp_micros({(batch.since or 0) - _MILLISECOND})",
+        f"{TABLE}.{END} >= {KEYS}.since "
+        f"AND {TABLE}.{END} >= timestamp_micros({(batch.since or 0) - _MILLISECOND})",
     )
 
 
@@ -245,7 +257,7 @@ def _newest_before(
         f"timestamp_micros({EARLIEST}) AS since "
         f"FROM {resolved} WHERE {BASELESS}"
     )
-    found = _stored(table, keys, batch, description, f"t.{START} < s.since")
+    found = _stored(table, keys, batch, description, f"{TABLE}.{START} < {KEYS}.since")
     newest = f"max_by(struct(*), {TIME}) AS newest"
     key = listed(description.record_key)
     return f"SELECT newest.* FROM (SELECT {newest} FROM ({found}) GROUP BY {key})"
@@ -254,13 +266,13 @@ def _newest_before(
 def _stored(
     table: str, keys: str, batch: Incoming, description: TableDescription, condition: str
 ) -> str:
-    """Stored versions as events, for keys that `keys` numbers, on a condition over `t` and `s`."""
+    """Stored versions as events, for keys that `keys` numbers, on a condition over both."""
     names = [column.name for column in description.columns]
     matches = same_key(description.record_key)
-    conditions = " AND ".join([*matches, *batch.within_bounds("t."), condition])
+    conditions = " AND ".join([*matches, *batch.within_bounds(f"{TABLE}."), condition])
     return (
-        f"SELECT {broadcast('s', batch.keys)} {timeline.STORED} AS {KIND}, "
-        f"unix_micros(t.{START}) AS {TIME}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
-        f"{UNMODIFIED}, t._file AS {FILE}, t._pos AS {POSITION}, {listed(names, of='t')} "
-        f"FROM {table} AS t JOIN ({keys}) AS s ON {conditions}"
+        f"SELECT {broadcast(KEYS, batch.keys)} {timeline.STORED} AS {KIND}, "
+        f"unix_micros({TABLE}.{START}) AS {TIME}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
+        f"{UNMODIFIED}, {TABLE}._file AS {FILE}, {TABLE}._pos AS {POSITION}, "
+        f"{listed(names, of=TABLE)} FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {conditions}"
     )

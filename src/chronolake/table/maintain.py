@@ -15,6 +15,7 @@ from chronolake.description import describe_loaded
 from chronolake.errors import CommitConflictError, TableNotFoundError
 from chronolake.iceberg import java_class_of, java_message_of
 from chronolake.session import CATALOG
+from chronolake.table.rewrite import drop_abandoned
 from chronolake.types import START, quoted
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitSta
 
 #: A reader passes over fewer removed rows than these without noticing.
 _REMOVED_ROWS: Final = 10_000
+
+#: So many times the threshold of small files, and maintenance no longer waits for a quiet moment.
+_URGENT: Final = 4
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class TableFiles:
 
 @dataclass(frozen=True)
 class MaintenancePlan:
-    """What a table needs, and why."""
+    """What a table needs, and why; `is_urgent` if it is far beyond the thresholds."""
 
     table: TableName
     files: TableFiles
@@ -66,6 +70,7 @@ class MaintenancePlan:
     expire: bool
     orphans: bool
     reason: str
+    is_urgent: bool = False
 
     @property
     def is_needed(self) -> bool:
@@ -131,7 +136,15 @@ def plan_maintenance(
     expire = files.expirable >= config.small_files
     if expire:
         reasons.append(f"{files.expirable} old snapshots")
-    return MaintenancePlan(name, files, compact, expire, False, ", ".join(reasons) or "in order")
+    return MaintenancePlan(
+        name,
+        files,
+        compact,
+        expire,
+        orphans=False,
+        reason=", ".join(reasons) or "in order",
+        is_urgent=files.small_files >= _URGENT * config.small_files,
+    )
 
 
 def planned(lake: Lake, name: TableName) -> MaintenancePlan:
@@ -185,6 +198,7 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
     if plan.expire:
         result = replace(result, expired=_expire(lake, name))
     if plan.orphans:
+        drop_abandoned(lake)
         result = replace(result, orphans=_remove_orphans(lake, name))
     result = replace(result, seconds=time.monotonic() - began)
     log.info(

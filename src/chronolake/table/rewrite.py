@@ -3,9 +3,9 @@
 Iceberg changes few types in place. For the others the new rows are written into a scratch table
 whose columns carry the field ids that the new schema will have; then one compare-and-set changes
 the table's schema, drops the old files and adopts the new ones. Readers see the table before or
-after; a writer that published meanwhile makes the rewrite start again; a crash leaves the old table
-and a scratch table that the next rewrite removes. (`CREATE OR REPLACE TABLE … AS SELECT` would
-overwrite what another process published while it ran.)
+after; a writer that published meanwhile makes the rewrite start again. A crash leaves the old table
+and a scratch table, which the next AlterTable of any table, or `maintain`, drops. (`CREATE OR
+REPLACE TABLE … AS SELECT` would overwrite what another process published while it ran.)
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ def rewrite(
         CommitConflictError: another writer published meanwhile; nothing has changed.
         CommitUnknownError: the catalog's answer was lost.
     """
-    _drop_abandoned(lake)
     schema = evolved_metadata(evolve(table, columns, replaced)).schema()
     scratch = TableName(SCRATCH_SCHEMA, stage_name())
     try:
@@ -171,7 +170,8 @@ def _replace_files(table: IcebergTable, transaction: Any, source: IcebergTable) 
     overwrite.commit()
 
 
-def _drop_abandoned(lake: Lake) -> None:
+def drop_abandoned(lake: Lake) -> None:
+    """Drop the scratch tables of rewrites that nobody will finish."""
     for name in lake.catalog.tables_in(SCRATCH_SCHEMA):
         if is_abandoned(name.table):
             log.warning("leftover_dropped", table=str(name))

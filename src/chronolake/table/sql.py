@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from chronolake.changes import RESERVED
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 #: More rows than these are not broadcast but shuffled together with the table.
 _BROADCAST_ROWS: Final = 2_000_000
 _SAMPLE_LENGTH: Final = 200
+
+# Relations in a statement. A column of such a name would hide the relation's hidden columns.
+TABLE: Final = f"{RESERVED}table"
+KEYS: Final = f"{RESERVED}keys"
+BATCH: Final = f"{RESERVED}batch"
 
 
 @contextmanager
@@ -79,8 +85,8 @@ def numbered(key: Sequence[str]) -> str:
 
 
 def same_key(key: Sequence[str]) -> list[str]:
-    """Conditions: a row of `t` has the `numbered` key of a row of `s`; null equals null."""
-    return [f"t.{quoted(name)} <=> s.k{number}" for number, name in enumerate(key)]
+    """Conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`; null equals null."""
+    return [f"{TABLE}.{quoted(name)} <=> {KEYS}.k{number}" for number, name in enumerate(key)]
 
 
 def col(name: str) -> Column:

@@ -30,6 +30,7 @@ from chronolake.errors import (
 from chronolake.failpoints import reach
 from chronolake.iceberg import MAIN, IcebergTable, java_message_of
 from chronolake.session import CATALOG
+from chronolake.table.sql import KEYS, TABLE
 from chronolake.types import TableName, quoted
 
 if TYPE_CHECKING:
@@ -101,11 +102,11 @@ class StagedWrite:
 
         Args:
             source: a query in SQL.
-            condition: SQL over `t` (the table) and `s` (the query).
+            condition: SQL over `sql.TABLE` and `sql.KEYS` (the query).
         """
         with self._watch.stage("delete"):
             self.spark.sql(
-                f"MERGE INTO {self._target()} AS t USING ({source}) AS s ON {condition} "
+                f"MERGE INTO {self._target()} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
                 "WHEN MATCHED THEN DELETE"
             )
         reach("staged.deleted")

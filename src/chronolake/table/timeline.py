@@ -164,7 +164,7 @@ def _ends(
 ) -> _Ends:
     kind, time = integers(events.column(KIND)), integers(events.column(TIME))
     old_end, old_active = integers(events.column(END)), flags(events.column(ACTIVE))
-    trimmed = kept & (earliest != _NEVER) & (old_active | (old_end >= earliest))
+    trimmed = kept & (earliest != _NEVER) & (old_active | (old_end > earliest - _EPSILON_MICROS))
     end = np.where(trimmed, earliest - _EPSILON_MICROS, old_end)
 
     deleted, following = runs.first_after(kind == DELETE), runs.first_after(versions)

@@ -26,7 +26,18 @@ from chronolake.table.events import fold_by_key
 from chronolake.table.fold import IGNORED
 from chronolake.table.incoming import Incoming, incoming
 from chronolake.table.result import BatchResult
-from chronolake.table.sql import broadcast, cells, listed, numbered, same_key, sample, view
+from chronolake.table.sql import (
+    BATCH,
+    KEYS,
+    TABLE,
+    broadcast,
+    cells,
+    listed,
+    numbered,
+    same_key,
+    sample,
+    view,
+)
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -116,12 +127,12 @@ def _stage(
                 names = listed(column.name for column in description.columns)
                 added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
         elif batch.replaced:
-            all_cells = cells(description, batch.names, of="b")
-            added = f"SELECT {all_cells} FROM {rows} AS b WHERE {OP} = {int(Op.REPLACE)}"
+            all_cells = cells(description, batch.names, of=BATCH)
+            added = f"SELECT {all_cells} FROM {rows} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
         reach("write.planned")
         if not write.is_empty:
             # Every stored row whose key is in the batch: only key columns are read.
-            conditions = same_key(key) + batch.within_bounds("t.")
+            conditions = same_key(key) + batch.within_bounds(f"{TABLE}.")
             hint = broadcast(rows, batch.keys)
             write.delete(f"SELECT {hint} {numbered(key)} FROM {rows}", " AND ".join(conditions))
         if added is not None:
@@ -168,8 +179,8 @@ def _of_batch(rows: str, batch: Incoming, description: TableDescription) -> str:
     """The batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
-        f"SELECT CASE b.{OP} {kinds} END AS {fold.KIND}, b.{SEQ}, b.{UNMODIFIED}, "
-        f"{cells(description, batch.names, of='b')} FROM {rows} AS b"
+        f"SELECT CASE {OP} {kinds} END AS {fold.KIND}, {SEQ}, {UNMODIFIED}, "
+        f"{cells(description, batch.names, of=BATCH)} FROM {rows} AS {BATCH}"
     )
 
 
@@ -181,9 +192,9 @@ def _stored(
     key = description.primary_key
     ops = ", ".join(str(int(op)) for op in needed)
     keys = f"SELECT DISTINCT {numbered(key)} FROM {rows} WHERE {OP} IN ({ops})"
-    conditions = " AND ".join(same_key(key) + batch.within_bounds("t."))
+    conditions = " AND ".join(same_key(key) + batch.within_bounds(f"{TABLE}."))
     return (
-        f"SELECT {broadcast('s', batch.keys)} {fold.STORED} AS {fold.KIND}, 0L AS {SEQ}, "
-        f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {listed(names, of='t')} "
-        f"FROM {table} AS t JOIN ({keys}) AS s ON {conditions}"
+        f"SELECT {broadcast(KEYS, batch.keys)} {fold.STORED} AS {fold.KIND}, 0L AS {SEQ}, "
+        f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {listed(names, of=TABLE)} "
+        f"FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {conditions}"
     )

@@ -9,7 +9,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import RESERVED
-from chronolake.errors import BatchError, TableNotFoundError
+from chronolake.errors import TableNotFoundError
 from chronolake.session import CATALOG, active
 from chronolake.table.sql import col, sample
 from chronolake.types import ACTIVE, END, EPSILON, START, TMAX_MICROS, Mode
@@ -63,11 +63,11 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
     Of a history table, for each record: at most one active version; the active one ends at Tmax,
     and no other does; starts are unique; versions do not overlap, and a closed version ends at
     least 1 ms before the next one starts; no version ends before it starts (but for a version
-    shorter than that millisecond); the times are not null. Of any other table: keys are unique.
+    shorter than that millisecond); the times are not null. Of any other table: keys are unique. A
+    table without a key promises nothing.
 
     Raises:
         TableNotFoundError: there is no such table.
-        BatchError: the table has no key.
     """
     description = lake.describe(name)
     if description is None:
@@ -76,13 +76,13 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
             table=str(name),
             hint="`chronolake tables` lists those that do.",
         )
-    if not description.record_key:
-        raise BatchError("The table has no key, so it promises nothing.", table=str(name))
     with active(lake.spark):
         return _verified(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
 
 
 def _verified(table: DataFrame, description: TableDescription) -> VerifyReport:
+    if not description.record_key:
+        return VerifyReport(description.name, description.mode, table.count(), ())
     if description.mode is Mode.HISTORY:
         rows, broken = _history(table, description)
     else:

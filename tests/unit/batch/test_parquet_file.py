@@ -107,6 +107,7 @@ def test_rows_are_numbered_through_row_groups(decode: Decode) -> None:
         (pa.array(["x"]).dictionary_encode(), Kind.STRING, "x"),
         (pa.array(["x"], pa.large_string()), Kind.STRING, "x"),
         (pa.array([None], pa.null()), Kind.UTC_DATETIME, None),
+        (pa.array([float("inf")]), Kind.DOUBLE, float("inf")),
     ],
 )
 def test_other_fitting_types_are_taken(
@@ -127,7 +128,6 @@ def test_other_fitting_types_are_taken(
         (pa.array([True]), Kind.INT),
         (pa.array([[1]]), Kind.STRING),
         (pa.array([1]), Kind.UTC_DATETIME),
-        (pa.array([40_000], pa.int32()), Kind.SHORT),
     ],
 )
 def test_a_type_that_does_not_match_is_refused(decode: Decode, array: pa.Array, kind: Kind) -> None:
@@ -140,6 +140,8 @@ def test_a_type_that_does_not_match_is_refused(decode: Decode, array: pa.Array, 
     ("array", "kind"),
     [
         (pa.array(["1", "x"]), Kind.LONG),
+        (pa.array([1, 40_000], pa.int32()), Kind.SHORT),
+        (pa.array([0, 253_402_300_800_000_000], pa.timestamp("us")), Kind.NAIVE_DATETIME),
         (pa.array([None, "AAEC"]), Kind.BINARY),
         (pa.array([Decimal(1), Decimal(1000)]), ColumnType(Kind.DECIMAL, 3, 1)),
         (pa.array(["x", UNMODIFIED]), Kind.STRING),
@@ -166,6 +168,14 @@ def test_markers_in_columns_of_text_are_honoured(decode: Decode) -> None:
     assert values(found, "text") == [None, None, "x", None]
     assert values(found, "long") == [None, None, 7, None]
     assert values(found, WORDS) == [None, [7], None, None]
+
+
+def test_an_empty_text_is_a_value_where_no_marker_is_named(decode: Decode) -> None:
+    table = pa.table({"text": ["", None], "binary": [b"", None]})
+    kinds = {"text": Kind.STRING, "binary": Kind.BINARY}
+    found = decode(parquet(table), kinds, form="parquet", null="")
+    assert values(found, "text") == ["", None]
+    assert values(found, "binary") == [b"", None]
 
 
 def test_odd_names_are_read(decode: Decode) -> None:
