@@ -55,6 +55,10 @@ _STATIC: Final[dict[str, str]] = {
     "spark.sql.artifact.isolation.enabled": "false",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "false",
     "spark.cleaner.periodicGC.interval": "10min",
+    "spark.python.daemon.module": "chronolake.workers",
+    # By default Spark forgets the code that it generated for a statement after 100 others: with a
+    # few tables in turns, every batch would compile all of its code again.
+    "spark.sql.codegen.cache.maxEntries": "5000",
 }
 
 _OPEN_FIRST: Final = (
