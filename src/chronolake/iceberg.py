@@ -307,7 +307,11 @@ class Catalog:
             builder.withProperties(self.map(properties)).create()
         except (Py4JJavaError, PySparkException) as failure:
             if "AlreadyExists" in java_class_of(failure):
-                raise TableExistsError("The table exists already.", table=str(name)) from failure
+                raise TableExistsError(
+                    "The table exists already.",
+                    table=str(name),
+                    hint="Change it with AlterTable, or choose another name.",
+                ) from failure
             raise self._failed(f"The table {name} cannot be created", failure) from failure
 
     def ensure_schema(self, schema: str) -> None:

@@ -7,6 +7,6 @@ size: one row may have 64 MiB, a Parquet file that is encrypted or compressed 12
 
 from chronolake.batch.failure import error_of
 from chronolake.batch.files import BatchFile, FileForm
-from chronolake.batch.spread import read
+from chronolake.batch.spread import read, size_of
 
-__all__ = ["BatchFile", "FileForm", "error_of", "read"]
+__all__ = ["BatchFile", "FileForm", "error_of", "read", "size_of"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from chronolake.types import Column
 
 #: A task is worth its cost from so many bytes of batch files on.
-BYTES_PER_TASK: Final = 2 << 20
+BYTES_PER_TASK: Final = 256 << 10
 #: More tasks than cores, so that one long file does not leave the others idle.
 TASKS_PER_CORE: Final = 3
 
@@ -79,7 +79,7 @@ def read(
         return spark.createDataFrame([], schema)
     # Stable: changes are numbered earliest, replace, update, delete.
     numbered = list(enumerate(sorted(files, key=lambda file: file.op)))
-    sizes = [_size(file, table, batch) for _, file in numbered]
+    sizes = [size_of(file, table, batch) for _, file in numbered]
     tasks = packed(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
     reading = Reading(form, tuple(columns), dict(required), table, batch)
     remark = carrier(spark.sparkContext)
@@ -113,7 +113,12 @@ def packed(
     return tuple(tuple(task) for task in tasks)
 
 
-def _size(file: BatchFile, table: str, batch: str) -> int:
+def size_of(file: BatchFile, table: str, batch: str) -> int:
+    """Bytes of a batch file as it lies on disk.
+
+    Raises:
+        FileAccessError: it is not there, or must not be read. Its place names table and batch.
+    """
     try:
         with open_file(file.path, file.root) as raw:
             return os.fstat(raw.fileno()).st_size

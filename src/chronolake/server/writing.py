@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ import structlog
 
 from chronolake import batch as batch_files
 from chronolake import table
-from chronolake.batch.access import open_file
 from chronolake.changes import Op
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
 from chronolake.types import END, HISTORY_COLUMNS, START, Column, Mode, sent_name
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from chronolake.batch import BatchFile
     from chronolake.lake import Lake
     from chronolake.server.wire import Write
     from chronolake.table import BatchResult, TableDescription
@@ -182,7 +179,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         if not write.files:
             return Written(None, 0, time.monotonic() - started)
         # Measured before the write: callers may take their files away with the answer.
-        size = sum(_size(file) for file in write.files)
+        size = sum(batch_files.size_of(file, str(write.name), batch) for file in write.files)
         changes = _read(lake.session_for(write.name, size), write, plan, batch)
         result = _publish(lake, write, plan, changes, history=history, batch=batch)
     if result.ignored:
@@ -226,11 +223,6 @@ def _publish(
             raise
         # Not chained: what Spark says around it quotes the executor's words.
         raise error from None
-
-
-def _size(file: BatchFile) -> int:
-    with open_file(file.path, file.root) as raw:
-        return os.fstat(raw.fileno()).st_size
 
 
 @contextmanager
