@@ -60,7 +60,7 @@ class Size:
     growth: int
     batch: int
     repeat: int
-    warm_up: int = 2
+    warm_up: int = 10
 
 
 class Copies:
@@ -131,8 +131,10 @@ def growth(lake: Lake, folder: Path, size: Size) -> None:
     keys, longer, wider = size.growth, VERSIONS * LONGER, size.growth * WIDER
 
     def into(made: Made) -> Callable[[int], object]:
+        place = folder / made.name.table
+        place.mkdir()
         sent = [
-            batches.history(folder, keys=made.keys, size=size.batch, ordinal=number)
+            batches.history(place, keys=made.keys, size=size.batch, ordinal=number)
             for number in range(size.warm_up + size.repeat)
         ]
         return lambda number: lakes.apply(lake, made, sent[number], history=True)

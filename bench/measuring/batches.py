@@ -29,7 +29,10 @@ UNMODIFIED: Final = "unmod-NcK9NIjPUutCsz4mjOQQztbnwnE1sY3"
 FORM: Final = FileForm("csv", "zstd", True, NULL, UNMODIFIED)
 
 _TMAX: Final = "9999-12-31T23:59:59.999Z"
-_HOUR_MILLIS: Final = 3_600_000
+#: A sender's usual interval: a batch has the changes of so long a time.
+_EVERY_MILLIS: Final = 5 * 60_000
+#: So long after the first change of a customer comes the second.
+_LATER_MILLIS: Final = 30_000
 _CENTS: Final = np.array([f".{cents:02d}" for cents in range(100)])
 #: What an update gives, by turns: columns beside the key and the system columns.
 _GIVEN: Final = (("amount", "visits"), ("city", "score", "member"))
@@ -60,7 +63,8 @@ def history(folder: Path, *, keys: int, size: int, ordinal: int, late: float = 0
     """A history batch of `size` customers with all four kinds of file.
 
     Of ten customers three are replaced and one is new; two are updated once and two twice, partly;
-    two are deleted. Each batch is a day after the one before, and all are after the table's own.
+    two are deleted. Each batch is five minutes after the one before, and the first one two days
+    after the table's own versions.
 
     Args:
         folder: where the files go.
@@ -72,7 +76,7 @@ def history(folder: Path, *, keys: int, size: int, ordinal: int, late: float = 0
     """
     ids = _spread(keys, size, ordinal)
     turn = np.arange(size) % 10
-    start = NEWEST_MILLIS + (2 + ordinal) * DAY_MILLIS + ids * JITTER % DAY_MILLIS
+    start = NEWEST_MILLIS + 2 * DAY_MILLIS + ordinal * _EVERY_MILLIS + ids * JITTER % _EVERY_MILLIS
 
     replaced = np.flatnonzero(turn < 4)
     known = replaced[turn[replaced] < 3]
@@ -85,9 +89,9 @@ def history(folder: Path, *, keys: int, size: int, ordinal: int, late: float = 0
 
     updated = np.flatnonzero((turn >= 4) & (turn < 8))
     twice = turn[updated] >= 6
-    update = _versions(ids[updated], start[updated], ordinal, twice, _HOUR_MILLIS)
+    update = _versions(ids[updated], start[updated], ordinal, twice, _LATER_MILLIS)
     later = updated[twice]
-    chained = _versions(ids[later], start[later] + _HOUR_MILLIS, ordinal + 1)
+    chained = _versions(ids[later], start[later] + _LATER_MILLIS, ordinal + 1)
     deleted = turn >= 8
     named = ~deleted
 
@@ -119,7 +123,7 @@ def updates(folder: Path, *, keys: int, size: int, ordinal: int) -> Batch:
 
 
 def _live(folder: Path, name: str, op: Op, ids: np.ndarray, ordinal: int) -> Batch:
-    start = NEWEST_MILLIS + (2 + ordinal) * DAY_MILLIS + ids * JITTER % DAY_MILLIS
+    start = NEWEST_MILLIS + 2 * DAY_MILLIS + ordinal * _EVERY_MILLIS + ids * JITTER % _EVERY_MILLIS
     cells = {
         column: array
         for column, array in _versions(ids, start, ordinal).items()

@@ -31,6 +31,9 @@ PROPERTIES: Final = {
     "write.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
     "write.parquet.compression-codec": "zstd",
+    # A scan of a compacted table is spread over tasks by row groups, and skips those without its
+    # keys.
+    "write.parquet.row-group-size-bytes": str(16 * 2**20),
     # Batches leave small files: one Spark task reads up to 64 of them, not 4.
     "read.split.open-file-cost": str(256 * 2**10),
     # Every statement reads every manifest, and a batch makes several.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from chronolake.description import TableDescription
 
-_ROWS_PER_PARTITION: Final = 50_000
+_ROWS_PER_PARTITION: Final = 20_000
 
 
 def fold_by_key(

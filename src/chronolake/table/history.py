@@ -25,14 +25,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark import StorageLevel
-
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import timeline
 from chronolake.table.events import fold_by_key
-from chronolake.table.incoming import Incoming, incoming, micros_of_change
+from chronolake.table.incoming import EPSILON_MICROS, Incoming, incoming, micros_of_change
 from chronolake.table.result import BatchResult
 from chronolake.table.sql import (
     BATCH,
@@ -40,11 +38,10 @@ from chronolake.table.sql import (
     TABLE,
     broadcast,
     cells,
+    kept,
     listed,
     numbered,
-    same_key,
     sample,
-    view,
 )
 from chronolake.table.staging import (
     BATCH_PROPERTY,
@@ -85,7 +82,6 @@ _OTHERS: Final = (
     f"{FILE} string, {POSITION} bigint, "
     f"{REMOVED} boolean, {ADDED} boolean, {BASELESS} boolean, {IGNORED} boolean, {EARLIEST} bigint"
 )
-_MILLISECOND: Final = 1_000
 
 
 def write_history_batch(
@@ -164,10 +160,9 @@ def _stage(
 ) -> Outcome:
     with ExitStack() as until_published:
         with watch.stage("resolve"):
-            rows = until_published.enter_context(view(batch.rows))
-            events = [_of_batch(rows, batch, description)]
+            events = [_of_batch(batch, description)]
             if not write.is_empty:
-                events.append(_overlapping(write.source, rows, batch, description))
+                events.append(_overlapping(write.source, batch, description))
             resolved, outcome = _resolved(write, events, batch, description, until_published)
             if outcome.baseless and not write.is_empty:
                 # Rare: a record that was deleted earlier, or an update older than all history.
@@ -175,11 +170,7 @@ def _stage(
                 resolved, outcome = _resolved(write, events, batch, description, until_published)
         reach("write.planned")
         if outcome.removed:
-            hint = broadcast(resolved, outcome.removed)
-            write.delete(
-                f"SELECT {hint} {FILE}, {POSITION} FROM {resolved} WHERE {REMOVED}",
-                f"{TABLE}._file = {KEYS}.{FILE} AND {TABLE}._pos = {KEYS}.{POSITION}",
-            )
+            _delete(write, resolved, outcome, batch, description)
         if outcome.added:
             names = listed(column.name for column in description.columns)
             write.append(f"SELECT {names} FROM {resolved} WHERE {ADDED}")
@@ -209,43 +200,65 @@ def _resolved(
         fold=lambda rows: timeline.resolve(rows, layout),
         description=description,
         others=_OTHERS,
-    ).persist(StorageLevel.MEMORY_AND_DISK)
-    until_published.callback(resolved.unpersist)
-    name = until_published.enter_context(view(resolved))
-    row = write.spark.sql(
+    )
+    name = until_published.enter_context(kept(resolved))
+    (row,) = write.spark.sql(
         f"SELECT count_if({REMOVED}), count_if({ADDED}), count_if({BASELESS}), "
         f"count_if({IGNORED}), {sample(layout.key, IGNORED)} FROM {name}"
-    ).first()
-    return name, Outcome(*row) if row else Outcome(0, 0, 0, 0, None)
+    ).collect()
+    return name, Outcome(*row)
 
 
-def _of_batch(rows: str, batch: Incoming, description: TableDescription) -> str:
+def _delete(
+    write: StagedWrite,
+    resolved: str,
+    outcome: Outcome,
+    batch: Incoming,
+    description: TableDescription,
+) -> None:
+    """Remove the stored versions that go, by file and position."""
+    key = description.record_key
+    same_row = [
+        f"{TABLE}._pos = {KEYS}.{POSITION}",
+        # Equal, but not hashed: a file's name is long, and key and position leave little to tell.
+        f"{TABLE}._file BETWEEN {KEYS}.{FILE} AND {KEYS}.{FILE}",
+    ]
+    write.delete(
+        f"SELECT {broadcast(resolved, outcome.removed)} {numbered(key)}, {FILE}, {POSITION} "
+        f"FROM {resolved} WHERE {REMOVED}",
+        " AND ".join([*batch.same_key(key), *same_row, _in_reach(batch)]),
+    )
+
+
+def _of_batch(batch: Incoming, description: TableDescription) -> str:
     """The batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
         f"SELECT CASE {OP} {kinds} END AS {KIND}, {micros_of_change()} AS {TIME}, {SEQ}, "
         f"{UNMODIFIED}, CAST(NULL AS STRING) AS {FILE}, CAST(NULL AS BIGINT) AS {POSITION}, "
-        f"{cells(description, batch.names, of=BATCH)} FROM {rows} AS {BATCH}"
+        f"{cells(description, batch.names, of=BATCH)} FROM {batch.rows} AS {BATCH}"
     )
 
 
-def _overlapping(table: str, rows: str, batch: Incoming, description: TableDescription) -> str:
-    """Stored versions that end at the first time their key has in the batch, or later, as events.
+def _overlapping(table: str, batch: Incoming, description: TableDescription) -> str:
+    """Stored versions that are active, or end at their key's first time in the batch or later.
 
-    They are all that the batch can change. The least of those times prunes files and row groups by
-    their statistics, so that the cost does not grow with the history before it.
+    They are all that the batch can change.
     """
-    # A version shorter than a millisecond may end before it starts: look that much further back.
-    since = f"timestamp_micros(min({micros_of_change()}) - {_MILLISECOND})"
-    keys = f"SELECT {numbered(description.record_key)}, {since} AS since FROM {rows} GROUP BY "
-    return _stored(
-        table,
-        keys + listed(description.record_key),
-        batch,
-        description,
-        f"{TABLE}.{END} >= {KEYS}.since "
-        f"AND {TABLE}.{END} >= timestamp_micros({(batch.since or 0) - _MILLISECOND})",
-    )
+    since = f"timestamp_micros({micros_of_change()} - {EPSILON_MICROS}) AS since"
+    keys = f"SELECT {numbered(description.record_key)}, {since} FROM {batch.rows}"
+    reached = f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {KEYS}.since)"
+    # A semi join finds a version once, however many rows of the batch have its key.
+    return _stored(table, batch, description, keys, reached, _in_reach(batch), join="SEMI JOIN")
+
+
+def _in_reach(batch: Incoming) -> str:
+    """A SQL condition that all versions meet which the batch can change.
+
+    It prunes files and row groups by their statistics, so that the cost does not grow with the
+    history before the batch.
+    """
+    return f"({TABLE}.{ACTIVE} OR {batch.ends_since()})"
 
 
 def _newest_before(
@@ -257,22 +270,26 @@ def _newest_before(
         f"timestamp_micros({EARLIEST}) AS since "
         f"FROM {resolved} WHERE {BASELESS}"
     )
-    found = _stored(table, keys, batch, description, f"{TABLE}.{START} < {KEYS}.since")
+    found = _stored(table, batch, description, keys, f"{TABLE}.{START} < {KEYS}.since")
     newest = f"max_by(struct(*), {TIME}) AS newest"
     key = listed(description.record_key)
     return f"SELECT newest.* FROM (SELECT {newest} FROM ({found}) GROUP BY {key})"
 
 
 def _stored(
-    table: str, keys: str, batch: Incoming, description: TableDescription, condition: str
+    table: str,
+    batch: Incoming,
+    description: TableDescription,
+    keys: str,
+    *conditions: str,
+    join: str = "JOIN",
 ) -> str:
-    """Stored versions as events, for keys that `keys` numbers, on a condition over both."""
+    """Stored versions as events, for keys that `keys` numbers, on conditions over both."""
     names = [column.name for column in description.columns]
-    matches = same_key(description.record_key)
-    conditions = " AND ".join([*matches, *batch.within_bounds(f"{TABLE}."), condition])
+    matched = " AND ".join([*batch.same_key(description.record_key), *conditions])
     return (
-        f"SELECT {broadcast(KEYS, batch.keys)} {timeline.STORED} AS {KIND}, "
+        f"SELECT {broadcast(KEYS, batch.rows_count)} {timeline.STORED} AS {KIND}, "
         f"unix_micros({TABLE}.{START}) AS {TIME}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
         f"{UNMODIFIED}, {TABLE}._file AS {FILE}, {TABLE}._pos AS {POSITION}, "
-        f"{listed(names, of=TABLE)} FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {conditions}"
+        f"{listed(names, of=TABLE)} FROM {table} AS {TABLE} {join} ({keys}) AS {KEYS} ON {matched}"
     )

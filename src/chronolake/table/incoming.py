@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from typing import TYPE_CHECKING, Any, Final
-
-from pyspark import StorageLevel
 
 from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
-from chronolake.table.sql import listed, view
+from chronolake.table.sql import KEYS, TABLE, kept, listed
 from chronolake.types import ACTIVE, END, START, Kind, Mode, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.description import TableDescription
     from chronolake.table.staging import Stopwatch
@@ -29,6 +28,12 @@ if TYPE_CHECKING:
 
 #: Kinds of key columns whose least and greatest value narrow the scan of the table.
 _ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
+#: A version ends so long before the next one starts.
+EPSILON_MICROS: Final = 1_000
+_LONGS: Final = (-(1 << 63), (1 << 63) - 1)
+_INTS: Final = (-(1 << 31), (1 << 31) - 1)
+_DAYS: Final = (date.min.toordinal(), date.max.toordinal())
+_HOUR_MICROS: Final = 3_600_000_000
 
 
 @dataclass(frozen=True)
@@ -36,26 +41,26 @@ class Incoming:
     """A batch's rows and what is known about them.
 
     Attributes:
-        rows: the change set of `chronolake.changes`, cached.
+        rows: the change set of `chronolake.changes`, kept, as a SQL name.
         names: its data columns, in the order of the unmodified bits.
         replaced, updated, deleted, earliest: number of rows by kind of file.
-        keys: number of distinct keys.
-        repeated: whether some key occurs in more than one row.
+        repeated: not for history: whether some key occurs in more than one row.
         unmodified: names of the columns that some update row leaves as they are.
-        bounds: least and greatest value of the key columns for which that is useful.
+        with_nulls: key columns that are null in some row.
+        bounds: bounds of the key columns for which that is useful, as SQL.
         since: history only: the least time in microseconds that the batch touches, or None.
     """
 
-    rows: DataFrame
+    rows: str
     names: tuple[str, ...]
     replaced: int
     updated: int
     deleted: int
     earliest: int
-    keys: int
     repeated: bool
     unmodified: frozenset[str]
-    bounds: dict[str, tuple[Any, Any]]
+    with_nulls: frozenset[str]
+    bounds: dict[str, tuple[str, str]]
     since: int | None
 
     @property
@@ -66,15 +71,58 @@ class Incoming:
     @property
     def is_empty(self) -> bool:
         """Whether the batch has no row at all."""
-        return self.keys == 0
+        return self.rows_count == 0
 
-    def within_bounds(self, prefix: str = "") -> list[str]:
-        """SQL conditions on the key columns that every row of the batch's keys meets."""
+    def same_key(self, key: Sequence[str]) -> list[str]:
+        """SQL conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`.
+
+        Bounds that all keys of the batch keep stand among them: they prune files and row groups.
+        """
         conditions = []
-        for name, (least, greatest) in self.bounds.items():
-            column = f"{prefix}{quoted(name)}"
-            conditions += [f"{column} >= {_literal(least)}", f"{column} <= {_literal(greatest)}"]
+        for number, name in enumerate(key):
+            column = f"{TABLE}.{quoted(name)}"
+            # Without nulls, Spark looks a single key up as a number and not as a row.
+            equals = "<=>" if name in self.with_nulls else "="
+            conditions.append(f"{column} {equals} {KEYS}.k{number}")
+            if name in self.bounds:
+                least, greatest = self.bounds[name]
+                conditions += [f"{column} >= {least}", f"{column} <= {greatest}"]
         return conditions
+
+    def ends_since(self) -> str:
+        """A SQL condition that the versions of `TABLE` meet which end when the batch begins.
+
+        Only for history: versions that end earlier the batch cannot change, unless they are active.
+        """
+        since = ((self.since or 0) - EPSILON_MICROS) // _HOUR_MICROS * _HOUR_MICROS
+        return f"{TABLE}.{END} >= timestamp_micros({since})"
+
+
+def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
+    """Bounds that hold what is between two cells, as SQL, and often the same for the next batch.
+
+    Spark writes numbers of a statement into the code that it generates: with every batch's own
+    bounds, every batch would run code that the JVM has not compiled yet. Integers and dates go to
+    the next multiple of an eighth of their distance or less; texts do not stand in code.
+    """
+    if kind is Kind.STRING:
+        # A raw hexadecimal literal needs no escaping, whatever the text holds.
+        first, last = (f"CAST(X'{text.encode().hex()}' AS STRING)" for text in (least, greatest))
+    elif kind is Kind.NAIVE_DATE:
+        days = _rounded(least.toordinal(), greatest.toordinal(), *_DAYS)
+        first, last = (f"DATE'{date.fromordinal(day).isoformat()}'" for day in days)
+    elif kind is Kind.LONG:
+        first, last = (f"{number}L" for number in _rounded(least, greatest, *_LONGS))
+    else:
+        # Of the column's own type: Spark cannot plan a MERGE on a condition with the column cast.
+        first, last = (f"{number}" for number in _rounded(least, greatest, *_INTS))
+    return first, last
+
+
+def _rounded(least: int, greatest: int, first: int, last: int) -> tuple[int, int]:
+    """Two numbers, rounded apart but not beyond the first and last of their type."""
+    step = 1 << max(0, (greatest - least).bit_length() - 4)
+    return max(least // step * step, first), min(-(-greatest // step) * step, last)
 
 
 @contextmanager
@@ -102,13 +150,10 @@ def incoming(
     """
     names = tuple(column.name for column in columns)
     _check_columns(description, key, names)
-    rows = changes.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with kept(changes) as rows:
         with watch.stage("read"):
-            measured = _measure(rows, description, key, names)
+            measured = _measure(changes.sparkSession, rows, description, key, names)
         yield measured
-    finally:
-        rows.unpersist()
 
 
 def _check_columns(description: TableDescription, key: Sequence[str], names: Sequence[str]) -> None:
@@ -138,17 +183,17 @@ def _check_columns(description: TableDescription, key: Sequence[str], names: Seq
 
 
 def _measure(
-    rows: DataFrame, description: TableDescription, key: Sequence[str], names: tuple[str, ...]
+    spark: SparkSession,
+    rows: str,
+    description: TableDescription,
+    key: Sequence[str],
+    names: tuple[str, ...],
 ) -> Incoming:
     is_history = description.mode is Mode.HISTORY and START not in key
     words = range((len(names) + BITS_PER_WORD - 1) // BITS_PER_WORD)
-    ordered = [name for name in key if description.by_name[name].type.kind in _ORDERED]
-    with view(rows) as batch:
-        found = rows.sparkSession.sql(
-            _measuring(batch, key, ordered, len(words), is_history=is_history)
-        ).first()
-    if found is None:  # an aggregate without keys always has a row
-        raise AssertionError
+    ordered = {name for name in key if description.by_name[name].type.kind in _ORDERED}
+    statement = _measuring(rows, key, ordered, len(words), is_history=is_history)
+    (found,) = spark.sql(statement).collect()
     if is_history and found["timeless"]:
         raise BatchError(
             f"{found['timeless']} rows of the batch have no {START}, {END} or {ACTIVE}.",
@@ -156,6 +201,7 @@ def _measure(
             hint="Every version needs its times; a delete needs its end.",
         )
     bits = [found[f"w{word}"] or 0 for word in words]
+    nullable = {name for number, name in enumerate(key) if found[f"nulls{number}"]}
     return Incoming(
         rows=rows,
         names=names,
@@ -163,62 +209,51 @@ def _measure(
         updated=found[f"n{int(Op.UPDATE)}"] or 0,
         deleted=found[f"n{int(Op.DELETE)}"] or 0,
         earliest=found[f"n{int(Op.EARLIEST)}"] or 0,
-        keys=found["keys"],
-        repeated=(found["most"] or 0) > 1,
+        repeated=not is_history and bool(found["repeated"]),
         unmodified=frozenset(
             name
             for number, name in enumerate(names)
             if bits[number // BITS_PER_WORD] >> (number % BITS_PER_WORD) & 1
         ),
+        with_nulls=frozenset(nullable),
         bounds={
-            name: (found[f"least{number}"], found[f"greatest{number}"])
-            for number, name in enumerate(ordered)
-            if found["keys"] and not found[f"nulls{number}"]
+            name: bounds_of(
+                description.by_name[name].type.kind,
+                found[f"least{number}"],
+                found[f"greatest{number}"],
+            )
+            for number, name in enumerate(key)
+            if name in ordered - nullable and found[f"least{number}"] is not None
         },
         since=found["since"] if is_history else None,
     )
 
 
 def _measuring(
-    batch: str, key: Sequence[str], ordered: Sequence[str], words: int, *, is_history: bool
+    batch: str, key: Sequence[str], ordered: AbstractSet[str], words: int, *, is_history: bool
 ) -> str:
-    """The one statement that looks at all rows of a batch: first by key, then over all keys."""
-    per_key = [f"count_if({OP} = {int(kind)}) AS n{int(kind)}" for kind in Op]
-    totals = [f"sum(n{int(kind)}) AS n{int(kind)}" for kind in Op]
-    totals += ["count(1) AS keys", "max(n1 + n2 + n3) AS most"]
-    for word in range(words):
-        per_key.append(f"bit_or(coalesce(get({UNMODIFIED}, {word}), 0L)) AS w{word}")
-        totals.append(f"bit_or(w{word}) AS w{word}")
-    for number, name in enumerate(ordered):
-        per_key.append(f"{quoted(name)} AS k{number}")
-        totals += [
-            f"min(k{number}) AS least{number}",
-            f"max(k{number}) AS greatest{number}",
-            f"count_if(k{number} IS NULL) AS nulls{number}",
-        ]
+    """The one statement that looks at all rows of a batch."""
+    found = [f"count_if({OP} = {int(kind)}) AS n{int(kind)}" for kind in Op]
+    found += [
+        f"bit_or(coalesce(get({UNMODIFIED}, {word}), 0L)) AS w{word}" for word in range(words)
+    ]
+    for number, name in enumerate(map(quoted, key)):
+        found.append(f"count_if({name} IS NULL) AS nulls{number}")
+        if key[number] in ordered:
+            found += [f"min({name}) AS least{number}", f"max({name}) AS greatest{number}"]
     if is_history:
         time = micros_of_change()
         no_times = f"{OP} IN (1, 2) AND ({END} IS NULL OR {ACTIVE} IS NULL)"
-        per_key += [
+        found += [
             f"min({time}) AS since",
             f"count_if({time} IS NULL OR ({no_times})) AS timeless",
         ]
-        totals += ["min(since) AS since", "sum(timeless) AS timeless"]
-    return (
-        f"SELECT {', '.join(totals)} FROM "
-        f"(SELECT {', '.join(per_key)} FROM {batch} GROUP BY {listed(key)})"
-    )
+    else:
+        per_key = f"SELECT count(1) AS number FROM {batch} GROUP BY {listed(key)}"
+        found.append(f"(SELECT max(number) > 1 FROM ({per_key})) AS repeated")
+    return f"SELECT {', '.join(found)} FROM {batch}"
 
 
 def micros_of_change() -> str:
     """When a row of a history batch has its effect: a delete at its end, others at their start."""
     return f"unix_micros(CASE WHEN {OP} = {int(Op.DELETE)} THEN {END} ELSE {START} END)"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, str):
-        # A raw hexadecimal literal needs no escaping, whatever the text holds.
-        return f"CAST(X'{value.encode().hex()}' AS STRING)"
-    if isinstance(value, date) and not isinstance(value, datetime):
-        return f"DATE'{value.isoformat()}'"
-    return f"CAST('{int(value)}' AS BIGINT)"

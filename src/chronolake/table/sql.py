@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import RESERVED
@@ -33,14 +34,20 @@ BATCH: Final = f"{RESERVED}batch"
 
 
 @contextmanager
-def view(frame: DataFrame) -> Iterator[str]:
-    """A name for a frame in SQL, for as long as the block runs."""
+def kept(frame: DataFrame) -> Iterator[str]:
+    """A name in SQL for a frame that is computed once and kept while the block runs.
+
+    The rows stay in executors: in memory, and on disk where that is short. Spark lets go of them as
+    soon as any view of the frame is dropped, so there is one view and it lives as long as they do.
+    """
     name = f"chronolake_{uuid4().hex}"
-    frame.createOrReplaceTempView(name)
+    frame.persist(StorageLevel.MEMORY_AND_DISK)
     try:
+        frame.createOrReplaceTempView(name)
         yield name
     finally:
         frame.sparkSession.catalog.dropTempView(name)
+        frame.unpersist()
 
 
 def listed(names: Iterable[str], *, of: str = "") -> str:
@@ -82,11 +89,6 @@ def text(value: str) -> str:
 def numbered(key: Sequence[str]) -> str:
     """Key columns as `k0`, `k1`, …, so that their names clash with none."""
     return ", ".join(f"{quoted(name)} AS k{number}" for number, name in enumerate(key))
-
-
-def same_key(key: Sequence[str]) -> list[str]:
-    """Conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`; null equals null."""
-    return [f"{TABLE}.{quoted(name)} <=> {KEYS}.k{number}" for number, name in enumerate(key)]
 
 
 def col(name: str) -> Column:

@@ -16,8 +16,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from pyspark import StorageLevel
-
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
@@ -32,11 +30,10 @@ from chronolake.table.sql import (
     TABLE,
     broadcast,
     cells,
+    kept,
     listed,
     numbered,
-    same_key,
     sample,
-    view,
 )
 from chronolake.table.staging import (
     BATCH_PROPERTY,
@@ -115,26 +112,29 @@ def _stage(
     retained = [column.name for column in description.columns if column.name not in batch.names]
     ignored: tuple[int, str | None] = (0, None)
     with ExitStack() as until_published:
-        rows = until_published.enter_context(view(batch.rows))
         added = None
         if batch.updated or batch.repeated or (retained and batch.replaced):
             with watch.stage("resolve"):
                 needed = (Op.UPDATE, Op.REPLACE) if retained else (Op.UPDATE,)
-                events = [_of_batch(rows, batch, description)]
+                events = [_of_batch(batch, description)]
                 if not write.is_empty:
-                    events.append(_stored(write.source, rows, batch, description, needed))
+                    events.append(_stored(write.source, batch, description, needed))
                 final, ignored = _folded(write, events, batch, description, until_published)
                 names = listed(column.name for column in description.columns)
                 added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
         elif batch.replaced:
             all_cells = cells(description, batch.names, of=BATCH)
-            added = f"SELECT {all_cells} FROM {rows} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
+            added = (
+                f"SELECT {all_cells} FROM {batch.rows} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
+            )
         reach("write.planned")
         if not write.is_empty:
             # Every stored row whose key is in the batch: only key columns are read.
-            conditions = same_key(key) + batch.within_bounds(f"{TABLE}.")
-            hint = broadcast(rows, batch.keys)
-            write.delete(f"SELECT {hint} {numbered(key)} FROM {rows}", " AND ".join(conditions))
+            hint = broadcast(batch.rows, batch.rows_count)
+            write.delete(
+                f"SELECT {hint} {numbered(key)} FROM {batch.rows}",
+                " AND ".join(batch.same_key(key)),
+            )
         if added is not None:
             write.append(added)
     return ignored
@@ -166,35 +166,34 @@ def _folded(
         fold=lambda rows: fold.final_rows(rows, layout),
         description=description,
         others=f"{IGNORED} bigint",
-    ).persist(StorageLevel.MEMORY_AND_DISK)
-    until_published.callback(final.unpersist)
-    name = until_published.enter_context(view(final))
-    found = write.spark.sql(
+    )
+    name = until_published.enter_context(kept(final))
+    (found,) = write.spark.sql(
         f"SELECT coalesce(sum({IGNORED}), 0), {sample(layout.key, f'{IGNORED} > 0')} FROM {name}"
-    ).first()
-    return name, (found[0], found[1]) if found else (0, None)
+    ).collect()
+    return name, (found[0], found[1])
 
 
-def _of_batch(rows: str, batch: Incoming, description: TableDescription) -> str:
+def _of_batch(batch: Incoming, description: TableDescription) -> str:
     """The batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
         f"SELECT CASE {OP} {kinds} END AS {fold.KIND}, {SEQ}, {UNMODIFIED}, "
-        f"{cells(description, batch.names, of=BATCH)} FROM {rows} AS {BATCH}"
+        f"{cells(description, batch.names, of=BATCH)} FROM {batch.rows} AS {BATCH}"
     )
 
 
 def _stored(
-    table: str, rows: str, batch: Incoming, description: TableDescription, needed: Sequence[Op]
+    table: str, batch: Incoming, description: TableDescription, needed: Sequence[Op]
 ) -> str:
     """The table's rows that update rows (or retained columns) build on, as events."""
     names = [column.name for column in description.columns]
     key = description.primary_key
     ops = ", ".join(str(int(op)) for op in needed)
-    keys = f"SELECT DISTINCT {numbered(key)} FROM {rows} WHERE {OP} IN ({ops})"
-    conditions = " AND ".join(same_key(key) + batch.within_bounds(f"{TABLE}."))
+    keys = f"SELECT DISTINCT {numbered(key)} FROM {batch.rows} WHERE {OP} IN ({ops})"
+    conditions = " AND ".join(batch.same_key(key))
     return (
-        f"SELECT {broadcast(KEYS, batch.keys)} {fold.STORED} AS {fold.KIND}, 0L AS {SEQ}, "
+        f"SELECT {broadcast(KEYS, batch.rows_count)} {fold.STORED} AS {fold.KIND}, 0L AS {SEQ}, "
         f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {listed(names, of=TABLE)} "
         f"FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {conditions}"
     )
