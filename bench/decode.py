@@ -200,7 +200,7 @@ def _worker_memory(process: int) -> int:
     """Resident bytes of a PySpark worker; 0 for anything else."""
     try:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
-        if b"pyspark" not in command or b"java" in command.partition(b"\0")[0]:
+        if b"chronolake.workers" not in command or b"java" in command.partition(b"\0")[0]:
             return 0
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -220,6 +220,7 @@ def session() -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.caseSensitive", "true")
         .config("spark.driver.memory", "2g")
+        .config("spark.python.daemon.module", "chronolake.workers")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -46,7 +46,7 @@ class Size:
     rows: int
     batch: int
     repeat: int
-    warm_up: int = 2
+    warm_up: int = 10
 
 
 def pairs(make: Maker, folder: Path, size: Size, *, first: int, rounds: int) -> list[Pair]:
