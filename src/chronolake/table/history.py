@@ -245,11 +245,12 @@ def _overlapping(table: str, batch: Incoming, description: TableDescription) -> 
 
     They are all that the batch can change.
     """
-    since = f"timestamp_micros({micros_of_change()} - {EPSILON_MICROS}) AS since"
-    keys = f"SELECT {numbered(description.record_key)}, {since} FROM {batch.rows}"
+    key = description.record_key
+    # A version shorter than a millisecond may end before it starts: look that much further back.
+    since = f"timestamp_micros(min({micros_of_change()}) - {EPSILON_MICROS}) AS since"
+    keys = f"SELECT {numbered(key)}, {since} FROM {batch.rows} GROUP BY {listed(key)}"
     reached = f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {KEYS}.since)"
-    # A semi join finds a version once, however many rows of the batch have its key.
-    return _stored(table, batch, description, keys, reached, _in_reach(batch), join="SEMI JOIN")
+    return _stored(table, batch, description, keys, reached, _in_reach(batch))
 
 
 def _in_reach(batch: Incoming) -> str:
@@ -282,7 +283,6 @@ def _stored(
     description: TableDescription,
     keys: str,
     *conditions: str,
-    join: str = "JOIN",
 ) -> str:
     """Stored versions as events, for keys that `keys` numbers, on conditions over both."""
     names = [column.name for column in description.columns]
@@ -291,5 +291,5 @@ def _stored(
         f"SELECT {broadcast(KEYS, batch.rows_count)} {timeline.STORED} AS {KIND}, "
         f"unix_micros({TABLE}.{START}) AS {TIME}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
         f"{UNMODIFIED}, {TABLE}._file AS {FILE}, {TABLE}._pos AS {POSITION}, "
-        f"{listed(names, of=TABLE)} FROM {table} AS {TABLE} {join} ({keys}) AS {KEYS} ON {matched}"
+        f"{listed(names, of=TABLE)} FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
     )
