@@ -3,9 +3,8 @@
 50 tables get 20 batches of 100 rows each, sent over gRPC by 8 clients at once: batches a second,
 and how long a caller waits. Then one batch alone on the warm server, live and history.
 
-Claim: one batch alone takes under 0.7 s. One Iceberg MERGE for each batch, run in the same Spark
-session by as many threads, stands beside: one statement and one commit, where a staged write has
-three of each.
+Claims: more batches a second than one Iceberg MERGE for each batch, run in the same Spark session
+by as many threads; one batch alone takes under 0.7 s.
 
 Server and clients share a process, so that both sides have the same warm JVM; the clients only
 wait. Every table belongs to one client: nobody waits for another's batch into the same table.
@@ -110,7 +109,7 @@ def at_once(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
     show(
         f"{size.tables} tables x {size.batches} batches of {size.batch} rows, "
         f"{size.clients} clients",
-        ("way", "batches/s", "p50 s", "p95 s", "ours / way"),
+        ("way", "batches/s", "p50 s", "p95 s", "ours / way", "claim"),
         [
             (
                 way,
@@ -118,6 +117,7 @@ def at_once(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
                 waited.median(way),
                 waited.percentile(way, 95),
                 "" if way == OURS else speed[OURS] / speed[way],
+                "" if way == OURS else "> 1.00",
             )
             for way in works
         ],

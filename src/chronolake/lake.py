@@ -25,7 +25,7 @@ from chronolake.errors import (
     ValueRefusedError,
 )
 from chronolake.iceberg import Catalog
-from chronolake.types import END, EPSILON, START, Mode, TableName
+from chronolake.types import END, EPSILON_MICROS, START, Mode, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,7 +215,7 @@ class LakeTable:
         self._history_description()
         text = _iso(at) if isinstance(at, datetime) else str(at)
         instant = self._literal(text, "timestamp")
-        after_end = F.col(END) + F.expr(f"interval {EPSILON.microseconds} microseconds")
+        after_end = F.col(END) + F.expr(f"interval {EPSILON_MICROS} microseconds")
         # Tmax + epsilon is still a timestamp of the year 10000 to Spark, so nothing overflows.
         return self.df.where((F.col(START) <= instant) & (instant < after_end))
 

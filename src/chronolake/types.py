@@ -7,7 +7,6 @@ Sources: `seeds/destination-connector.txt` ("Examples of data types"), `seeds/hi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +48,7 @@ METADATA_COLUMNS: Final = frozenset(
 )
 
 #: The distance between a version's end and the next version's start, for pushed tables.
-EPSILON: Final = timedelta(milliseconds=1)
+EPSILON_MICROS: Final = 1_000
 
 MAX_PRECISION: Final = 38
 DEFAULT_PRECISION: Final = 38

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from chronolake.cells import Cell, cells, instant, typed
 from chronolake.errors import UnknownColumnError
 from chronolake.look.catalog import LookedUp, look_up
-from chronolake.types import ACTIVE, END, EPSILON, HISTORY_COLUMNS, START, SYNCED, Mode, TableName
+from chronolake.types import (
+    ACTIVE,
+    END,
+    EPSILON_MICROS,
+    HISTORY_COLUMNS,
+    START,
+    SYNCED,
+    Mode,
+    TableName,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +29,6 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
 
-_EPSILON_MICROS = EPSILON.seconds * 1_000_000 + EPSILON.microseconds
 _NOT_SHOWN = {*HISTORY_COLUMNS, SYNCED}
 
 
@@ -219,7 +227,7 @@ def _instant(micros: int | None) -> str | None:
 def _ending(active: bool | None, end: int | None, following: int | None) -> Ending:  # noqa: FBT001
     if active:
         return Ending.ACTIVE
-    if following is not None and end is not None and following - end <= _EPSILON_MICROS:
+    if following is not None and end is not None and following - end <= EPSILON_MICROS:
         return Ending.REPLACED
     return Ending.DELETED
 

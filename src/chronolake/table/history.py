@@ -30,7 +30,7 @@ from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import timeline
 from chronolake.table.events import fold_by_key
-from chronolake.table.incoming import EPSILON_MICROS, Incoming, incoming, micros_of_change
+from chronolake.table.incoming import Incoming, incoming, micros_of_change
 from chronolake.table.result import BatchResult
 from chronolake.table.sql import (
     BATCH,
@@ -61,7 +61,7 @@ from chronolake.table.timeline import (
     REMOVED,
     TIME,
 )
-from chronolake.types import ACTIVE, END, START, Mode
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

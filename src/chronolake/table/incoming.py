@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.sql import KEYS, TABLE, kept, listed
-from chronolake.types import ACTIVE, END, START, Kind, Mode, quoted
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Kind, Mode, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: Kinds of key columns whose least and greatest value narrow the scan of the table.
 _ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
-#: A version ends so long before the next one starts.
-EPSILON_MICROS: Final = 1_000
 _LONGS: Final = (-(1 << 63), (1 << 63) - 1)
 _INTS: Final = (-(1 << 31), (1 << 31) - 1)
 _DAYS: Final = (date.min.toordinal(), date.max.toordinal())
@@ -114,7 +112,7 @@ def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
     elif kind is Kind.LONG:
         first, last = (f"{number}L" for number in _rounded(least, greatest, *_LONGS))
     else:
-        # Of the column's own type: Spark cannot plan a MERGE on a condition with the column cast.
+        # Of the column's own type: a MERGE that compares an INT with a BIGINT is not planned.
         first, last = (f"{number}" for number in _rounded(least, greatest, *_INTS))
     return first, last
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from chronolake.changes import RESERVED
 from chronolake.table.runs import NONE, Runs, Unmodified, flags, integers, taken
-from chronolake.types import ACTIVE, END, START
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,6 @@ REPLACE: Final = 2
 DELETE: Final = 3
 EARLIEST_START: Final = 4
 
-_EPSILON_MICROS: Final = 1_000
 _NEVER: Final = np.iinfo(np.int64).max
 _UTC: Final = pa.timestamp("us", tz="UTC")
 
@@ -164,8 +163,8 @@ def _ends(
 ) -> _Ends:
     kind, time = integers(events.column(KIND)), integers(events.column(TIME))
     old_end, old_active = integers(events.column(END)), flags(events.column(ACTIVE))
-    trimmed = kept & (earliest != _NEVER) & (old_active | (old_end > earliest - _EPSILON_MICROS))
-    end = np.where(trimmed, earliest - _EPSILON_MICROS, old_end)
+    trimmed = kept & (earliest != _NEVER) & (old_active | (old_end > earliest - EPSILON_MICROS))
+    end = np.where(trimmed, earliest - EPSILON_MICROS, old_end)
 
     deleted, following = runs.first_after(kind == DELETE), runs.first_after(versions)
     is_current = (deleted != NONE) & ((following == NONE) | (time[deleted] < time[following]))

@@ -12,7 +12,7 @@ from chronolake.changes import RESERVED
 from chronolake.errors import TableNotFoundError
 from chronolake.session import CATALOG, active
 from chronolake.table.sql import col, sample
-from chronolake.types import ACTIVE, END, EPSILON, START, TMAX_MICROS, Mode
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, TMAX_MICROS, Mode
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _NEXT: Final = f"{RESERVED}next"
 _SAME: Final = f"{RESERVED}same"
 _CURRENT: Final = f"{RESERVED}current"
-_EPSILON_MICROS: Final = int(EPSILON.total_seconds() * 1_000_000)
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,8 @@ def _history(
         "active versions end at Tmax, and only they do": col(ACTIVE) != ends_at_tmax,
         "a record's starts are unique": start == following,
         "versions do not overlap, and end 1 ms before the next": (start != following)
-        & (end > following - _EPSILON_MICROS),
-        "no version ends before it starts": end <= start - _EPSILON_MICROS,
+        & (end > following - EPSILON_MICROS),
+        "no version ends before it starts": end <= start - EPSILON_MICROS,
         "every version has its times": timeless,
     }
 
