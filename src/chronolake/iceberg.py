@@ -326,6 +326,24 @@ class Catalog:
             if not self._java.namespaceExists(namespace):
                 raise self._failed(f"The schema {schema!r} cannot be made", failure) from failure
 
+    def rename(self, name: TableName, new_name: TableName) -> None:
+        """Give a table another name, in one step; its files stay where they are.
+
+        Raises:
+            TableExistsError: the new name is taken.
+            LakeError: the table does not exist, or the catalog does not answer.
+        """
+        try:
+            self._java.renameTable(self.identifier(name), self.identifier(new_name))
+        except (Py4JJavaError, PySparkException) as failure:
+            if "AlreadyExists" in java_class_of(failure):
+                raise TableExistsError(
+                    "The table exists already.",
+                    table=str(new_name),
+                    hint="Choose another name, or drop the table first.",
+                ) from failure
+            raise self._failed(f"{name} cannot be renamed to {new_name}", failure) from failure
+
     def drop(self, name: TableName, *, purge: bool) -> bool:
         """Remove a table, with its files if `purge`; False if there was none."""
         return bool(self._java.dropTable(self.identifier(name), purge))

@@ -110,6 +110,32 @@ class Caller:
             request.soft.deleted_column = soft
         return self.stub.Truncate(request)
 
+    def migrate(self, name: str, operation: str, **parts: Any) -> Any:
+        """Ask for one operation of Migrate, by its name in the protocol, with its parts."""
+        sdk = destination_sdk_pb2
+        details = sdk.MigrationDetails(schema=self.schema, table=name)
+        kind = parts.pop("column_type", None)
+        if kind is not None:
+            parts["column_type"] = common_pb2.DataType.Value(kind)
+        if operation == "update_column_value":
+            details.update_column_value.CopyFrom(sdk.UpdateColumnValueOperation(**parts))
+        elif operation.isupper():
+            details.table_sync_mode_migration.CopyFrom(
+                sdk.TableSyncModeMigrationOperation(
+                    type=sdk.TableSyncModeMigrationType.Value(operation), **parts
+                )
+            )
+        elif operation == "drop_table":
+            details.drop.drop_table = parts.get("drop_table", True)
+        else:
+            group = getattr(details, operation.partition("_")[0])
+            getattr(group, operation).SetInParent()
+            for part, value in parts.items():
+                setattr(getattr(group, operation), part, value)
+        return self.stub.Migrate(
+            sdk.MigrateRequest(configuration=self.configuration, details=details)
+        )
+
     def file(
         self,
         name: str,

@@ -1,9 +1,7 @@
 """The vendor's scenarios and our examples, driven against the real server over gRPC.
 
 The tables are read back with PyIceberg and compared with the tester's model, and with the end
-states of `specs/partner-sdk.md`, 5.9. Migrate answers `unsupported` for now: the scenarios that
-need it are compared with what Fivetran makes of that answer (AlterTable and CreateTable instead,
-4.8), and of the end states of 5.9 only the one that goes through AlterTable is asserted.
+states of `specs/partner-sdk.md`, 5.9.
 """
 
 from __future__ import annotations
@@ -69,6 +67,8 @@ SAMPLE = {
     ("tester 4", "plain"),
     ("truncate then update", "encrypted"),
     ("migrations by AlterTable", "encrypted"),
+    ("migrations of data", "encrypted"),
+    ("migrations of modes", "encrypted"),
 }
 _schemas = (f"scenario_{number}" for number in itertools.count())
 
@@ -202,6 +202,68 @@ def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
     schema = catalog(lake.config.path).load_table(tuple(name.split(".", 1))).schema()
     assert "desc" not in schema.column_names
     assert str(schema.find_type("amount")) == "float"
+
+
+def test_migrations_of_data_end_as_the_specification_says(
+    lake: Lake, server: Server, tmp_path: Path
+) -> None:
+    tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_dml.json"])
+    names = {key.split(".", 1)[1]: key for key in tables}
+    assert set(names) == {"transaction", "transaction_renamed"}
+    for table, amount in (("transaction", "amount_renamed"), ("transaction_renamed", "amount")):
+        kinds = {
+            amount: Kind.DOUBLE,
+            "desc": Kind.STRING,
+            "operation_time": Kind.UTC_DATETIME,
+        }
+        found = {tuple(row.values()) for row in stored(lake, names[table], kinds)}
+        assert found == {(202.57, None, "2005-05-28T20:57:00Z")}
+        detailed = stored(lake, names[table], {"desc_detailed": Kind.STRING})
+        assert len(detailed) == 6
+        assert {"two", "three"} <= {row["desc_detailed"] for row in detailed}
+
+
+def test_migrations_of_modes_end_as_the_specification_says(
+    lake: Lake, server: Server, tmp_path: Path
+) -> None:
+    tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_sync_modes.json"])
+    names = {key.split(".", 1)[1]: key for key in tables}
+    kinds = {
+        "_fivetran_start": Kind.UTC_DATETIME,
+        "_fivetran_end": Kind.UTC_DATETIME,
+        "_fivetran_active": Kind.BOOLEAN,
+        "article": Kind.STRING,
+        "desc": Kind.STRING,
+    }
+    found = stored(lake, names["transaction_history"], kinds)
+    assert len(found) == 13
+    active = [row for row in found if row["_fivetran_active"]]
+    assert len(active) == 6
+    assert all(
+        (row["_fivetran_start"], row["_fivetran_end"], row["desc"])
+        == ("2005-05-28T20:57:00Z", TMAX_TEXT, None)
+        and row["article"]
+        for row in active
+    )
+    closed = [row for row in found if not row["_fivetran_active"]]
+    assert {row["article"] for row in closed} == {None}
+    assert sum(row["_fivetran_end"] == "2005-05-28T20:56:59.999Z" for row in closed) == 6
+    switched = stored(
+        lake,
+        names["transaction"],
+        {
+            "_fivetran_start": Kind.UTC_DATETIME,
+            "_fivetran_synced": Kind.UTC_DATETIME,
+            "_fivetran_end": Kind.UTC_DATETIME,
+            "_fivetran_active": Kind.BOOLEAN,
+        },
+    )
+    newest = max(row["_fivetran_synced"] for row in switched)
+    assert {
+        (row["_fivetran_start"], row["_fivetran_end"], row["_fivetran_active"]) for row in switched
+    } == {(newest, TMAX_TEXT, True)}
+    back = stored(lake, names["new_transaction_history"], {"_fivetran_deleted": Kind.BOOLEAN})
+    assert back == [{"_fivetran_deleted": False}] * 6
 
 
 def test_history_in_four_files_ends_as_the_specification_says(

@@ -104,18 +104,6 @@ def test_messages_of_more_than_4_mb_pass_both_ways(caller: Caller) -> None:
     assert len(caller.describe("wide").table.columns) == 2_002
 
 
-def test_migrate_says_that_it_is_not_supported(caller: Caller) -> None:
-    details = destination_sdk_pb2.MigrationDetails(schema=caller.schema, table="t")
-    details.table_sync_mode_migration.type = destination_sdk_pb2.SOFT_DELETE_TO_HISTORY
-    for request in (
-        destination_sdk_pb2.MigrateRequest(),
-        destination_sdk_pb2.MigrateRequest(details=details),
-    ):
-        answer = caller.stub.Migrate(request)
-        assert answer.WhichOneof("response") == "unsupported"
-        assert answer.unsupported
-
-
 @pytest.mark.parametrize("letter", ["x", "ü", "🦆", "%", "\n"])
 def test_a_long_failure_is_cut_and_the_connection_stays(caller: Caller, letter: str) -> None:
     assert caller.create("t", COLUMNS).success

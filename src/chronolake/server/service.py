@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol, TypeVar
-from uuid import uuid4
+from typing import TYPE_CHECKING, Final, Literal
 
-import grpc
 import structlog
 
 from chronolake import table
-from chronolake.errors import ChronolakeError, TableNotFoundError
+from chronolake.errors import ChronolakeError
 from chronolake.protos import common_pb2, destination_sdk_pb2, destination_sdk_pb2_grpc
-from chronolake.server import wire, writing
+from chronolake.server import migrating, wire, writing
+from chronolake.server.calls import Calls
 from chronolake.server.configuration import TESTS, Configuration, form
-from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
+from chronolake.server.outcomes import text_of, unexpected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    import grpc
 
     from chronolake.lake import Lake
     from chronolake.server.metrics import Metrics
@@ -29,20 +28,8 @@ _log = structlog.get_logger(__name__)
 _FORMATS: Final = {"csv": destination_sdk_pb2.CSV, "parquet": destination_sdk_pb2.PARQUET}
 
 
-class _Answer(Protocol):
-    """A response message: exactly one member of its `response` is set."""
-
-    def WhichOneof(self, oneof_group: Any, /) -> Any: ...  # noqa: N802 - protobuf's name
-
-
-_A = TypeVar("_A", bound=_Answer)
-
-
-class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # type: ignore[misc]
+class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):  # type: ignore[misc]
     """The servicer of `fivetran_sdk.v2.DestinationConnector`.
-
-    A failure that somebody can act upon is answered as a task; any other ends in a gRPC status.
-    Nothing that a caller sees or that is logged holds a key, a credential or a cell value.
 
     Args:
         lake: where the tables are.
@@ -63,17 +50,11 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
         batch_format: Literal["csv", "parquet"] = "csv",
         files_root: str | None = None,
     ) -> None:
-        self._lake = lake
-        self._metrics = metrics
+        super().__init__(lake, metrics)
         self._arriving = arriving
         self._changed = changed
         self._format = batch_format
         self._root = files_root
-        self._state = threading.Condition()
-        self._batches: set[str] = set()
-        self._closed = False
-
-    # ------------------------------------------------------------------ the calls
 
     def ConfigurationForm(  # noqa: N802 - the protocol's name
         self,
@@ -234,35 +215,25 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
 
     def Migrate(  # noqa: N802
         self,
-        request: destination_sdk_pb2.MigrateRequest,  # noqa: ARG002
+        request: destination_sdk_pb2.MigrateRequest,
         context: grpc.ServicerContext,
     ) -> destination_sdk_pb2.MigrateResponse:
-        """Say that migrations are not supported; callers then use the other calls."""
+        """Change a whole table, its mode or a column at once, in one step or not at all."""
         answer = destination_sdk_pb2.MigrateResponse
-        return self._answer(
-            "Migrate", context, lambda _: answer(unsupported=True), lambda task: answer(task=task)
-        )
 
-    # ------------------------------------------------------------------ stopping
+        def work(_batch: str) -> destination_sdk_pb2.MigrateResponse:
+            migration = migrating.migration_of(
+                request, prefix=Configuration.of(request.configuration).schema_prefix
+            )
+            if migration is None:
+                return answer(unsupported=True)
+            self._arriving(migration.name)
+            migration.run(self._lake)
+            _log.info("table_migrated", table=str(migration.name), operation=migration.operation)
+            self._changed(migration.name)
+            return answer(success=True)
 
-    def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until no call runs; False if some still do after `seconds`."""
-        with self._state:
-            return self._state.wait_for(lambda: not self._batches, seconds)
-
-    def refuse(self) -> None:
-        """Answer every further call, and each that fails from now on, with UNAVAILABLE."""
-        self._closed = True
-
-    def cancel(self) -> tuple[str, ...]:
-        """Cancel the Spark jobs of every running batch; says which batches those are."""
-        with self._state:
-            running = tuple(self._batches)
-        for batch in running:
-            self._lake.spark.sparkContext.cancelJobsWithTag(batch)
-        return running
-
-    # ------------------------------------------------------------------ shared
+        return self._answer("Migrate", context, work, lambda task: answer(task=task))
 
     def _write(
         self,
@@ -309,91 +280,3 @@ class Destination(destination_sdk_pb2_grpc.DestinationConnectorServicer):  # typ
             return answer(success=True)
 
         return self._answer(rpc, context, work, lambda task: answer(task=task))
-
-    @contextmanager
-    def _running(self, rpc: str) -> Iterator[str]:
-        """Count a call as running, and give it an identity that its log lines carry."""
-        # Random, not made from the request: an identity that comes again would be taken for the
-        # same attempt, and callers use file names more than once.
-        batch = uuid4().hex[:16]
-        with self._state:
-            self._batches.add(batch)
-        try:
-            with (
-                self._metrics.in_progress(rpc),
-                structlog.contextvars.bound_contextvars(rpc=rpc, batch=batch),
-            ):
-                yield batch
-        finally:
-            with self._state:
-                self._batches.discard(batch)
-                self._state.notify_all()
-
-    def _answer(
-        self,
-        rpc: str,
-        context: grpc.ServicerContext,
-        work: Callable[[str], _A],
-        as_task: Callable[[common_pb2.Task], _A],
-    ) -> _A:
-        """Do the work, and make of whatever it raises what the caller is to see."""
-        with self._running(rpc) as batch, writing.cancellable(self._lake, batch):
-            if self._closed:
-                self._abort_closed(rpc, context)
-            try:
-                response = work(batch)
-            except ChronolakeError as error:
-                if self._closed and not is_actionable(error):
-                    self._abort_closed(rpc, context)
-                return self._refused(rpc, context, error, as_task)
-            except Exception as failure:  # noqa: BLE001 - nothing may end the connection
-                if self._closed:
-                    self._abort_closed(rpc, context)
-                self._failed(rpc, context, failure)
-            self._metrics.answered(rpc, str(response.WhichOneof("response")))
-            return response
-
-    def _refused(
-        self,
-        rpc: str,
-        context: grpc.ServicerContext,
-        error: ChronolakeError,
-        as_task: Callable[[common_pb2.Task], _A],
-    ) -> _A:
-        kind, text = type(error).__name__, text_of(error)
-        # A name that no table has must not become a time series.
-        self._metrics.failed(self._known(error), kind)
-        if is_actionable(error):
-            self._metrics.answered(rpc, "task")
-            _log.warning("task", error=kind, **error.place, reason=text)
-            return as_task(common_pb2.Task(message=text))
-        self._metrics.answered(rpc, "error")
-        _log.error("call_failed", error=kind, **error.place, reason=text)
-        context.abort(status_of(error), status_text(text))
-        raise AssertionError  # never reached: abort raises
-
-    def _known(self, error: ChronolakeError) -> str:
-        if error.table is None or isinstance(error, TableNotFoundError):
-            return ""
-        return error.table
-
-    def _failed(self, rpc: str, context: grpc.ServicerContext, failure: Exception) -> NoReturn:
-        incident = uuid4().hex[:12]
-        said = unexpected(failure)
-        self._metrics.answered(rpc, "error")
-        self._metrics.failed("", said["error"])
-        _log.error("call_failed", incident=incident, **said)
-        context.abort(
-            grpc.StatusCode.INTERNAL,
-            status_text(
-                f"Internal error {incident} ({said['error']}). The server's log says where; the "
-                "table is as it was, or as the whole call leaves it."
-            ),
-        )
-
-    def _abort_closed(self, rpc: str, context: grpc.ServicerContext) -> NoReturn:
-        self._metrics.answered(rpc, "error")
-        context.abort(
-            grpc.StatusCode.UNAVAILABLE,
-            "The server is stopping and gave up the call. Send it again.",
-        )

@@ -104,14 +104,28 @@ def columns_of(message: common_pb2.Table) -> tuple[Column, ...]:
     return tuple(_column_of(column) for column in message.columns)
 
 
-def _column_of(message: common_pb2.Column) -> Column:
-    kind = _KINDS.get(message.type)
+def column_of(name: str, data_type: int) -> Column:
+    """A column that a migration describes by a name (as it is stored) and a type alone.
+
+    Raises:
+        UnsupportedTypeError: a type that is unspecified or unknown.
+    """
+    return Column(name, ColumnType(_kind_of(data_type, name)))
+
+
+def _kind_of(data_type: int, column: str) -> Kind:
+    kind = _KINDS.get(data_type)
     if kind is None:
         raise UnsupportedTypeError(
-            f"The column has no type that is known here (number {message.type}).",
+            f"The column has no type that is known here (number {data_type}).",
             hint="Declare one of " + ", ".join(Kind) + ".",
-            column=message.name,
+            column=column,
         )
+    return kind
+
+
+def _column_of(message: common_pb2.Column) -> Column:
+    kind = _kind_of(message.type, message.name)
     # Other types may carry a decimal's parameters by mistake, and texts a length that is a hint.
     sized = kind is Kind.DECIMAL and message.params.WhichOneof("params") == "decimal"
     try:

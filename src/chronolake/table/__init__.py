@@ -5,6 +5,7 @@ from chronolake.table.alter import alter
 from chronolake.table.create import create
 from chronolake.table.history import write_history_batch
 from chronolake.table.maintain import MaintenancePlan, MaintenanceResult, maintain, planned
+from chronolake.table.migration import SwitchPlan, plan_switch, switch_mode
 from chronolake.table.result import BatchResult
 from chronolake.table.truncate import TruncateResult, truncate
 from chronolake.table.upsert import write_batch
@@ -15,6 +16,7 @@ __all__ = [
     "MaintenancePlan",
     "MaintenanceResult",
     "Promise",
+    "SwitchPlan",
     "TableDescription",
     "TruncateResult",
     "VerifyReport",
@@ -22,7 +24,9 @@ __all__ = [
     "create",
     "describe",
     "maintain",
+    "plan_switch",
     "planned",
+    "switch_mode",
     "truncate",
     "verify",
     "write_batch",

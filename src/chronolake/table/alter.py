@@ -15,18 +15,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from chronolake.changes import RESERVED
 from chronolake.description import describe_loaded
 from chronolake.errors import (
-    CommitConflictError,
     DuplicateKeyError,
     SchemaError,
-    TableNotFoundError,
     TypeChangeError,
 )
 from chronolake.session import CATALOG
 from chronolake.table.convert import converted, is_in_place
-from chronolake.table.create import check_columns, properties_of
+from chronolake.table.create import check_columns, column_properties
+from chronolake.table.publishing import expect_unmoved, publish, until_published
 from chronolake.table.rewrite import drop_abandoned, evolve, evolved_metadata, rewrite
 from chronolake.table.sql import col
-from chronolake.table.staging import TableMovedError, publish
 from chronolake.types import Column, Mode, mode_of
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import TableName
 
-_ATTEMPTS: Final = 5
 _SAME: Final = f"{RESERVED}same"
 
 
@@ -125,24 +122,15 @@ def alter(lake: Lake, name: TableName, columns: Sequence[Column], *, drop_column
         CommitError: others were first too often.
     """
     drop_abandoned(lake)
-    with lake.writing(name):
-        for attempt in range(1, _ATTEMPTS + 1):
-            table = lake.catalog.find(name)
-            if table is None:
-                raise TableNotFoundError(
-                    "The table does not exist.", table=str(name), hint="Create it first."
-                )
-            plan = plan_alter(describe_loaded(table), columns, drop_columns=drop_columns)
-            if plan is None:
-                return False
-            try:
-                _run(lake, table, plan)
-            except CommitConflictError:
-                if attempt == _ATTEMPTS:
-                    raise
-            else:
-                return True
-    raise AssertionError
+
+    def attempt(table: IcebergTable) -> bool:
+        plan = plan_alter(describe_loaded(table), columns, drop_columns=drop_columns)
+        if plan is None:
+            return False
+        _run(lake, table, plan)
+        return True
+
+    return until_published(lake, name, attempt)
 
 
 def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
@@ -150,8 +138,7 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
     rows = _with_new_types(stored, table, plan) if plan.converted else stored
     if plan.changes_key:
         _check_key(rows, table, plan)
-    properties = properties_of(plan.columns)
-    del properties["format-version"]
+    properties = column_properties(plan.columns)
     if plan.converted:
         rewrite(
             lake,
@@ -164,8 +151,7 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
         return
 
     def altered(current: IcebergTable) -> Any:
-        if current.snapshot_id != table.snapshot_id or current.fields != table.fields:
-            raise TableMovedError("Another writer published first.", table=str(table.name))
+        expect_unmoved(table, current)
         metadata = evolved_metadata(evolve(current, plan.columns, {}))
         return current.catalog.builder_from(metadata)
 

@@ -53,19 +53,28 @@ def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
         SchemaError: the columns make no table.
     """
     check_columns(name, columns)
-    is_history = mode_of(column.name for column in columns) is Mode.HISTORY
     lake.catalog.create(
         name,
         columns,
         location=lake.new_location(),
         properties=properties_of(columns),
-        partition_by=[ACTIVE] if is_history else [],
+        partition_by=partitioning_of(columns),
     )
 
 
+def partitioning_of(columns: Sequence[Column]) -> list[str]:
+    """The columns that a table with these columns is partitioned by."""
+    return [ACTIVE] if mode_of(column.name for column in columns) is Mode.HISTORY else []
+
+
 def properties_of(columns: Sequence[Column]) -> dict[str, str]:
-    """The properties of a table with these columns."""
-    properties = {**PROPERTIES, COLUMNS_PROPERTY: columns_to_json(columns)}
+    """The properties of a new table with these columns."""
+    return {**PROPERTIES, **column_properties(columns)}
+
+
+def column_properties(columns: Sequence[Column]) -> dict[str, str]:
+    """The properties that change with a table's columns."""
+    properties = {COLUMNS_PROPERTY: columns_to_json(columns)}
     if len(columns) > _MEASURED_COLUMNS:
         # Scans are pruned by keys and times: they need statistics wherever they stand.
         pruning = {SYNCED, START, END} | {column.name for column in columns if column.primary_key}

@@ -1,11 +1,12 @@
-"""Replacing all rows of a table, and its schema, in one published step.
+"""Replacing rows of a table, and its schema, in one published step.
 
-Iceberg changes few types in place. For the others the new rows are written into a scratch table
-whose columns carry the field ids that the new schema will have; then one compare-and-set changes
-the table's schema, drops the old files and adopts the new ones. Readers see the table before or
-after; a writer that published meanwhile makes the rewrite start again. A crash leaves the old table
-and a scratch table, which the next AlterTable of any table, or `maintain`, drops. (`CREATE OR
-REPLACE TABLE … AS SELECT` would overwrite what another process published while it ran.)
+Iceberg changes few types in place, and a branch has no schema of its own. Where rows and columns
+change together, the new rows are written into a scratch table whose columns carry the field ids
+that the new schema will have; then one compare-and-set changes the table's schema, drops the old
+files and adopts the new ones. Readers see the table before or after; a writer that published
+meanwhile makes the rewrite start again. A crash leaves the old table and a scratch table, which the
+next change of any table's columns, or `maintain`, drops. (`CREATE OR REPLACE TABLE … AS SELECT`
+would overwrite what another process published while it ran.)
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from chronolake.changes import RESERVED
 from chronolake.failpoints import reach
 from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of
 from chronolake.session import CATALOG
-from chronolake.table.staging import TableMovedError, is_abandoned, publish, stage_name
-from chronolake.types import Column, ColumnType, Kind, TableName
+from chronolake.table.publishing import TableMovedError, expect_unmoved, publish
+from chronolake.table.staging import is_abandoned, stage_name
+from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,6 +82,7 @@ def rewrite(
     replaced: Mapping[str, Column],
     rows: DataFrame,
     properties: Mapping[str, str],
+    only_active: bool = False,
 ) -> None:
     """Give a table new columns and new rows, in one published step.
 
@@ -88,8 +91,10 @@ def rewrite(
         table: the state that `rows` was made from.
         columns: the new columns, in table order.
         replaced: those of them whose stored values `rows` has in another type.
-        rows: every row of the table, with `columns`.
+        rows: every row of the table, with `columns`; with `only_active`, what becomes of the
+            active ones.
         properties: table properties to publish with it.
+        only_active: only for history tables: whether the other versions stay as they are.
 
     Raises:
         CommitConflictError: another writer published meanwhile; nothing has changed.
@@ -104,12 +109,11 @@ def rewrite(
         files = lake.catalog.load(scratch)
 
         def adopted(current: IcebergTable) -> Any:
-            if current.snapshot_id != table.snapshot_id:
-                raise TableMovedError("Another writer published first.", table=str(table.name))
+            expect_unmoved(table, current)
             transaction = evolve(current, columns, replaced)
             if not transaction.table().schema().sameSchema(schema):
                 raise TableMovedError("The table's columns changed.", table=str(table.name))
-            _replace_files(current, transaction, files)
+            _replace_files(current, transaction, files, only_active=only_active)
             return current.catalog.builder_from(evolved_metadata(transaction))
 
         reach("rewrite.before-commit")
@@ -154,11 +158,15 @@ def _create_scratch(
     update.commit()
 
 
-def _replace_files(table: IcebergTable, transaction: Any, source: IcebergTable) -> None:
+def _replace_files(
+    table: IcebergTable, transaction: Any, source: IcebergTable, *, only_active: bool
+) -> None:
     jvm = table.catalog.jvm
-    overwrite = transaction.newOverwrite().overwriteByRowFilter(
-        jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
-    )
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    # A history table is partitioned by it, so that whole files meet the filter, or none of their
+    # rows.
+    replaced = expressions.equal(ACTIVE, True) if only_active else expressions.alwaysTrue()
+    overwrite = transaction.newOverwrite().overwriteByRowFilter(replaced)
     tasks = source.java.newScan().includeColumnStats().planFiles()
     try:
         remaining = tasks.iterator()
@@ -176,6 +184,8 @@ def drop_abandoned(lake: Lake) -> None:
         if is_abandoned(name.table):
             log.warning("leftover_dropped", table=str(name))
             try:
-                lake.catalog.drop(name, purge=False)
+                # What lies in another table's folder may be that table's by now.
+                purge = "/rewrite-" not in lake.catalog.load(name).location
+                lake.catalog.drop(name, purge=purge)
             except Py4JError as failure:
                 log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))

@@ -21,15 +21,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from chronolake.description import describe_loaded
-from chronolake.errors import (
-    CommitConflictError,
-    CommitError,
-    CommitUnknownError,
-    TableNotFoundError,
-)
+from chronolake.errors import CommitConflictError, CommitError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.iceberg import MAIN, IcebergTable, java_message_of
 from chronolake.session import CATALOG
+from chronolake.table.publishing import ATTEMPTS, expect_unmoved, publish, swap
 from chronolake.table.sql import KEYS, TABLE
 from chronolake.types import TableName, quoted
 
@@ -44,14 +40,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BATCH_PROPERTY: Final = "chronolake.last-batch"
-PUBLISHED_PROPERTY: Final = "chronolake.published-at"
-#: Identity of the last publish: tells whether a commit whose answer was lost has happened.
-PUBLISH_PROPERTY: Final = "chronolake.last-publish"
 
 _PREFIX: Final = "chronolake-stage"
 #: A staged write of another machine is taken for dead after this time.
 _ABANDONED_AFTER: Final = timedelta(hours=24)
-_ATTEMPTS: Final = 20
 #: Tells this process from an earlier one with the same number.
 _PROCESS: Final = f"{socket.gethostname().replace('-', '_')}-{os.getpid()}-{uuid4().hex[:8]}"
 
@@ -148,7 +140,7 @@ class StagedWrite:
         reach("staged.branch-created")
 
     def _branched(self, current: IcebergTable) -> Any:
-        self._expect_unmoved(current)
+        expect_unmoved(self.table, current)
         builder = current.builder()
         for leftover in filter(is_abandoned, current.branches()):
             log.warning("leftover_dropped", table=str(current.name), branch=leftover)
@@ -166,18 +158,12 @@ class StagedWrite:
             publish(self.table.refreshed(), self._published, properties)
 
     def _published(self, current: IcebergTable) -> Any:
-        self._expect_unmoved(current)
+        expect_unmoved(self.table, current)
         builder = current.builder()
         if self._made:
             builder.setBranchSnapshot(current.branch(self.branch), MAIN)
             builder.removeRef(self.branch)
         return builder
-
-    def _expect_unmoved(self, current: IcebergTable) -> None:
-        if current.snapshot_id != self.table.snapshot_id or _schema_of(current) != _schema_of(
-            self.table
-        ):
-            raise TableMovedError("Another writer published first.", table=str(current.name))
 
     def abandon(self) -> None:
         """Drop the branch; its files are removed as orphans by maintenance."""
@@ -195,10 +181,6 @@ class StagedWrite:
             )
 
 
-def _schema_of(table: IcebergTable) -> tuple[int, str]:
-    return int(table.metadata.currentSchemaId()), str(table.metadata.uuid())
-
-
 def drop_branch(table: IcebergTable, branch: str) -> None:
     """Remove a branch if it is there."""
     if table.branch(branch) is not None:
@@ -207,83 +189,6 @@ def drop_branch(table: IcebergTable, branch: str) -> None:
 
 class TableAlteredError(CommitError):
     """The table's columns are not those that the batch was read for."""
-
-
-class TableMovedError(CommitConflictError):
-    """The table is not what the write was made for: it has to be staged again."""
-
-
-def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
-    """Apply a change of metadata with a compare-and-set, again when another one came between.
-
-    Args:
-        table: the state to begin with.
-        change: gets the table's present state and returns a metadata builder made from it; it
-            raises where the change makes no sense any more.
-
-    Raises:
-        CommitConflictError: others were first too often; nothing has changed.
-    """
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            table.commit(change(table).build())
-        except TableMovedError:
-            raise
-        except CommitConflictError:
-            if attempt == _ATTEMPTS:
-                raise
-            time.sleep(0.02 * attempt)
-            table = table.refreshed()
-        else:
-            return
-
-
-def publish(
-    table: IcebergTable, change: Callable[[IcebergTable], Any], properties: Mapping[str, str]
-) -> None:
-    """Publish a change of metadata together with properties and the publish's identity.
-
-    When the catalog's answer is lost, the table is read again: if it carries this publish's
-    identity, the commit has happened.
-
-    Raises:
-        CommitConflictError: others were first too often; nothing has changed.
-        CommitUnknownError: the answer was lost, and the table does not tell.
-    """
-    identity = uuid4().hex
-    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    marks = {PUBLISH_PROPERTY: identity, PUBLISHED_PROPERTY: stamp}
-
-    def marked(current: IcebergTable) -> Any:
-        return change(current).setProperties(current.catalog.map({**properties, **marks}))
-
-    reach("publish.before-commit")
-    try:
-        swap(table, marked)
-    except (Py4JError, PySparkException) as failure:
-        _settle(table, identity, failure)
-    reach("publish.after-commit")
-
-
-def _settle(table: IcebergTable, identity: str, failure: Exception) -> None:
-    log.warning("commit_outcome_unknown", table=str(table.name), reason=java_message_of(failure))
-    for pause in (0.1, 1.0, 5.0):
-        time.sleep(pause)
-        try:
-            now = table.refreshed()
-        except (Py4JError, PySparkException, TableNotFoundError):
-            continue
-        if now.property_of(PUBLISH_PROPERTY) == identity:
-            return
-        raise CommitConflictError(
-            f"The commit did not happen: {java_message_of(failure)}", table=str(table.name)
-        ) from failure
-    raise CommitUnknownError(
-        f"The catalog did not answer a commit, nor afterwards: {java_message_of(failure)}",
-        hint="Send the batch again when the catalog answers: a batch that is already in the table "
-        "changes nothing.",
-        table=str(table.name),
-    ) from failure
 
 
 def stage_name() -> str:
@@ -338,12 +243,12 @@ def staged(
         TableNotFoundError: there is no such table.
         CommitConflictError: others were first too often.
     """
-    for attempt in range(1, _ATTEMPTS + 1):
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             with lake.writing(name):
                 _attempt(lake, name, write, watch, spark or lake.spark)
         except CommitConflictError as conflict:
-            if attempt == _ATTEMPTS:
+            if attempt == ATTEMPTS:
                 raise
             log.info("staged_again", table=str(name), attempt=attempt, reason=conflict.message)
             time.sleep(min(0.05 * attempt, 1.0))

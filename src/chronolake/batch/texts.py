@@ -1,0 +1,48 @@
+"""Single values that come as text outside a batch file, read as a batch file's cells are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from chronolake.batch import cells
+from chronolake.batch.columns import CellRefusedError, typed
+from chronolake.errors import ValueRefusedError
+from chronolake.types import Kind
+
+if TYPE_CHECKING:
+    from chronolake.types import ColumnType
+
+
+def value_of(text: str, kind: ColumnType) -> pa.Scalar:
+    """The value of a text, as an Arrow scalar of `kind.arrow`.
+
+    An empty text is null, but for columns of text or bytes.
+
+    Raises:
+        ValueRefusedError: the text is no value of the type.
+    """
+    try:
+        return typed(pa.array([text], pa.string()), kind, Counter())[0]
+    except CellRefusedError as refused:
+        raise ValueRefusedError(
+            f"The value is no {kind}: {refused.reason}.",
+            hint="Write it as it would stand in a batch file.",
+        ) from None
+
+
+def instant_of(text: str) -> int:
+    """The microseconds since 1970 (UTC) of a time in ISO 8601; finer digits are cut off.
+
+    Raises:
+        ValueRefusedError: the text is no such time.
+    """
+    try:
+        micros, _ = cells.micros(text, Kind.UTC_DATETIME)
+    except cells.RefusedError as refused:
+        raise ValueRefusedError(
+            f"The text is no time: {refused}.", hint="Write it like 2024-05-02T00:00:00Z."
+        ) from None
+    return micros

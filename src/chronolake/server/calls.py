@@ -1,0 +1,157 @@
+"""How a call is run and answered, whatever it does; and how running calls are stopped."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from uuid import uuid4
+
+import grpc
+import structlog
+
+from chronolake.errors import ChronolakeError, TableNotFoundError
+from chronolake.protos import common_pb2
+from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
+from chronolake.server.writing import cancellable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from chronolake.lake import Lake
+    from chronolake.server.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+
+class _Answer(Protocol):
+    """A response message: exactly one member of its `response` is set."""
+
+    def WhichOneof(self, oneof_group: Any, /) -> Any: ...  # noqa: N802 - protobuf's name
+
+
+_A = TypeVar("_A", bound=_Answer)
+
+
+class Calls:
+    """The calls that a servicer has running.
+
+    A failure that somebody can act upon is answered as a task; any other ends in a gRPC status.
+    Nothing that a caller sees or that is logged holds a key, a credential or a cell value.
+
+    Args:
+        lake: where the tables are.
+        metrics: where calls are counted.
+    """
+
+    def __init__(self, lake: Lake, metrics: Metrics) -> None:
+        self._lake = lake
+        self._metrics = metrics
+        self._state = threading.Condition()
+        self._batches: set[str] = set()
+        self._closed = False
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until no call runs; False if some still do after `seconds`."""
+        with self._state:
+            return self._state.wait_for(lambda: not self._batches, seconds)
+
+    def refuse(self) -> None:
+        """Answer every further call, and each that fails from now on, with UNAVAILABLE."""
+        self._closed = True
+
+    def cancel(self) -> tuple[str, ...]:
+        """Cancel the Spark jobs of every running batch; says which batches those are."""
+        with self._state:
+            running = tuple(self._batches)
+        for batch in running:
+            self._lake.spark.sparkContext.cancelJobsWithTag(batch)
+        return running
+
+    @contextmanager
+    def _running(self, rpc: str) -> Iterator[str]:
+        """Count a call as running, and give it an identity that its log lines carry."""
+        # Random, not made from the request: an identity that comes again would be taken for the
+        # same attempt, and callers use file names more than once.
+        batch = uuid4().hex[:16]
+        with self._state:
+            self._batches.add(batch)
+        try:
+            with (
+                self._metrics.in_progress(rpc),
+                structlog.contextvars.bound_contextvars(rpc=rpc, batch=batch),
+            ):
+                yield batch
+        finally:
+            with self._state:
+                self._batches.discard(batch)
+                self._state.notify_all()
+
+    def _answer(
+        self,
+        rpc: str,
+        context: grpc.ServicerContext,
+        work: Callable[[str], _A],
+        as_task: Callable[[common_pb2.Task], _A],
+    ) -> _A:
+        """Do the work, and make of whatever it raises what the caller is to see."""
+        with self._running(rpc) as batch, cancellable(self._lake, batch):
+            if self._closed:
+                self._abort_closed(rpc, context)
+            try:
+                response = work(batch)
+            except ChronolakeError as error:
+                if self._closed and not is_actionable(error):
+                    self._abort_closed(rpc, context)
+                return self._refused(rpc, context, error, as_task)
+            except Exception as failure:  # noqa: BLE001 - nothing may end the connection
+                if self._closed:
+                    self._abort_closed(rpc, context)
+                self._failed(rpc, context, failure)
+            self._metrics.answered(rpc, str(response.WhichOneof("response")))
+            return response
+
+    def _refused(
+        self,
+        rpc: str,
+        context: grpc.ServicerContext,
+        error: ChronolakeError,
+        as_task: Callable[[common_pb2.Task], _A],
+    ) -> _A:
+        kind, text = type(error).__name__, text_of(error)
+        # A name that no table has must not become a time series.
+        self._metrics.failed(self._known(error), kind)
+        if is_actionable(error):
+            self._metrics.answered(rpc, "task")
+            _log.warning("task", error=kind, **error.place, reason=text)
+            return as_task(common_pb2.Task(message=text))
+        self._metrics.answered(rpc, "error")
+        _log.error("call_failed", error=kind, **error.place, reason=text)
+        context.abort(status_of(error), status_text(text))
+        raise AssertionError  # never reached: abort raises
+
+    def _known(self, error: ChronolakeError) -> str:
+        if error.table is None or isinstance(error, TableNotFoundError):
+            return ""
+        return error.table
+
+    def _failed(self, rpc: str, context: grpc.ServicerContext, failure: Exception) -> NoReturn:
+        incident = uuid4().hex[:12]
+        said = unexpected(failure)
+        self._metrics.answered(rpc, "error")
+        self._metrics.failed("", said["error"])
+        _log.error("call_failed", incident=incident, **said)
+        context.abort(
+            grpc.StatusCode.INTERNAL,
+            status_text(
+                f"Internal error {incident} ({said['error']}). The server's log says where; the "
+                "table is as it was, or as the whole call leaves it."
+            ),
+        )
+
+    def _abort_closed(self, rpc: str, context: grpc.ServicerContext) -> NoReturn:
+        self._metrics.answered(rpc, "error")
+        context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            "The server is stopping and gave up the call. Send it again.",
+        )

@@ -1,0 +1,117 @@
+"""Tables made aside of a query's rows, then published whole: as new tables, or in a table's place.
+
+The rows are written into a table that no user sees. One step of the catalog then gives it its name,
+or makes its metadata the metadata of a table that exists (a compare-and-set). Readers see the table
+before or after; a crash leaves a hidden table, which the next change of any table, or `maintain`,
+drops.
+
+In a table's place, the new metadata begins anew: it knows none of the table's old snapshots and
+partition specs. Iceberg cannot delete rows from a table that was once partitioned by a column which
+it has no longer. The table keeps its identity, its folder and its properties; the files of the old
+snapshots are orphans in that folder, which maintenance removes after their grace period.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from chronolake.failpoints import reach
+from chronolake.iceberg import COLUMNS_PROPERTY, SCRATCH_SCHEMA, IcebergTable
+from chronolake.session import CATALOG
+from chronolake.table.create import check_columns, partitioning_of, properties_of
+from chronolake.table.publishing import expect_unmoved, publish, publishing_marks
+from chronolake.table.staging import stage_name
+from chronolake.types import TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from chronolake.lake import Lake
+    from chronolake.types import Column
+
+_METRICS: Final = "write.metadata.metrics.column."
+
+
+def publish_new(lake: Lake, name: TableName, columns: Sequence[Column], query: str) -> None:
+    """Make a table of a query's rows. It appears with all of them, or not at all.
+
+    Args:
+        lake: the lake.
+        name: a name that no table has.
+        columns: the new table's columns, in order.
+        query: SQL that gives these columns, by name.
+
+    Raises:
+        SchemaError: the columns make no table.
+        TableExistsError: a table of the name exists; it is untouched.
+    """
+    check_columns(name, columns)
+    lake.catalog.ensure_schema(name.schema)
+    location, marks = lake.new_location(), publishing_marks()
+    with _aside(lake, columns, query, location=location, properties=marks) as made:
+        reach("rewrite.before-commit")
+        lake.catalog.rename(made.name, name)
+        reach("rewrite.after-commit")
+
+
+def publish_over(lake: Lake, table: IcebergTable, columns: Sequence[Column], query: str) -> None:
+    """Give a table other columns, rows and partitions, in one step.
+
+    Args:
+        lake: the lake.
+        table: the state that the query reads.
+        columns: the columns afterwards, in order.
+        query: SQL that gives these columns, by name: all rows of the table afterwards.
+
+    Raises:
+        SchemaError: the columns make no table.
+        CommitConflictError: another writer published meanwhile; nothing has changed.
+        CommitUnknownError: the catalog's answer was lost.
+    """
+    check_columns(table.name, columns)
+    carried = {
+        key: value
+        for key, value in table.properties.items()
+        if key != COLUMNS_PROPERTY and not key.startswith(_METRICS)
+    }
+    location = f"{table.location}/rewrite-{uuid4().hex}"
+    with _aside(lake, columns, query, location=location, properties=carried) as made:
+
+        def replaced(current: IcebergTable) -> Any:
+            expect_unmoved(table, current)
+            builder = current.catalog.builder_from(made.metadata)
+            builder.assignUUID(current.metadata.uuid())
+            return builder.setLocation(current.location)
+
+        reach("rewrite.before-commit")
+        publish(table.refreshed(), replaced, {})
+        reach("rewrite.after-commit")
+
+
+@contextmanager
+def _aside(
+    lake: Lake,
+    columns: Sequence[Column],
+    query: str,
+    *,
+    location: str,
+    properties: Mapping[str, str],
+) -> Iterator[IcebergTable]:
+    """A hidden table of a query's rows; its name is free again when the block ends."""
+    hidden = TableName(SCRATCH_SCHEMA, stage_name())
+    try:
+        lake.catalog.create(
+            hidden,
+            columns,
+            location=location,
+            properties={**properties, **properties_of(columns)},
+            partition_by=partitioning_of(columns),
+        )
+        lake.spark.sql(f"INSERT INTO {CATALOG}.{hidden.sql} BY NAME {query}")
+        reach("rewrite.written")
+        yield lake.catalog.load(hidden)
+    finally:
+        # Published, its files belong to another table now; else maintenance removes them.
+        lake.catalog.drop(hidden, purge=False)

@@ -1,0 +1,134 @@
+"""Switching a table's mode, with its data: live, soft-delete and history.
+
+Source: `seeds/history-mode.txt` ("Switching modes", "Record history"). A switch is one published
+step: a reader sees the table in its old mode or in the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chronolake.description import describe_loaded
+from chronolake.errors import TableNotFoundError
+from chronolake.table.aside import publish_over
+from chronolake.table.migration.conversion import converted_to
+from chronolake.table.publishing import until_published
+from chronolake.table.rewrite import drop_abandoned
+from chronolake.types import DELETED, Mode
+
+if TYPE_CHECKING:
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+
+@dataclass(frozen=True)
+class SwitchPlan:
+    """What a switch of mode changes.
+
+    Attributes:
+        table: which table.
+        before, after: its modes.
+        added, dropped: names of the columns that come and go.
+        rows_before, rows_after: number of rows (of a history table: versions).
+    """
+
+    table: TableName
+    before: Mode
+    after: Mode
+    added: tuple[str, ...]
+    dropped: tuple[str, ...]
+    rows_before: int
+    rows_after: int
+
+    @property
+    def rows_lost(self) -> int:
+        """Number of rows that the table has no longer afterwards."""
+        return self.rows_before - self.rows_after
+
+    @property
+    def forgets(self) -> str | None:
+        """What the table no longer tells afterwards, in words; None if nothing is lost."""
+        match self.before, self.after:
+            case Mode.HISTORY, Mode.SOFT_DELETE:
+                return "all versions but the newest of each record, and when each of them was true"
+            case Mode.HISTORY, Mode.LIVE:
+                return (
+                    "all versions but the active ones, every deleted record, and when each version "
+                    "was true"
+                )
+            case Mode.SOFT_DELETE, Mode.LIVE:
+                return "the records that are marked as deleted"
+            case _:
+                return None
+
+
+def plan_switch(lake: Lake, name: TableName, mode: Mode) -> SwitchPlan:
+    """What `switch_mode` would do, without doing it; one Spark query counts the rows.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table cannot be in that mode.
+    """
+    description = lake.describe(name)
+    if description is None:
+        raise TableNotFoundError(
+            "The table does not exist.",
+            table=str(name),
+            hint="`chronolake tables` lists those that do.",
+        )
+    if description.mode is mode:
+        rows = lake.table(name).df.count()
+        return SwitchPlan(name, mode, mode, (), (), rows, rows)
+    conversion = converted_to(lake.spark, description, mode, marker=DELETED)
+    (counted,) = lake.spark.sql(conversion.counts).collect()
+    before = [column.name for column in description.columns]
+    after = [column.name for column in conversion.columns]
+    return SwitchPlan(
+        table=name,
+        before=description.mode,
+        after=mode,
+        added=tuple(name for name in after if name not in before),
+        dropped=tuple(name for name in before if name not in after),
+        rows_before=counted[0] or 0,
+        rows_after=counted[1] or 0,
+    )
+
+
+def switch_mode(lake: Lake, name: TableName, mode: Mode, *, marker: str | None = DELETED) -> bool:
+    """Switch a table's mode and keep its data, in one published step.
+
+    To history: rows whose marker is true become versions that started and ended at Tmin; all others
+    are active from the table's greatest `_fivetran_synced` on (from now on, if no row has one).
+    `_fivetran_deleted` goes; a marker of another name stays. From history: to soft-delete, each
+    record's newest version stays, marked unless it is active; to live, the active versions stay.
+    From soft-delete to live, marked rows go.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        mode: the mode afterwards.
+        marker: the column that marks deleted rows in soft-delete mode. To history, None or a column
+            that the table lacks: no row is deleted. From history to soft-delete, a marker that is
+            missing is made, beside `_fivetran_deleted`, which is then false everywhere.
+
+    Returns:
+        Whether the table was in another mode before.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table cannot be in that mode: it has no key, or a column in the way.
+        CommitError: the result could not be published.
+    """
+    drop_abandoned(lake)
+
+    def attempt(table: IcebergTable) -> bool:
+        description = describe_loaded(table)
+        if description.mode is mode:
+            return False
+        conversion = converted_to(lake.spark, description, mode, marker=marker)
+        publish_over(lake, table, conversion.columns, conversion.query)
+        return True
+
+    return until_published(lake, name, attempt)

@@ -1,0 +1,147 @@
+"""Whole tables: drop, rename, copy.
+
+Source: `specs/partner-sdk.md` 4.8. Every operation is one step of the catalog, and safe to send
+twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from chronolake.description import describe_loaded
+from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
+from chronolake.failpoints import reach
+from chronolake.session import CATALOG
+from chronolake.table.aside import publish_new, publish_over
+from chronolake.table.migration.conversion import converted_to
+from chronolake.table.publishing import until_published
+from chronolake.table.rewrite import drop_abandoned
+from chronolake.table.sql import listed
+from chronolake.types import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import Column, TableName
+
+    _Rows = tuple[tuple[Column, ...], str]
+
+
+def drop_table(lake: Lake, name: TableName) -> bool:
+    """Remove a table and its files; False if there was none."""
+    with lake.writing(name):
+        reach("publish.before-commit")
+        dropped = lake.catalog.drop(name, purge=True)
+        reach("publish.after-commit")
+    return dropped
+
+
+def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
+    """Give a table another name, with its data and key.
+
+    Returns:
+        False if only the new name exists: the table was renamed before.
+
+    Raises:
+        TableNotFoundError: neither name exists.
+        TableExistsError: both names exist; nothing has changed.
+    """
+    with _holding(lake, name, new_name):
+        if lake.catalog.find(name) is None:
+            if lake.catalog.find(new_name) is not None:
+                return False
+            raise TableNotFoundError(
+                "The table to rename does not exist.", table=str(name), hint="Create it first."
+            )
+        reach("publish.before-commit")
+        lake.catalog.rename(name, new_name)
+        reach("publish.after-commit")
+    return True
+
+
+def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
+    """Make a table with the columns, key and rows of another, which does not change.
+
+    A table of the new name that has the same columns gets the rows anew: the request was sent
+    before.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        TableExistsError: a table of the new name has other columns; nothing has changed.
+        CommitError: the copy could not be published.
+    """
+
+    def as_it_is(source: IcebergTable) -> _Rows:
+        columns = describe_loaded(source).columns
+        query = f"SELECT {listed(column.name for column in columns)} FROM {CATALOG}.{name.sql}"
+        return columns, query
+
+    _copy(lake, name, new_name, as_it_is)
+
+
+def copy_table_to_history(
+    lake: Lake, name: TableName, new_name: TableName, *, marker: str | None
+) -> None:
+    """Make a history table of a soft-delete or live table, which does not change.
+
+    Args:
+        lake: the lake.
+        name: the table to copy.
+        new_name: the history table.
+        marker: the column that marks deleted rows; None or a column that the table lacks: no row
+            is deleted.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        TableExistsError: a table of the new name has other columns; nothing has changed.
+        SchemaError: the table has no key, or a column in the way.
+        CommitError: the copy could not be published.
+    """
+
+    def as_history(source: IcebergTable) -> _Rows:
+        description = describe_loaded(source)
+        if description.mode is Mode.HISTORY:
+            raise SchemaError(
+                "The table to copy is in history mode already.",
+                table=str(name),
+                hint="Copy it as it is.",
+            )
+        conversion = converted_to(lake.spark, description, Mode.HISTORY, marker=marker)
+        return conversion.columns, conversion.query
+
+    _copy(lake, name, new_name, as_history)
+
+
+def _copy(
+    lake: Lake, name: TableName, new_name: TableName, rows_of: Callable[[IcebergTable], _Rows]
+) -> None:
+    drop_abandoned(lake)
+
+    def attempt(source: IcebergTable) -> None:
+        columns, query = rows_of(source)
+        target = lake.catalog.find(new_name)
+        if target is None:
+            publish_new(lake, new_name, columns, query)
+        elif describe_loaded(target).columns == columns:
+            publish_over(lake, target, columns, query)
+        else:
+            raise TableExistsError(
+                "A table of that name exists and has other columns.",
+                table=str(new_name),
+                hint="Choose another name, or drop the table first.",
+            )
+
+    with _holding(lake, name, new_name):
+        until_published(lake, name, attempt)
+
+
+@contextmanager
+def _holding(lake: Lake, *names: TableName) -> Iterator[None]:
+    """Hold several tables; in one order everywhere, so that nobody waits for ever."""
+    with ExitStack() as held:
+        for name in sorted(set(names)):
+            held.enter_context(lake.writing(name))
+        yield

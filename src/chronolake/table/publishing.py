@@ -1,0 +1,168 @@
+"""Publishing: new metadata of a table, by a compare-and-set.
+
+Whoever changed the table first wins: what was made from another state is made again. When the
+catalog's answer is lost, the table itself tells whether the change has happened.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.errors import CommitConflictError, CommitUnknownError, TableNotFoundError
+from chronolake.failpoints import reach
+from chronolake.iceberg import IcebergTable, java_message_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from chronolake.iceberg import Field
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+log = structlog.get_logger(__name__)
+
+_Outcome = TypeVar("_Outcome")
+
+PUBLISHED_PROPERTY: Final = "chronolake.published-at"
+#: Identity of the last publish: tells whether a commit whose answer was lost has happened.
+PUBLISH_PROPERTY: Final = "chronolake.last-publish"
+
+#: How often a change is tried again because another writer was first.
+ATTEMPTS: Final = 20
+
+
+class TableMovedError(CommitConflictError):
+    """The table is not what the write was made for: it has to be staged again."""
+
+
+def expect_unmoved(table: IcebergTable, current: IcebergTable) -> None:
+    """Refuse to publish what was made from another state than the table has now.
+
+    Raises:
+        TableMovedError: rows, columns or the table itself are others.
+    """
+    if _state_of(table) != _state_of(current):
+        raise TableMovedError("Another writer published first.", table=str(current.name))
+
+
+def _state_of(table: IcebergTable) -> tuple[int | None, tuple[Field, ...], str]:
+    # Columns are compared and not a schema's number: a table replaced as a whole numbers anew.
+    return table.snapshot_id, table.fields, str(table.metadata.uuid())
+
+
+def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
+    """Apply a change of metadata with a compare-and-set, again when another one came between.
+
+    Args:
+        table: the state to begin with.
+        change: gets the table's present state and returns a metadata builder made from it; it
+            raises where the change makes no sense any more.
+
+    Raises:
+        CommitConflictError: others were first too often; nothing has changed.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            table.commit(change(table).build())
+        except TableMovedError:
+            raise
+        except CommitConflictError:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(0.02 * attempt)
+            table = table.refreshed()
+        else:
+            return
+
+
+def publish(
+    table: IcebergTable, change: Callable[[IcebergTable], Any], properties: Mapping[str, str]
+) -> None:
+    """Publish a change of metadata together with properties and the publish's identity.
+
+    When the catalog's answer is lost, the table is read again: if it carries this publish's
+    identity, the commit has happened.
+
+    Raises:
+        CommitConflictError: others were first too often; nothing has changed.
+        CommitUnknownError: the answer was lost, and the table does not tell.
+    """
+    marks = publishing_marks()
+
+    def marked(current: IcebergTable) -> Any:
+        return change(current).setProperties(current.catalog.map({**properties, **marks}))
+
+    reach("publish.before-commit")
+    try:
+        swap(table, marked)
+    except (Py4JError, PySparkException) as failure:
+        _settle(table, marks[PUBLISH_PROPERTY], failure)
+    reach("publish.after-commit")
+
+
+def publishing_marks() -> dict[str, str]:
+    """Properties of a table that is published now: a new identity, and the time."""
+    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {PUBLISH_PROPERTY: uuid4().hex, PUBLISHED_PROPERTY: stamp}
+
+
+def _settle(table: IcebergTable, identity: str, failure: Exception) -> None:
+    log.warning("commit_outcome_unknown", table=str(table.name), reason=java_message_of(failure))
+    for pause in (0.1, 1.0, 5.0):
+        time.sleep(pause)
+        try:
+            now = table.refreshed()
+        except (Py4JError, PySparkException, TableNotFoundError):
+            continue
+        if now.property_of(PUBLISH_PROPERTY) == identity:
+            return
+        raise CommitConflictError(
+            f"The commit did not happen: {java_message_of(failure)}", table=str(table.name)
+        ) from failure
+    raise CommitUnknownError(
+        f"The catalog did not answer a commit, nor afterwards: {java_message_of(failure)}",
+        hint="Send the batch again when the catalog answers: a batch that is already in the table "
+        "changes nothing.",
+        table=str(table.name),
+    ) from failure
+
+
+def until_published(
+    lake: Lake, name: TableName, attempt: Callable[[IcebergTable], _Outcome]
+) -> _Outcome:
+    """Run a change of a table until no other writer comes between.
+
+    The table is held meanwhile: in this process, nobody else writes to it.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        attempt: makes the change from the table's present state and publishes it; it runs again on
+            the new state when another process published first.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        CommitConflictError: others were first too often.
+    """
+    for number in range(1, ATTEMPTS + 1):
+        with lake.writing(name):
+            table = lake.catalog.find(name)
+            if table is None:
+                raise TableNotFoundError(
+                    "The table does not exist.", table=str(name), hint="Create it first."
+                )
+            try:
+                return attempt(table)
+            except CommitConflictError as conflict:
+                if number == ATTEMPTS:
+                    raise
+                log.info("changed_again", table=str(name), attempt=number, reason=conflict.message)
+        time.sleep(min(0.05 * number, 1.0))
+    raise AssertionError
