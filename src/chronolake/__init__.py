@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chronolake.errors import ChronolakeError
+from chronolake.errors import ChronolakeError, HistoryWarning
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 
 if TYPE_CHECKING:
-    from chronolake.lake import Lake, LakeTable
+    from chronolake.lake import Lake
+    from chronolake.reading import LakeTable
 
 __all__ = [
     "ChronolakeError",
     "Column",
     "ColumnType",
+    "HistoryWarning",
     "Kind",
     "Lake",
     "LakeTable",
@@ -34,8 +36,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load the names that need Spark when they are first used: commands that look do without."""
-    if name in {"Lake", "LakeTable"}:
-        from chronolake import lake  # noqa: PLC0415
+    if name == "Lake":
+        from chronolake.lake import Lake  # noqa: PLC0415
 
-        return getattr(lake, name)
+        return Lake
+    if name == "LakeTable":
+        from chronolake.reading import LakeTable  # noqa: PLC0415
+
+        return LakeTable
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,13 +8,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from chronolake.iceberg import COLUMNS_PROPERTY, columns_from_json
-from chronolake.types import START, Column, ColumnType, Kind, Mode, TableName, mode_of
+from chronolake.types import (
+    HISTORY_SINCE_PROPERTY,
+    START,
+    Column,
+    ColumnType,
+    Kind,
+    Mode,
+    TableName,
+    mode_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chronolake.iceberg import Field, IcebergTable
-    from chronolake.lake import Lake
 
 _INFERRED = {
     "boolean": Kind.BOOLEAN,
@@ -33,10 +41,18 @@ _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A table as its sender knows it: columns in table order with their declared types."""
+    """A table as its sender knows it.
+
+    Attributes:
+        name: schema and table.
+        columns: in table order, with their declared types.
+        history_since: since when a history table has history, in microseconds since 1970; None if
+            it was a history table from the beginning, or is none.
+    """
 
     name: TableName
     columns: tuple[Column, ...]
+    history_since: int | None = None
 
     @cached_property
     def mode(self) -> Mode:
@@ -70,12 +86,8 @@ def describe_loaded(table: IcebergTable) -> TableDescription:
     columns = [
         declared.get(field.name) or Column(field.name, _infer(field)) for field in table.fields
     ]
-    return TableDescription(table.name, tuple(columns))
-
-
-def describe(lake: Lake, name: TableName) -> TableDescription | None:
-    """The description of a lake's table, or None if there is no such table."""
-    return lake.describe(name)
+    since = table.property_of(HISTORY_SINCE_PROPERTY)
+    return TableDescription(table.name, tuple(columns), int(since) if since else None)
 
 
 def _declared(text: str) -> dict[str, Column]:

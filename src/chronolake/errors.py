@@ -194,3 +194,7 @@ class CommitUnknownError(CommitError):
 
 class PromiseBrokenError(ChronolakeError):
     """A table no longer keeps what it promises."""
+
+
+class HistoryWarning(UserWarning):
+    """A question about a time from before a table kept history: the answer may lack records."""

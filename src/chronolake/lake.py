@@ -5,35 +5,29 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import unquote, urlencode, urlsplit
 from uuid import uuid4
 
-from pyspark.sql import functions as F  # noqa: N812
 from sqlalchemy.engine import make_url
 
-from chronolake import session
+from chronolake import leftovers, session
 from chronolake.config import LakeConfig, load
 from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import (
-    BatchError,
     LakeError,
     TableNotFoundError,
-    UnknownColumnError,
-    ValueRefusedError,
 )
 from chronolake.iceberg import Catalog
-from chronolake.types import END, EPSILON_MICROS, START, Mode, TableName
+from chronolake.reading import LakeTable
+from chronolake.types import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import date
     from types import TracebackType
 
-    from pyspark.sql import Column as Expression
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 #: Up to these, planning a batch takes longer than running it.
 _LIGHT_ROWS: Final = 200_000
@@ -123,7 +117,7 @@ class Lake:
                 table=str(parsed),
                 hint="`chronolake tables` lists those that do.",
             )
-        return LakeTable(self, parsed)
+        return LakeTable(self.spark, self.catalog, parsed)
 
     def describe(self, name: TableName) -> TableDescription | None:
         """The description of a table, or None if it does not exist."""
@@ -149,109 +143,12 @@ class Lake:
         finally:
             with self._guard:
                 self._writers[name] -= 1
+            leftovers.let_go()
 
     def is_written(self, name: TableName) -> bool:
         """Whether a thread of this process writes to a table, or waits to."""
         with self._guard:
             return self._writers[name] > 0
-
-
-class LakeTable:
-    """A table of an open lake, for reading."""
-
-    def __init__(self, lake: Lake, name: TableName) -> None:
-        self._lake = lake
-        self.name = name
-
-    @property
-    def df(self) -> DataFrame:
-        """The table's rows, with all columns; a history table's are versions."""
-        return self._lake.spark.table(f"{session.CATALOG}.{self.name.sql}")
-
-    def describe(self) -> TableDescription:
-        """The table's columns, key and mode."""
-        description = self._lake.describe(self.name)
-        if description is None:
-            raise TableNotFoundError("The table was dropped.", table=str(self.name))
-        return description
-
-    def history(self, **key: Any) -> DataFrame:
-        """Versions ordered by key and start; of one record, if its key columns are given.
-
-        Args:
-            key: values of key columns; None means null.
-
-        Raises:
-            BatchError: the table is not in history mode.
-            UnknownColumnError: a column that is not part of the record's key.
-            ValueRefusedError: a value that is none of its column's type.
-        """
-        description = self._history_description()
-        rows = self.df
-        for column, value in key.items():
-            if column not in description.record_key:
-                raise UnknownColumnError(
-                    "The column is not part of the record's key.",
-                    table=str(self.name),
-                    column=column,
-                    hint=f"Name columns of the key: {', '.join(description.record_key)}.",
-                )
-            wanted = self._literal(value, description.by_name[column].type.sql, column)
-            rows = rows.where(F.col(session_quoted(column)).eqNullSafe(wanted))
-        order = (*description.record_key, START)
-        return rows.orderBy(*(F.col(session_quoted(column)) for column in order))
-
-    def as_of(self, at: date | datetime | str) -> DataFrame:
-        """Each record's version at an instant: start <= `at` < end + epsilon.
-
-        Args:
-            at: an instant; a naive datetime is taken as UTC, a text as ISO 8601, a date as its
-                first instant in UTC.
-
-        Raises:
-            BatchError: the table is not in history mode.
-            ValueRefusedError: the text is no time.
-        """
-        self._history_description()
-        text = _iso(at) if isinstance(at, datetime) else str(at)
-        instant = self._literal(text, "timestamp")
-        after_end = F.col(END) + F.expr(f"interval {EPSILON_MICROS} microseconds")
-        # Tmax + epsilon is still a timestamp of the year 10000 to Spark, so nothing overflows.
-        return self.df.where((F.col(START) <= instant) & (instant < after_end))
-
-    def _literal(self, value: Any, kind: str, column: str | None = None) -> Expression:
-        """A value as a literal of a Spark type, checked now and not when Spark comes to it."""
-        literal = F.lit(value).try_cast(kind)
-        if value is not None:
-            row = self._lake.spark.range(1).select(literal.isNull()).first()
-            if row is None or row[0]:
-                raise ValueRefusedError(
-                    f"{value!r} is no {kind}.",
-                    table=str(self.name),
-                    column=column,
-                    hint="Times are written as 2024-05-02T00:00:00Z.",
-                )
-        return literal
-
-    def _history_description(self) -> TableDescription:
-        description = self.describe()
-        if description.mode is not Mode.HISTORY:
-            raise BatchError(
-                f"The table is in {description.mode} mode and keeps no history.",
-                table=str(self.name),
-                hint="Only history tables have versions and past states.",
-            )
-        return description
-
-
-def session_quoted(column: str) -> str:
-    """A column name as `pyspark.sql.functions.col` wants it: in backticks."""
-    return "`" + column.replace("`", "``") + "`"
-
-
-def _iso(at: datetime) -> str:
-    aware = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return aware.astimezone(UTC).isoformat()
 
 
 def catalog_settings(config: LakeConfig) -> dict[str, str]:

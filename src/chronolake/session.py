@@ -59,6 +59,9 @@ _STATIC: Final[dict[str, str]] = {
     # By default Spark forgets the code that it generated for a statement after 100 others: with a
     # few tables in turns, every batch would compile all of its code again.
     "spark.sql.codegen.cache.maxEntries": "5000",
+    # Every sort, aggregate and broadcast takes at least one page of memory. By default that is up
+    # to 64 MiB, of which a batch of a hundred rows needs some kilobytes.
+    "spark.buffer.pageSize": "2m",
 }
 
 _OPEN_FIRST: Final = (

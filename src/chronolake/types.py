@@ -47,6 +47,10 @@ METADATA_COLUMNS: Final = frozenset(
     }
 )
 
+#: Table property: since when a history table has history, in microseconds since 1970. It is set
+#: when a table that kept none was switched; without it, nothing is known to be missing.
+HISTORY_SINCE_PROPERTY: Final = "chronolake.history-since"
+
 #: The distance between a version's end and the next version's start, for pushed tables.
 EPSILON_MICROS: Final = 1_000
 

@@ -5,11 +5,12 @@
 | `app` | the program itself, its options, `version`, and how errors are shown |
 | `looking` | `tables`, `history`: no JVM, so they answer at once |
 | `working` | `query`, `verify`, `maintain`: Spark |
+| `switching` | `mode`: Spark |
 | `serving` | `serve` |
 | `driving` | `drive` |
 """
 
-from chronolake.cli import driving, looking, serving, working
+from chronolake.cli import driving, looking, serving, switching, working
 from chronolake.cli.app import app, main
 
-__all__ = ["app", "driving", "looking", "main", "serving", "working"]
+__all__ = ["app", "driving", "looking", "main", "serving", "switching", "working"]

@@ -11,7 +11,7 @@ from rich.text import Text
 from chronolake.look.show import cell, size
 
 if TYPE_CHECKING:
-    from chronolake.table import MaintenancePlan, MaintenanceResult, VerifyReport
+    from chronolake.table import MaintenancePlan, MaintenanceResult, SwitchPlan, VerifyReport
 
 
 def verified_json(report: VerifyReport) -> dict[str, Any]:
@@ -105,3 +105,36 @@ def maintained(result: MaintenanceResult) -> RenderableType:
     return Text.assemble(
         (str(result.plan.table), "bold"), f"  {done}", (f"  {result.seconds:.1f} s", "dim")
     )
+
+
+def switch_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
+    """What a switch of mode changes, or has changed, as JSON's own types."""
+    return {
+        "table": str(plan.table),
+        "from": plan.before.value,
+        "to": plan.after.value,
+        "done": done,
+        "added_columns": list(plan.added),
+        "dropped_columns": list(plan.dropped),
+        "rows_before": plan.rows_before,
+        "rows_after": plan.rows_after,
+        "loses": plan.forgets,
+    }
+
+
+def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
+    """What a switch of mode changes, or has changed."""
+    name = (str(plan.table), "bold")
+    if plan.before is plan.after:
+        return Text.assemble(name, f"  is in {plan.after} mode; nothing to do")
+    words = "switched" if done else "would switch"
+    title = Text.assemble(name, f"  {words} from {plan.before} to {plan.after} mode")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("  rows", f"{plan.rows_before:,} → {plan.rows_after:,}")
+    if plan.added:
+        grid.add_row("  new columns", ", ".join(plan.added))
+    if plan.dropped:
+        grid.add_row("  columns that go", ", ".join(plan.dropped))
+    if plan.forgets:
+        grid.add_row("  lost", Text(plan.forgets, style="yellow"))
+    return Group(title, grid)

@@ -15,6 +15,7 @@ from chronolake.types import (
     END,
     EPSILON_MICROS,
     HISTORY_COLUMNS,
+    HISTORY_SINCE_PROPERTY,
     START,
     SYNCED,
     Mode,
@@ -72,12 +73,22 @@ class Version:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All versions of one record, by start."""
+    """All versions of one record, by start.
+
+    Attributes:
+        table: the table.
+        mode: its mode.
+        key: the record's key, as it was asked for.
+        versions: the versions; the only row of a table that keeps none.
+        known_since: ISO instant of the switch to history mode: what was before is not known. None
+            if the table always kept history, or keeps none.
+    """
 
     table: TableName
     mode: Mode
     key: dict[str, str | None]
     versions: tuple[Version, ...]
+    known_since: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The timeline as JSON's own types."""
@@ -85,6 +96,7 @@ class Timeline:
             "table": str(self.table),
             "mode": self.mode.value,
             "key": self.key,
+            "known_since": self.known_since,
             "versions": [
                 {
                     "start": version.start,
@@ -128,7 +140,8 @@ def history(config: LakeConfig, name: TableName, key: Mapping[str, str | None]) 
         versions: tuple[Version, ...] = ()
     else:
         versions = _versions(found, found.table.scan(row_filter=condition).to_arrow())
-    return Timeline(name, found.mode, dict(key), versions)
+    since = found.table.properties.get(HISTORY_SINCE_PROPERTY)
+    return Timeline(name, found.mode, dict(key), versions, instant(int(since)) if since else None)
 
 
 def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpression:

@@ -105,7 +105,14 @@ def timeline(found: Timeline) -> RenderableType:
             Text(version.ending.value, style=_STYLES[version.ending]),
             _values(version) if place == 0 else _changes(version),
         )
-    return Group(title, table)
+    if found.known_since is None:
+        return Group(title, table)
+    note = Text(
+        f"The table was switched to history mode at {found.known_since}: what records were before "
+        "is not known.",
+        style="yellow",
+    )
+    return Group(title, table, note)
 
 
 def rows(names: Sequence[str], content: Iterable[Sequence[Cell]], *, width: int) -> RenderableType:

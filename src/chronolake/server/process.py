@@ -13,6 +13,7 @@ import structlog
 
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.lake import Lake
+from chronolake.leftovers import settle
 from chronolake.server import listening, logs
 from chronolake.server.metrics import Metrics, MetricsPort
 from chronolake.server.outcomes import text_of, unexpected
@@ -198,6 +199,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         lake = Lake.open(config.path, config=config)
         _on_signals(stop)
         server = Server(lake, options)
+        settle()
     except ChronolakeError as error:
         _log.error("not_started", error=type(error).__name__, reason=text_of(error))
         return _NOT_STARTED

@@ -113,7 +113,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
                 request.table_name,
                 prefix=Configuration.of(request.configuration).schema_prefix,
             )
-            found = table.describe(self._lake, name)
+            found = self._lake.describe(name)
             if found is None:
                 return answer(not_found=True)
             return answer(

@@ -170,7 +170,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
     started = time.monotonic()
     # Under the table's lock from the description on: the columns must not change in between.
     with lake.writing(write.name):
-        description = table.describe(lake, write.name)
+        description = lake.describe(write.name)
         if description is None:
             raise TableNotFoundError(
                 "The table does not exist.", hint="Create it first.", table=str(write.name)

@@ -23,7 +23,7 @@ from chronolake.session import CATALOG
 from chronolake.table.create import check_columns, partitioning_of, properties_of
 from chronolake.table.publishing import expect_unmoved, publish, publishing_marks
 from chronolake.table.staging import stage_name
-from chronolake.types import TableName
+from chronolake.types import HISTORY_SINCE_PROPERTY, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +31,18 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import Column
 
+#: Properties that tell about the rows a table had, and not about the table.
+_OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY}
 _METRICS: Final = "write.metadata.metrics.column."
 
 
-def publish_new(lake: Lake, name: TableName, columns: Sequence[Column], query: str) -> None:
+def publish_new(
+    lake: Lake,
+    name: TableName,
+    columns: Sequence[Column],
+    query: str,
+    properties: Mapping[str, str],
+) -> None:
     """Make a table of a query's rows. It appears with all of them, or not at all.
 
     Args:
@@ -42,6 +50,7 @@ def publish_new(lake: Lake, name: TableName, columns: Sequence[Column], query: s
         name: a name that no table has.
         columns: the new table's columns, in order.
         query: SQL that gives these columns, by name.
+        properties: further properties of the table.
 
     Raises:
         SchemaError: the columns make no table.
@@ -49,14 +58,20 @@ def publish_new(lake: Lake, name: TableName, columns: Sequence[Column], query: s
     """
     check_columns(name, columns)
     lake.catalog.ensure_schema(name.schema)
-    location, marks = lake.new_location(), publishing_marks()
+    location, marks = lake.new_location(), {**properties, **publishing_marks()}
     with _aside(lake, columns, query, location=location, properties=marks) as made:
         reach("rewrite.before-commit")
         lake.catalog.rename(made.name, name)
         reach("rewrite.after-commit")
 
 
-def publish_over(lake: Lake, table: IcebergTable, columns: Sequence[Column], query: str) -> None:
+def publish_over(
+    lake: Lake,
+    table: IcebergTable,
+    columns: Sequence[Column],
+    query: str,
+    properties: Mapping[str, str],
+) -> None:
     """Give a table other columns, rows and partitions, in one step.
 
     Args:
@@ -64,6 +79,7 @@ def publish_over(lake: Lake, table: IcebergTable, columns: Sequence[Column], que
         table: the state that the query reads.
         columns: the columns afterwards, in order.
         query: SQL that gives these columns, by name: all rows of the table afterwards.
+        properties: properties that change.
 
     Raises:
         SchemaError: the columns make no table.
@@ -74,10 +90,11 @@ def publish_over(lake: Lake, table: IcebergTable, columns: Sequence[Column], que
     carried = {
         key: value
         for key, value in table.properties.items()
-        if key != COLUMNS_PROPERTY and not key.startswith(_METRICS)
+        if key not in _OF_ROWS and not key.startswith(_METRICS)
     }
     location = f"{table.location}/rewrite-{uuid4().hex}"
-    with _aside(lake, columns, query, location=location, properties=carried) as made:
+    changed = {**carried, **properties}
+    with _aside(lake, columns, query, location=location, properties=changed) as made:
 
         def replaced(current: IcebergTable) -> Any:
             expect_unmoved(table, current)

@@ -120,7 +120,7 @@ def write_history_batch(
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal outcome
             expect_unaltered(attempt, description)
-            outcome = _stage(attempt, batch_rows, description, watch)
+            outcome = stage(attempt, batch_rows, description, watch)
             return {BATCH_PROPERTY: batch}
 
         if not batch_rows.is_empty:
@@ -155,9 +155,17 @@ class Outcome:
     ignored_key: str | None
 
 
-def _stage(
+def stage(
     write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
 ) -> Outcome:
+    """Work out what a history batch does to a table, and stage it.
+
+    Args:
+        write: the staged write of a history table.
+        batch: the batch; not empty.
+        description: the table, with the batch's columns.
+        watch: gets the time as the stages `resolve`, `branch`, `delete` and `append`.
+    """
     with ExitStack() as until_published:
         with watch.stage("resolve"):
             events = [_of_batch(batch, description)]

@@ -6,7 +6,7 @@ row's last sync never changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ from chronolake.types import (
     DELETED,
     END,
     HISTORY_COLUMNS,
+    HISTORY_SINCE_PROPERTY,
     START,
     SYNCED,
     TMAX_MICROS,
@@ -53,11 +54,13 @@ class Conversion:
         columns: its columns, in order.
         query: SQL that gives its rows, with these columns, out of the table as it is.
         counts: SQL that gives one row: the number of rows before and afterwards.
+        properties: table properties that go with it.
     """
 
     columns: tuple[Column, ...]
     query: str
     counts: str
+    properties: dict[str, str] = field(default_factory=dict)
 
 
 def converted_to(
@@ -114,7 +117,8 @@ def _to_history(
         f"NOT {deleted} AS {ACTIVE} FROM {source}"
     )
     counts = f"SELECT count(1), count(1) FROM {source}"
-    return Conversion((*kept, *_HISTORY), query, counts)
+    properties = {HISTORY_SINCE_PROPERTY: str(since)}
+    return Conversion((*kept, *_HISTORY), query, counts, properties)
 
 
 def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:

@@ -128,7 +128,7 @@ def switch_mode(lake: Lake, name: TableName, mode: Mode, *, marker: str | None =
         if description.mode is mode:
             return False
         conversion = converted_to(lake.spark, description, mode, marker=marker)
-        publish_over(lake, table, conversion.columns, conversion.query)
+        publish_over(lake, table, conversion.columns, conversion.query, conversion.properties)
         return True
 
     return until_published(lake, name, attempt)

@@ -18,7 +18,7 @@ from chronolake.table.migration.conversion import converted_to
 from chronolake.table.publishing import until_published
 from chronolake.table.rewrite import drop_abandoned
 from chronolake.table.sql import listed
-from chronolake.types import Mode
+from chronolake.types import HISTORY_SINCE_PROPERTY, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import Column, TableName
 
-    _Rows = tuple[tuple[Column, ...], str]
+    _Rows = tuple[tuple[Column, ...], str, dict[str, str]]
 
 
 def drop_table(lake: Lake, name: TableName) -> bool:
@@ -77,7 +77,8 @@ def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
     def as_it_is(source: IcebergTable) -> _Rows:
         columns = describe_loaded(source).columns
         query = f"SELECT {listed(column.name for column in columns)} FROM {CATALOG}.{name.sql}"
-        return columns, query
+        since = source.property_of(HISTORY_SINCE_PROPERTY)
+        return columns, query, {HISTORY_SINCE_PROPERTY: since} if since else {}
 
     _copy(lake, name, new_name, as_it_is)
 
@@ -110,7 +111,7 @@ def copy_table_to_history(
                 hint="Copy it as it is.",
             )
         conversion = converted_to(lake.spark, description, Mode.HISTORY, marker=marker)
-        return conversion.columns, conversion.query
+        return conversion.columns, conversion.query, conversion.properties
 
     _copy(lake, name, new_name, as_history)
 
@@ -121,12 +122,12 @@ def _copy(
     drop_abandoned(lake)
 
     def attempt(source: IcebergTable) -> None:
-        columns, query = rows_of(source)
+        columns, query, properties = rows_of(source)
         target = lake.catalog.find(new_name)
         if target is None:
-            publish_new(lake, new_name, columns, query)
+            publish_new(lake, new_name, columns, query, properties)
         elif describe_loaded(target).columns == columns:
-            publish_over(lake, target, columns, query)
+            publish_over(lake, target, columns, query, properties)
         else:
             raise TableExistsError(
                 "A table of that name exists and has other columns.",

@@ -1,0 +1,122 @@
+"""The command that switches a table's mode."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chronolake.cli import shown
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    LakeOption,
+    SettingOption,
+    TableArgument,
+    app,
+    configuration,
+    console,
+    existing,
+    print_json,
+    table_name,
+)
+from chronolake.errors import TableExistsError
+from chronolake.types import Mode
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from chronolake.table import SwitchPlan
+
+
+@app.command(epilog="Example: chronolake mode sales.customers history --lake ./lake")
+def mode(
+    table: TableArgument,
+    wanted: Annotated[
+        Mode,
+        typer.Argument(metavar="history|soft-delete|live", help="The mode afterwards."),
+    ],
+    *,
+    lake: LakeOption,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would change, and what would be lost.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Switch although versions or records are lost.")
+    ] = False,
+    keep_history_as: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-history-as",
+            metavar="TABLE",
+            help="Copy the history table before it is switched, as schema.table.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Switch a table's mode and keep its data, in one published step.
+
+    To history: all records are active from the table's last sync on; those that are marked as
+    deleted get a version that ended at the beginning of time. From history, only the newest (to
+    soft-delete) or the active versions (to live) stay: --yes agrees to that.
+    """
+    from chronolake.table import migration
+
+    name = table_name(table)
+    copy = None if keep_history_as is None else table_name(keep_history_as)
+    with existing(configuration(lake, config, settings)) as opened:
+        plan = migration.plan_switch(opened, name, wanted)
+        if copy is not None and plan.before is not Mode.HISTORY:
+            raise typer.BadParameter(
+                f"{name} is in {plan.before} mode and keeps no history",
+                param_hint="--keep-history-as",
+            )
+        if copy is not None and opened.describe(copy) is not None:
+            raise TableExistsError(
+                "The table to keep the history in exists already.",
+                table=str(copy),
+                hint="Choose another name.",
+            )
+        if plan.before is plan.after or dry_run:
+            _show(plan, json=json, done=False)
+            return
+        if plan.forgets and not yes:
+            _agree(plan, json=json)
+        with _progress(f"Switching {name} to {wanted} mode", json=json):
+            if copy is not None:
+                migration.copy_table(opened, name, copy)
+            migration.switch_mode(opened, name, wanted)
+    _show(plan, json=json, done=True)
+
+
+def _show(plan: SwitchPlan, *, json: bool, done: bool) -> None:
+    if json:
+        print_json(shown.switch_json(plan, done=done))
+    else:
+        console().print(shown.switch(plan, done=done))
+
+
+def _agree(plan: SwitchPlan, *, json: bool) -> None:
+    """Ask a person; a script has to say it with `--yes`."""
+    lost = (
+        f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {plan.rows_before:,} rows)"
+    )
+    if json or not sys.stdin.isatty():
+        raise typer.BadParameter(
+            f"{lost}. Agree with --yes, perhaps with a copy (--keep-history-as)",
+            param_hint="--yes",
+        )
+    console(stderr=True).print(f"{lost}.")
+    typer.confirm("Switch?", abort=True, err=True)
+
+
+def _progress(text: str, *, json: bool) -> AbstractContextManager[object]:
+    screen = console(stderr=True)
+    return nullcontext() if json or not screen.is_terminal else screen.status(text)

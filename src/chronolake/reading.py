@@ -1,0 +1,222 @@
+"""A table of an open lake, for reading: its rows, its history, its state at a time."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake import cells
+from chronolake.changes import RESERVED
+from chronolake.description import describe_loaded
+from chronolake.errors import (
+    BatchError,
+    HistoryWarning,
+    TableNotFoundError,
+    UnknownColumnError,
+    ValueRefusedError,
+)
+from chronolake.session import CATALOG
+from chronolake.types import (
+    END,
+    EPSILON_MICROS,
+    HISTORY_COLUMNS,
+    START,
+    SYNCED,
+    Mode,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from pyspark.sql import Column as Expression
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import Catalog
+    from chronolake.types import TableName
+
+    Instant = date | datetime | str
+
+_BEFORE: Final = f"{RESERVED}before"
+_AFTER: Final = f"{RESERVED}after"
+
+
+class LakeTable:
+    """A table of an open lake, for reading."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, name: TableName) -> None:
+        self._spark = spark
+        self._catalog = catalog
+        self.name = name
+
+    @property
+    def df(self) -> DataFrame:
+        """The table's rows, with all columns; a history table's are versions."""
+        return self._spark.table(f"{CATALOG}.{self.name.sql}")
+
+    def describe(self) -> TableDescription:
+        """The table's columns, key and mode."""
+        table = self._catalog.find(self.name)
+        if table is None:
+            raise TableNotFoundError("The table was dropped.", table=str(self.name))
+        return describe_loaded(table)
+
+    def history(self, **key: Any) -> DataFrame:
+        """Versions ordered by key and start; of one record, if its key columns are given.
+
+        Args:
+            key: values of key columns; None means null.
+
+        Raises:
+            BatchError: the table is not in history mode.
+            UnknownColumnError: a column that is not part of the record's key.
+            ValueRefusedError: a value that is none of its column's type.
+        """
+        description = self._history_description()
+        rows = self.df
+        for column, value in key.items():
+            if column not in description.record_key:
+                raise UnknownColumnError(
+                    "The column is not part of the record's key.",
+                    table=str(self.name),
+                    column=column,
+                    hint=f"Name columns of the key: {', '.join(description.record_key)}.",
+                )
+            wanted = self._literal(value, description.by_name[column].type.sql, column)
+            rows = rows.where(F.col(quoted(column)).eqNullSafe(wanted))
+        order = (*description.record_key, START)
+        return rows.orderBy(*(F.col(quoted(column)) for column in order))
+
+    def as_of(self, at: Instant) -> DataFrame:
+        """Each record's version at an instant: start <= `at` < end + epsilon.
+
+        The answer comes from the table's rows and not from Iceberg's snapshots, which expire. Where
+        the table was switched to history mode later than `at`, a `HistoryWarning` says so.
+
+        Args:
+            at: an instant; a naive datetime is taken as UTC, a text as ISO 8601, a date as its
+                first instant in UTC.
+
+        Raises:
+            BatchError: the table is not in history mode.
+            ValueRefusedError: the text is no time.
+        """
+        description = self._history_description()
+        micros = self._micros(at)
+        self._warn_before(micros, description)
+        return self.df.where(_covers(micros))
+
+    def diff(self, before: Instant, after: Instant) -> DataFrame:
+        """The records that differ between two instants.
+
+        Records count as different by their values: `_fivetran_synced` and the history columns do
+        not, so that a version that changed nothing is no difference.
+
+        Args:
+            before: an instant, as for `as_of`.
+            after: a later instant.
+
+        Returns:
+            One row a record that differs: `key`, a struct of the key columns; `change`, one of
+            `inserted`, `changed` and `deleted`; `old` and `new`, structs of all columns but
+            `_fivetran_synced` and the history columns, null where there is no such record.
+
+        Raises:
+            BatchError: the table is not in history mode.
+            ValueRefusedError: a text is no time, or the first instant is after the second.
+        """
+        description = self._history_description()
+        first, second = self._micros(before), self._micros(after)
+        if first > second:
+            raise ValueRefusedError(
+                f"{cells.instant(first)} is after {cells.instant(second)}.",
+                table=str(self.name),
+                hint="Give the earlier time first.",
+            )
+        self._warn_before(first, description)
+        key = description.record_key
+        hidden = {*HISTORY_COLUMNS, SYNCED}
+        shown = [column.name for column in description.columns if column.name not in hidden]
+        state = F.struct(*(F.col(quoted(name)) for name in shown))
+        found = (
+            self.df.withColumns({_BEFORE: _covers(first), _AFTER: _covers(second)})
+            # What was true at both times is no difference.
+            .where(f"NOT ({_BEFORE} <=> {_AFTER})")
+            .groupBy(*(F.col(quoted(name)) for name in key))
+            .agg(
+                F.any_value(F.when(F.col(_BEFORE), state), F.lit(True)).alias(_BEFORE),
+                F.any_value(F.when(F.col(_AFTER), state), F.lit(True)).alias(_AFTER),
+            )
+            .where(f"NOT ({_BEFORE} <=> {_AFTER})")
+        )
+        change = (
+            F.when(F.col(_BEFORE).isNull(), "inserted")
+            .when(F.col(_AFTER).isNull(), "deleted")
+            .otherwise("changed")
+        )
+        return found.select(
+            F.struct(*(F.col(quoted(name)) for name in key)).alias("key"),
+            change.alias("change"),
+            F.col(_BEFORE).alias("old"),
+            F.col(_AFTER).alias("new"),
+        )
+
+    def _warn_before(self, micros: int, description: TableDescription) -> None:
+        since = description.history_since
+        if since is None or micros >= since:
+            return
+        warnings.warn(
+            f"{self.name} has history since {cells.instant(since)}, when it was switched to "
+            f"history mode: what it was at {cells.instant(micros)} is not known.",
+            HistoryWarning,
+            # The caller of the method that asks.
+            stacklevel=3,
+        )
+
+    def _micros(self, at: Instant) -> int:
+        """An instant in microseconds since 1970."""
+        text = _iso(at) if isinstance(at, datetime) else str(at)
+        literal = self._literal(text, "timestamp")
+        (row,) = self._spark.range(1).select(F.unix_micros(literal)).collect()
+        return int(row[0])
+
+    def _literal(self, value: Any, kind: str, column: str | None = None) -> Expression:
+        """A value as a literal of a Spark type, checked now and not when Spark comes to it."""
+        literal = F.lit(value).try_cast(kind)
+        if value is not None:
+            row = self._spark.range(1).select(literal.isNull()).first()
+            if row is None or row[0]:
+                raise ValueRefusedError(
+                    f"{value!r} is no {kind}.",
+                    table=str(self.name),
+                    column=column,
+                    hint="Times are written as 2024-05-02T00:00:00Z.",
+                )
+        return literal
+
+    def _history_description(self) -> TableDescription:
+        description = self.describe()
+        if description.mode is not Mode.HISTORY:
+            raise BatchError(
+                f"The table is in {description.mode} mode and keeps no history.",
+                table=str(self.name),
+                hint="Only history tables have versions and past states.",
+            )
+        return description
+
+
+def _iso(at: datetime) -> str:
+    aware = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return aware.astimezone(UTC).isoformat()
+
+
+def _covers(micros: int) -> Expression:
+    """Whether a version is true at an instant."""
+    instant = F.timestamp_micros(F.lit(micros))
+    # Tmax + epsilon is still a timestamp of the year 10000 to Spark, so nothing overflows.
+    after_end = F.col(END) + F.expr(f"interval {EPSILON_MICROS} microseconds")
+    return (F.col(START) <= instant) & (instant < after_end)

@@ -1,0 +1,239 @@
+"""A re-sync of a history table: the source's present rows, as they are, against what is stored.
+
+Source: `seeds/history-mode.txt` ("Re-syncs in history mode"). The past stays:
+
+- A row that is as it was (same start and values; where the source has no timestamp, same values)
+  keeps its version and gets a new `_fivetran_synced`.
+- The same start with other values replaces that version.
+- A later start is a new version, and closes the one before.
+- An earlier start than stored ones removes the versions that start after it, and no others.
+- Records that are gone from the source stay, or are closed, as the caller knows.
+
+A re-sync may come in several steps, each published by itself. Every row that it brings is stamped
+with the re-sync's time: at the last step, active rows without that stamp are those that are gone.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from chronolake.changes import OP, RESERVED, SEQ, UNMODIFIED, Op
+from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.table.history import stage
+from chronolake.table.incoming import incoming
+from chronolake.table.result import BatchResult
+from chronolake.table.sql import TABLE, listed, sample
+from chronolake.table.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    staged,
+)
+from chronolake.types import (
+    ACTIVE,
+    END,
+    EPSILON_MICROS,
+    START,
+    SYNCED,
+    TMAX_MICROS,
+    Column,
+    Mode,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.description import TableDescription
+    from chronolake.lake import Lake
+    from chronolake.table.incoming import Incoming
+    from chronolake.types import TableName
+
+_SOURCE: Final = f"{RESERVED}resync"
+
+
+class Gone(StrEnum):
+    """What becomes of active records that the re-sync did not bring."""
+
+    #: The source cannot tell whether they are gone: they stay active.
+    STAY = "stay"
+    #: The source told all that it has: they ended at the re-sync's start.
+    CLOSE = "close"
+    #: Every active row was marked inactive before the re-sync: they ended 1 ms before its start.
+    DEACTIVATE = "deactivate"
+
+
+def resync(
+    lake: Lake,
+    name: TableName,
+    rows: DataFrame,
+    *,
+    at_micros: int,
+    batch: str,
+    gone: Gone = Gone.STAY,
+) -> BatchResult:
+    """Bring a history table to the source's present rows, in one published step.
+
+    Args:
+        lake: the lake.
+        name: a table in history mode.
+        rows: the source's rows, made in the session `lake.spark`; columns of the table by name, the
+            key among them. At most one row for a key. With `_fivetran_start`, that is since when a
+            row is as it is; without it, a row that differs from the stored one is so since the
+            re-sync's start.
+        at_micros: the start of the re-sync, in microseconds since 1970 (UTC). Rows of the re-sync
+            get it as their `_fivetran_synced`.
+        batch: the identity of this step, for logs and the table's properties.
+        gone: what becomes of active records that no step of this re-sync brought. Only for its last
+            step; for the others, `Gone.STAY`.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        BatchError: the table is not in history mode, a key column is missing, or the table has no
+            `_fivetran_synced` to tell who is gone.
+        UnknownColumnError: a column that the table does not have.
+        CommitError: the result could not be published.
+        Exception: whatever computing `rows` raises; nothing has changed.
+    """
+    description = lake.describe(name)
+    if description is None:
+        raise TableNotFoundError(
+            "The table does not exist.", table=str(name), hint="Create it before the re-sync."
+        )
+    columns = _columns(description, rows, gone)
+    watch = Stopwatch()
+    result = BatchResult(batch)
+
+    def write(attempt: StagedWrite) -> Mapping[str, str]:
+        nonlocal result
+        expect_unaltered(attempt, description)
+        changes = _changes(attempt, rows, description, columns, at_micros)
+        with incoming(changes, description, description.record_key, columns, watch) as brought:
+            if not brought.is_empty:
+                _expect_one_row_a_key(attempt, brought, description)
+                stage(attempt, brought, description, watch)
+            result = BatchResult(batch, replaced=brought.replaced, seconds=watch.seconds)
+        if gone is not Gone.STAY and not attempt.is_empty:
+            ended = at_micros - (EPSILON_MICROS if gone is Gone.DEACTIVATE else 0)
+            attempt.update_where(
+                f"{END} = greatest({START}, timestamp_micros({ended})), {ACTIVE} = false",
+                f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at_micros}))",
+            )
+        return {BATCH_PROPERTY: batch}
+
+    staged(lake, name, write, watch)
+    return result
+
+
+def _columns(description: TableDescription, rows: DataFrame, gone: Gone) -> tuple[Column, ...]:
+    """The columns of the change set: those of the rows, and the system's own."""
+    table = str(description.name)
+    if description.mode is not Mode.HISTORY:
+        raise BatchError(
+            f"The table is in {description.mode} mode.",
+            table=table,
+            hint="A re-sync of such a table replaces its rows: write them as a batch.",
+        )
+    if gone is not Gone.STAY and SYNCED not in description.by_name:
+        raise BatchError(
+            f"The table has no {SYNCED}, so that nothing tells which records are gone.",
+            table=table,
+            hint=f"Add the column, or keep all records active ({Gone.STAY}).",
+        )
+    for column in rows.columns:
+        if column not in description.by_name:
+            raise UnknownColumnError(
+                "The re-sync has a column that the table does not have.",
+                table=table,
+                column=column,
+                hint="Add it with AlterTable before the re-sync.",
+            )
+    for column in description.record_key:
+        if column not in rows.columns:
+            raise BatchError(
+                "The re-sync lacks a key column.",
+                table=table,
+                column=column,
+                hint="Bring every key column.",
+            )
+    brought = {*rows.columns, START, END, ACTIVE, SYNCED}
+    return tuple(column for column in description.columns if column.name in brought)
+
+
+def _changes(
+    write: StagedWrite,
+    rows: DataFrame,
+    description: TableDescription,
+    columns: tuple[Column, ...],
+    at: int,
+) -> DataFrame:
+    """The re-sync as a change set: every row replaces what starts with it or later."""
+    system = {
+        START: _start(description, rows, at),
+        END: f"timestamp_micros({TMAX_MICROS})",
+        ACTIVE: "true",
+        SYNCED: f"timestamp_micros({at})",
+    }
+    cells = ", ".join(
+        f"CAST({system.get(column.name, f'{_SOURCE}.{quoted(column.name)}')} AS "
+        f"{column.type.sql}) AS {quoted(column.name)}"
+        for column in columns
+    )
+    view = f"chronolake_{uuid4().hex}"
+    source = f"{view} AS {_SOURCE}"
+    if START not in rows.columns:
+        same_key = " AND ".join(
+            f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}"
+            for name in description.record_key
+        )
+        source += f" LEFT JOIN {write.source} AS {TABLE} ON {TABLE}.{ACTIVE} AND {same_key}"
+    kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
+    # The view is needed only until Spark knows what the statement means.
+    rows.createOrReplaceTempView(view)
+    try:
+        return write.spark.sql(
+            f"SELECT explode({kinds}) AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
+            f"{UNMODIFIED}, {cells} FROM {source}"
+        )
+    finally:
+        write.spark.catalog.dropTempView(view)
+
+
+def _expect_one_row_a_key(
+    write: StagedWrite, brought: Incoming, description: TableDescription
+) -> None:
+    key = listed(description.record_key)
+    (found,) = write.spark.sql(
+        f"SELECT count(1), {sample(description.record_key, 'true')} FROM (SELECT {key} "
+        f"FROM {brought.rows} WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"
+    ).collect()
+    if found[0]:
+        raise BatchError(
+            f"The re-sync brings {found[0]} records more than once, such as {found[1]}.",
+            table=str(description.name),
+            hint="Bring each record as it is now, once.",
+        )
+
+
+def _start(description: TableDescription, rows: DataFrame, at: int) -> str:
+    """SQL of the time since when a row is as it is."""
+    if START in rows.columns:
+        return f"{_SOURCE}.{START}"
+    compared = [
+        name
+        for name in rows.columns
+        if name in description.by_name
+        and name not in {END, ACTIVE, SYNCED, *description.record_key}
+    ]
+    same = " AND ".join(
+        [f"{TABLE}.{ACTIVE}"]
+        + [f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in compared]
+    )
+    # What changed did so at the re-sync's start, but never before its last known change.
+    changed = f"greatest(timestamp_micros({at}), {TABLE}.{START})"
+    return f"IF(coalesce({same}, false), {TABLE}.{START}, {changed})"
