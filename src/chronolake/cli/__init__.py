@@ -6,11 +6,12 @@
 | `looking` | `tables`, `history`: no JVM, so they answer at once |
 | `working` | `query`, `verify`, `maintain`: Spark |
 | `switching` | `mode`: Spark |
+| `comparing` | `diff`: Spark |
 | `serving` | `serve` |
 | `driving` | `drive` |
 """
 
-from chronolake.cli import driving, looking, serving, switching, working
+from chronolake.cli import comparing, driving, looking, serving, switching, working
 from chronolake.cli.app import app, main
 
-__all__ = ["app", "driving", "looking", "main", "serving", "switching", "working"]
+__all__ = ["app", "comparing", "driving", "looking", "main", "serving", "switching", "working"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +12,9 @@ from rich.text import Text
 from chronolake.look.show import cell, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.compare import Difference
     from chronolake.table import MaintenancePlan, MaintenanceResult, SwitchPlan, VerifyReport
 
 
@@ -138,3 +142,36 @@ def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
     if plan.forgets:
         grid.add_row("  lost", Text(plan.forgets, style="yellow"))
     return Group(title, grid)
+
+
+_CHANGES = {"inserted": "green", "changed": "yellow", "deleted": "red"}
+
+
+def differences(records: Sequence[Difference]) -> RenderableType:
+    """Records that differ between two times, column by column."""
+    if not records:
+        return Text("No record differs.", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
+    table.add_column("record", overflow="fold")
+    table.add_column("change", no_wrap=True)
+    table.add_column("what", ratio=1)
+    for record in records:
+        named = [
+            Text.assemble((f"{name}=", "dim"), cell(value)) for name, value in record.key.items()
+        ]
+        table.add_row(
+            Text(", ").join(named),
+            Text(record.change, style=_CHANGES[record.change]),
+            _what(record),
+        )
+    return table
+
+
+def _what(record: Difference) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", overflow="fold")
+    grid.add_column(overflow="fold")
+    for name in record.columns:
+        sides = [cell(values[name]) for values in (record.old, record.new) if values is not None]
+        grid.add_row(cell(name, longest=40), Text(" → ", style="bold").join(sides))
+    return grid

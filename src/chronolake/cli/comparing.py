@@ -1,0 +1,69 @@
+"""The command that compares a table with itself at another time."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Annotated
+
+import typer
+
+from chronolake.cli import shown
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    LakeOption,
+    SettingOption,
+    TableArgument,
+    app,
+    configuration,
+    console,
+    existing,
+    print_json,
+    table_name,
+)
+
+
+@app.command(
+    epilog="Example: chronolake diff sales.orders --from 2024-05-01 --to 2024-06-01 --lake ./lake",
+)
+def diff(
+    table: TableArgument,
+    *,
+    before: Annotated[
+        str,
+        typer.Option("--from", metavar="TIME", help="ISO 8601, in UTC unless it says otherwise."),
+    ],
+    after: Annotated[str, typer.Option("--to", metavar="TIME", help="A later time.")],
+    lake: LakeOption,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help="Show at most so many records; 0 for all.")
+    ] = 100,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show the records that were inserted, changed or deleted between two times.
+
+    With --json one JSON object a record, streamed, sorted by key.
+    """
+    from chronolake.compare import compared
+    from chronolake.errors import HistoryWarning
+
+    with existing(configuration(lake, config, settings)) as opened:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", HistoryWarning)
+            found = compared(opened.table(table_name(table)), before, after)
+        for warning in told:
+            console(stderr=True).print(f"Note: {warning.message}", style="yellow")
+        if json:
+            for record in found.records(limit or None):
+                print_json(record.as_json(), pretty=False)
+            return
+        records = list(found.records(limit + 1 if limit else None))
+        screen = console()
+        screen.print(shown.differences(list(itertools.islice(records, limit or None))))
+        if limit and len(records) > limit:
+            screen.print(f"The first {limit:,} records; --limit 0 shows all.", style="dim")

@@ -1,0 +1,246 @@
+"""A table at a time, between two times, and in another mode; in Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from chronolake import table
+from chronolake.cli import main
+from chronolake.errors import BatchError, HistoryWarning, ValueRefusedError
+from chronolake.lake import Lake
+from chronolake.table import migration
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+
+COLUMNS = (
+    Column("id", ColumnType(Kind.LONG), primary_key=True),
+    Column("key.2", ColumnType(Kind.STRING), primary_key=True),
+    Column("name", ColumnType(Kind.STRING)),
+    Column("old", ColumnType(Kind.DOUBLE)),
+    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
+)
+HISTORY = (
+    Column("_fivetran_start", ColumnType(Kind.UTC_DATETIME), primary_key=True),
+    Column("_fivetran_end", ColumnType(Kind.UTC_DATETIME)),
+    Column("_fivetran_active", ColumnType(Kind.BOOLEAN)),
+)
+DELETED = Column("_fivetran_deleted", ColumnType(Kind.BOOLEAN))
+_numbers = count()
+
+
+@pytest.fixture
+def name() -> TableName:
+    return TableName("in time", f"t{next(_numbers)}")
+
+
+@pytest.fixture
+def versions(lake: Lake, name: TableName) -> Iterator[TableName]:
+    """Record 1 changes on the 3rd and is deleted on the 5th; 2 never changes; 3 begins on the 4th.
+
+    Record 4 gets a second version on the 3rd that says the same.
+    """
+    table.create(lake, name, (*COLUMNS, *HISTORY))
+    spans = [
+        (1, "a", 0.5, 1, "2024-01-02 23:59:59.999"),
+        (1, "b", 0.5, 3, "2024-01-05 00:00:00"),
+        (2, "c", "NaN", 1, None),
+        (3, "d", None, 4, None),
+        (4, "e", 1.5, 1, "2024-01-02 23:59:59.999"),
+        (4, "e", 1.5, 3, None),
+    ]
+    rows = ", ".join(
+        f"({key}, 'x', '{text}', CAST({'NULL' if old is None else repr(str(old))} AS DOUBLE), "
+        f"timestamp'2024-01-0{day} 00:00:00', timestamp'2024-01-0{day} 00:00:00', "
+        f"timestamp'{end or '9999-12-31 23:59:59.999'}', {end is None})"
+        for key, text, old, day, end in spans
+    )
+    lake.spark.sql(f"INSERT INTO {name.sql} VALUES {rows}")
+    return name  # type: ignore[return-value]
+
+
+def fill(lake: Lake, name: TableName, *, soft: bool) -> None:
+    table.create(lake, name, (*COLUMNS, *([DELETED] if soft else [])))
+    rows = ", ".join(
+        f"({key}, 'x', 'n{key}', {key}.5, timestamp'2024-01-0{key} 00:00:00'"
+        f"{f', {key == 2}' if soft else ''})"
+        for key in (1, 2, 3)
+    )
+    lake.spark.sql(f"INSERT INTO {name.sql} VALUES {rows}")
+
+
+def ran(lake: Lake, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--lake", str(lake.config.path)])
+    told = capsys.readouterr()
+    return int(stopped.value.code or 0), told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("at", "names"),
+    [
+        ("2023-12-31T23:59:59.999999Z", {}),
+        ("2024-01-01", {1: "a", 2: "c", 4: "e"}),
+        # The version ends a millisecond before the next begins, and is true until then.
+        ("2024-01-02T23:59:59.999999Z", {1: "a", 2: "c", 4: "e"}),
+        ("2024-01-03T00:00:00Z", {1: "b", 2: "c", 4: "e"}),
+        ("2024-01-05T00:00:00.000999Z", {1: "b", 2: "c", 3: "d", 4: "e"}),
+        ("2024-01-05T00:00:00.001Z", {2: "c", 3: "d", 4: "e"}),
+        ("9999-12-31T23:59:59.999999Z", {2: "c", 3: "d", 4: "e"}),
+    ],
+)
+def test_a_table_stands_as_it_stood(
+    lake: Lake, versions: TableName, at: str, names: dict[int, str]
+) -> None:
+    found = lake.table(versions).as_of(at).select("id", "name").collect()
+    assert {row[0]: row[1] for row in found} == names
+    assert len(found) == len(names)
+
+
+def test_two_times_differ_by_what_records_say(lake: Lake, versions: TableName) -> None:
+    def between(before: str, after: str) -> dict[int, tuple[Any, ...]]:
+        rows = lake.table(versions).diff(before, after).collect()
+        return {
+            row.key.id: (row.change, row.old and row.old.name, row.new and row.new.name)
+            for row in rows
+        }
+
+    assert between("2024-01-02", "2024-01-04") == {
+        1: ("changed", "a", "b"),
+        3: ("inserted", None, "d"),
+    }
+    assert between("2024-01-04", "2024-01-06") == {1: ("deleted", "b", None)}
+    assert between("2024-01-02", "2024-01-06") == {
+        1: ("deleted", "a", None),
+        3: ("inserted", None, "d"),
+    }
+    assert between("2024-01-06", "2024-01-06") == {}
+    # Between the first and the last there was nothing before, and there is nothing at the ends.
+    assert set(between("0001-01-01", "9999-12-31")) == {2, 3, 4}
+
+
+def test_times_in_the_wrong_order_and_no_times_are_refused(
+    lake: Lake, versions: TableName, name: TableName
+) -> None:
+    with pytest.raises(ValueRefusedError, match="is after"):
+        lake.table(versions).diff("2024-01-02", "2024-01-01")
+    with pytest.raises(ValueRefusedError, match="no timestamp"):
+        lake.table(versions).as_of("yesterday-ish")
+    live = TableName(name.schema, f"{name.table}_live")
+    table.create(lake, live, COLUMNS)
+    with pytest.raises(BatchError, match="keeps no history"):
+        lake.table(live).diff("2024-01-01", "2024-01-02")
+
+
+def test_diff_prints_what_differs(
+    lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("diff", f"`in time`.{versions.table}", "--from", "2024-01-02", "--to", "2024-01-04")
+    code, told, _ = ran(lake, capsys, *words, "--json")
+    assert code == 0
+    assert [json.loads(line) for line in told.splitlines()] == [
+        {
+            "key": {"id": 1, "key.2": "x"},
+            "change": "changed",
+            "old": {"name": "a"},
+            "new": {"name": "b"},
+        },
+        {
+            "key": {"id": 3, "key.2": "x"},
+            "change": "inserted",
+            "old": None,
+            "new": {"name": "d", "old": None},
+        },
+    ]
+    code, told, _ = ran(lake, capsys, *words)
+    assert code == 0
+    assert "a → b" in told
+    assert "id=3, key.2=x" in told
+    code, told, _ = ran(lake, capsys, *words, "--limit", "1")
+    assert "first 1 records" in told
+    assert "id=3" not in told
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_a_table_goes_into_history_and_back_without_losing_a_row(
+    lake: Lake, name: TableName, *, soft: bool
+) -> None:
+    fill(lake, name, soft=soft)
+    before = lake.table(name).df.orderBy("id").collect()
+    mode = Mode.SOFT_DELETE if soft else Mode.LIVE
+    assert migration.switch_mode(lake, name, Mode.HISTORY)
+    assert not migration.switch_mode(lake, name, Mode.HISTORY)
+    assert lake.table(name).describe().mode is Mode.HISTORY
+    assert table.verify(lake, name).holds
+    assert migration.switch_mode(lake, name, mode)
+    after = lake.table(name).df.orderBy("id").collect()
+    assert [row.asDict() for row in after] == [row.asDict() for row in before]
+    assert lake.table(name).describe().columns == (*COLUMNS, *([DELETED] if soft else []))
+
+
+def test_live_and_soft_delete_tables_become_each_other(lake: Lake, name: TableName) -> None:
+    fill(lake, name, soft=True)
+    assert migration.switch_mode(lake, name, Mode.LIVE)
+    assert [row.id for row in lake.table(name).df.orderBy("id").collect()] == [1, 3]
+    assert migration.switch_mode(lake, name, Mode.SOFT_DELETE)
+    found = lake.table(name).df.orderBy("id").collect()
+    assert [(row.id, row._fivetran_deleted) for row in found] == [(1, False), (3, False)]
+
+
+def test_a_question_about_the_time_before_the_switch_is_answered_with_a_warning(
+    lake: Lake, name: TableName
+) -> None:
+    fill(lake, name, soft=True)
+    migration.switch_mode(lake, name, Mode.HISTORY)
+    assert lake.table(name).as_of("2024-01-03").count() == 2
+    with pytest.warns(HistoryWarning, match=r"history since 2024-01-03T00:00:00Z"):
+        assert lake.table(name).as_of("2024-01-02T23:59:59Z").count() == 0
+    copy = TableName(name.schema, f"{name.table}_copy")
+    migration.copy_table(lake, name, copy)
+    with pytest.warns(HistoryWarning):
+        lake.table(copy).diff("2024-01-02", "2024-01-04")
+    migration.switch_mode(lake, copy, Mode.LIVE)
+    assert lake.table(copy).describe().history_since is None
+
+
+def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
+    lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("mode", f"`in time`.{versions.table}", "soft-delete")
+    plan = {
+        "table": str(versions),
+        "from": "history",
+        "to": "soft-delete",
+        "done": False,
+        "added_columns": ["_fivetran_deleted"],
+        "dropped_columns": ["_fivetran_start", "_fivetran_end", "_fivetran_active"],
+        "rows_before": 6,
+        "rows_after": 4,
+        "loses": "all versions but the newest of each record, and when each of them was true",
+    }
+    code, told, _ = ran(lake, capsys, *words, "--dry-run", "--json")
+    assert (code, json.loads(told)) == (0, plan)
+    code, _, told = ran(lake, capsys, *words)
+    assert code == 2
+    assert "2 of 6 rows" in told
+    assert lake.table(versions).describe().mode is Mode.HISTORY
+    keep = ("--yes", "--keep-history-as", f"`in time`.{versions.table}_kept")
+    code, told, _ = ran(lake, capsys, *words, *keep, "--json")
+    assert (code, json.loads(told)) == (0, plan | {"done": True})
+    assert lake.table(f"`in time`.{versions.table}_kept").df.count() == 6
+    found = lake.table(versions).df.orderBy("id").collect()
+    assert [(row.id, row.name, row._fivetran_deleted) for row in found] == [
+        (1, "b", True),
+        (2, "c", False),
+        (3, "d", False),
+        (4, "e", False),
+    ]
+    # The copy is not written over, and a table that keeps no history has none to keep.
+    assert ran(lake, capsys, "mode", words[1], "history", *keep)[0] == 2
+    code, told, _ = ran(lake, capsys, *words)
+    assert code == 0
+    assert "nothing to do" in told
