@@ -158,6 +158,17 @@ def test_without_a_timestamp_values_tell_what_changed(lake: Lake, name: TableNam
     ]
 
 
+@pytest.mark.parametrize("has_start", [True, False])
+def test_a_column_that_the_source_lost_stays_in_versions_that_stay(
+    lake: Lake, name: TableName, *, has_start: bool
+) -> None:
+    first = version("a", 1, "2020-01-01T00:00:00Z", "2020-01-01T23:59:59.999Z", RESYNC)
+    fill(lake, name, first, version("a", 7, "2020-01-02T00:00:00Z", TMAX, RESYNC))
+    rows = source(lake, [("a", 0, "2020-01-02T00:00:00Z")]).drop("counter")
+    run(lake, name, rows if has_start else rows.drop("_fivetran_start"))
+    assert held(lake, name) == [first, version("a", 7, "2020-01-02T00:00:00Z", TMAX, RESYNC)]
+
+
 @pytest.mark.parametrize(
     ("gone", "ended"),
     [

@@ -39,7 +39,6 @@ from chronolake.types import (
     START,
     SYNCED,
     TMAX_MICROS,
-    Column,
     Mode,
     quoted,
 )
@@ -105,14 +104,15 @@ def resync(
         raise TableNotFoundError(
             "The table does not exist.", table=str(name), hint="Create it before the re-sync."
         )
-    columns = _columns(description, rows, gone)
+    _check(description, rows, gone)
+    columns = description.columns
     watch = Stopwatch()
     result = BatchResult(batch)
 
     def write(attempt: StagedWrite) -> Mapping[str, str]:
         nonlocal result
         expect_unaltered(attempt, description)
-        changes = _changes(attempt, rows, description, columns, at_micros)
+        changes = _changes(attempt, rows, description, at_micros)
         with incoming(changes, description, description.record_key, columns, watch) as brought:
             if not brought.is_empty:
                 _expect_one_row_a_key(attempt, brought, description)
@@ -130,8 +130,7 @@ def resync(
     return result
 
 
-def _columns(description: TableDescription, rows: DataFrame, gone: Gone) -> tuple[Column, ...]:
-    """The columns of the change set: those of the rows, and the system's own."""
+def _check(description: TableDescription, rows: DataFrame, gone: Gone) -> None:
     table = str(description.name)
     if description.mode is not Mode.HISTORY:
         raise BatchError(
@@ -161,37 +160,46 @@ def _columns(description: TableDescription, rows: DataFrame, gone: Gone) -> tupl
                 column=column,
                 hint="Bring every key column.",
             )
-    brought = {*rows.columns, START, END, ACTIVE, SYNCED}
-    return tuple(column for column in description.columns if column.name in brought)
 
 
 def _changes(
-    write: StagedWrite,
-    rows: DataFrame,
-    description: TableDescription,
-    columns: tuple[Column, ...],
-    at: int,
+    write: StagedWrite, rows: DataFrame, description: TableDescription, at: int
 ) -> DataFrame:
-    """The re-sync as a change set: every row replaces what starts with it or later."""
+    """The re-sync as a change set: every row replaces what starts with it or later.
+
+    It has all columns of the table: those that the source does not have any more stay as they are
+    in a version that stays.
+    """
+    has_start = START in rows.columns
+    same_version = "true" if has_start else _is_same(description, rows)
+    # What changed did so at the re-sync's start, but never before its last known change.
+    changed = f"greatest(timestamp_micros({at}), {TABLE}.{START})"
     system = {
-        START: _start(description, rows, at),
+        START: f"{_SOURCE}.{START}"
+        if has_start
+        else f"IF({same_version}, {TABLE}.{START}, {changed})",
         END: f"timestamp_micros({TMAX_MICROS})",
         ACTIVE: "true",
         SYNCED: f"timestamp_micros({at})",
     }
+
+    def cell(name: str) -> str:
+        if name in system:
+            return system[name]
+        if name in rows.columns:
+            return f"{_SOURCE}.{quoted(name)}"
+        return f"IF({same_version}, {TABLE}.{quoted(name)}, NULL)"
+
     cells = ", ".join(
-        f"CAST({system.get(column.name, f'{_SOURCE}.{quoted(column.name)}')} AS "
-        f"{column.type.sql}) AS {quoted(column.name)}"
-        for column in columns
+        f"CAST({cell(column.name)} AS {column.type.sql}) AS {quoted(column.name)}"
+        for column in description.columns
     )
+    same_key = " AND ".join(
+        f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in description.record_key
+    )
+    stored = f"{TABLE}.{START} = {_SOURCE}.{START}" if has_start else f"{TABLE}.{ACTIVE}"
     view = f"chronolake_{uuid4().hex}"
-    source = f"{view} AS {_SOURCE}"
-    if START not in rows.columns:
-        same_key = " AND ".join(
-            f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}"
-            for name in description.record_key
-        )
-        source += f" LEFT JOIN {write.source} AS {TABLE} ON {TABLE}.{ACTIVE} AND {same_key}"
+    source = f"{view} AS {_SOURCE} LEFT JOIN {write.source} AS {TABLE} ON {stored} AND {same_key}"
     kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
     # The view is needed only until Spark knows what the statement means.
     rows.createOrReplaceTempView(view)
@@ -220,20 +228,10 @@ def _expect_one_row_a_key(
         )
 
 
-def _start(description: TableDescription, rows: DataFrame, at: int) -> str:
-    """SQL of the time since when a row is as it is."""
-    if START in rows.columns:
-        return f"{_SOURCE}.{START}"
+def _is_same(description: TableDescription, rows: DataFrame) -> str:
+    """SQL: whether a row says what the record's active version says."""
     compared = [
-        name
-        for name in rows.columns
-        if name in description.by_name
-        and name not in {END, ACTIVE, SYNCED, *description.record_key}
+        name for name in rows.columns if name not in {END, ACTIVE, SYNCED, *description.record_key}
     ]
-    same = " AND ".join(
-        [f"{TABLE}.{ACTIVE}"]
-        + [f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in compared]
-    )
-    # What changed did so at the re-sync's start, but never before its last known change.
-    changed = f"greatest(timestamp_micros({at}), {TABLE}.{START})"
-    return f"IF(coalesce({same}, false), {TABLE}.{START}, {changed})"
+    same = [f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in compared]
+    return f"coalesce({' AND '.join([f'{TABLE}.{ACTIVE}', *same])}, false)"
