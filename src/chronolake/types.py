@@ -51,6 +51,9 @@ METADATA_COLUMNS: Final = frozenset(
 #: when a table that kept none was switched; without it, nothing is known to be missing.
 HISTORY_SINCE_PROPERTY: Final = "chronolake.history-since"
 
+#: Table properties: usage by month, such as `chronolake.usage.2026-11` (`table/usage.py`).
+USAGE_PREFIX: Final = "chronolake.usage."
+
 #: The distance between a version's end and the next version's start, for pushed tables.
 EPSILON_MICROS: Final = 1_000
 

@@ -36,7 +36,7 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-def
 
 
 def test_the_commands_are_these() -> None:
-    expected = "diff drive history maintain mode query serve tables verify version"
+    expected = "diff drive history maintain mode query serve tables usage verify version view"
     assert expected.split() == COMMANDS
 
 

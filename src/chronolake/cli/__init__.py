@@ -3,8 +3,8 @@
 | module | commands |
 |---|---|
 | `app` | the program itself, its options, `version`, and how errors are shown |
-| `looking` | `tables`, `history`: no JVM, so they answer at once |
-| `working` | `query`, `verify`, `maintain`: Spark |
+| `looking` | `tables`, `history`, `usage`: no JVM, so they answer at once |
+| `working` | `query`, `verify`, `maintain`, `view`: Spark |
 | `switching` | `mode`: Spark |
 | `comparing` | `diff`: Spark |
 | `serving` | `serve` |

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -86,3 +88,44 @@ def history(
         console().print(show.timeline(timeline))
     if not timeline.versions:
         fail()
+
+
+@app.command(epilog="Example: chronolake usage --month 2026-11 --lake ./lake")
+def usage(
+    *,
+    month: Annotated[
+        str | None,
+        typer.Option(
+            "--month",
+            metavar="YYYY-MM",
+            help="A calendar month in UTC; the present one by default.",
+            show_default=False,
+        ),
+    ] = None,
+    lake: LakeOption,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show monthly active rows: distinct rows (of history tables: versions) that were written.
+
+    Removing a row, closing a version, or a version sent again unchanged counts nothing.
+    """
+    from chronolake import look
+    from chronolake.look import show
+
+    if month is not None and not re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", month):
+        raise typer.BadParameter("write it like 2026-11", param_hint="--month")
+    wanted = month or datetime.now(UTC).strftime("%Y-%m")
+    found = look.usage(configuration(lake, config, settings), wanted)
+    if json:
+        print_json(
+            {
+                "month": wanted,
+                "rows": sum(each.rows for each in found),
+                "exact": all(each.is_exact for each in found),
+                "tables": [each.as_json() for each in found],
+            }
+        )
+    else:
+        console().print(show.usage(wanted, found))

@@ -15,6 +15,7 @@ from chronolake.cli.app import (
     JsonOption,
     LakeOption,
     SettingOption,
+    TableArgument,
     app,
     configuration,
     console,
@@ -142,6 +143,29 @@ def maintain(
                 print_json(shown.maintained_json(result), pretty=False)
             else:
                 screen.print(shown.maintained(result))
+
+
+@app.command(epilog="Example: chronolake view sales.customers --lake ./lake")
+def view(
+    table: TableArgument,
+    *,
+    lake: LakeOption,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Make the view TABLE_current of a history table: its active versions, for those who use SQL.
+
+    After a change of the table's columns, make it again.
+    """
+    from chronolake.table import create_current_view
+
+    with existing(configuration(lake, config, settings)) as opened:
+        made = create_current_view(opened, table_name(table))
+    if json:
+        print_json({"view": str(made), "table": str(table_name(table))})
+    else:
+        console().print(f"{made} shows the active versions of {table_name(table)}")
 
 
 def _chosen(lake: Lake, wanted: TableName | None) -> Sequence[TableName]:

@@ -6,10 +6,12 @@ Everything here uses PyIceberg and PyArrow only, so that an answer needs no JVM.
 from chronolake.look.catalog import check, names
 from chronolake.look.history import Change, Ending, Timeline, Version, history
 from chronolake.look.tables import TableSummary, tables
+from chronolake.look.usage import MonthlyUsage, usage
 
 __all__ = [
     "Change",
     "Ending",
+    "MonthlyUsage",
     "TableSummary",
     "Timeline",
     "Version",
@@ -17,4 +19,5 @@ __all__ = [
     "history",
     "names",
     "tables",
+    "usage",
 ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from chronolake.cells import Cell
     from chronolake.look.tables import TableSummary
+    from chronolake.look.usage import MonthlyUsage
 
 _LONGEST: Final = 120
 _MOST_COLUMNS: Final = 24
@@ -68,6 +69,27 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
         )
     notes = Text(
         "rows of a history table are versions; files: data + delete files; times in UTC",
+        style="dim",
+    )
+    return Group(table, notes)
+
+
+def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
+    """Monthly active rows by table."""
+    if not found:
+        return Text(f"No table was written in {month}.", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_footer=True)
+    table.add_column("table", "all", overflow="fold")
+    table.add_column("mode")
+    total = f"{'' if all(each.is_exact for each in found) else 'about '}"
+    table.add_column(
+        f"rows in {month}", f"{total}{sum(each.rows for each in found):,}", justify="right"
+    )
+    for each in found:
+        about = "" if each.is_exact else "about "
+        table.add_row(cell(str(each.table)), each.mode.value, f"{about}{each.rows:,}")
+    notes = Text(
+        "distinct rows that were written, of history tables versions; 'about': within 3 %",
         style="dim",
     )
     return Group(table, notes)

@@ -11,6 +11,7 @@ from chronolake.table.resync import Gone, resync
 from chronolake.table.truncate import TruncateResult, truncate
 from chronolake.table.upsert import write_batch
 from chronolake.table.verify import Promise, VerifyReport, verify
+from chronolake.table.views import create_current_view
 
 __all__ = [
     "BatchResult",
@@ -24,6 +25,7 @@ __all__ = [
     "VerifyReport",
     "alter",
     "create",
+    "create_current_view",
     "maintain",
     "plan_switch",
     "planned",

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
-from chronolake.table import timeline
+from chronolake.table import timeline, usage
 from chronolake.table.events import fold_by_key
 from chronolake.table.incoming import Incoming, incoming, micros_of_change
 from chronolake.table.result import BatchResult
@@ -53,6 +53,7 @@ from chronolake.table.staging import (
 from chronolake.table.timeline import (
     ADDED,
     BASELESS,
+    COUNTED,
     EARLIEST,
     FILE,
     IGNORED,
@@ -80,7 +81,8 @@ _KINDS: Final = {
 }
 _OTHERS: Final = (
     f"{FILE} string, {POSITION} bigint, "
-    f"{REMOVED} boolean, {ADDED} boolean, {BASELESS} boolean, {IGNORED} boolean, {EARLIEST} bigint"
+    f"{REMOVED} boolean, {ADDED} boolean, {BASELESS} boolean, {IGNORED} boolean, "
+    f"{EARLIEST} bigint, {COUNTED} boolean"
 )
 
 
@@ -114,14 +116,14 @@ def write_history_batch(
             hint=f"Create the table with {START}, {END} and {ACTIVE}, or use WriteBatch.",
         )
     watch = Stopwatch()
-    outcome = Outcome(0, 0, 0, 0, None)
+    outcome = Outcome(0, 0, 0, 0, None, None)
     with incoming(changes, description, description.record_key, columns, watch) as batch_rows:
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal outcome
             expect_unaltered(attempt, description)
             outcome = stage(attempt, batch_rows, description, watch)
-            return {BATCH_PROPERTY: batch}
+            return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, outcome.written)}
 
         if not batch_rows.is_empty:
             staged(lake, name, write, watch, spark=changes.sparkSession)
@@ -146,6 +148,7 @@ class Outcome:
         baseless: update rows with no version just before them among those that were looked at.
         ignored: update rows that nothing can complete.
         ignored_key: the key of one of these, or None.
+        written: the sketch of the versions that the batch brings (`table/usage.py`).
     """
 
     removed: int
@@ -153,6 +156,7 @@ class Outcome:
     baseless: int
     ignored: int
     ignored_key: str | None
+    written: bytes | None
 
 
 def stage(
@@ -212,7 +216,8 @@ def _resolved(
     name = until_published.enter_context(kept(resolved))
     (row,) = write.spark.sql(
         f"SELECT count_if({REMOVED}), count_if({ADDED}), count_if({BASELESS}), "
-        f"count_if({IGNORED}), {sample(layout.key, IGNORED)} FROM {name}"
+        f"count_if({IGNORED}), {sample(layout.key, IGNORED)}, "
+        f"{usage.sketching([*layout.key, START], COUNTED)} FROM {name}"
     ).collect()
     return name, Outcome(*row)
 

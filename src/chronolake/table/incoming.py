@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.sql import KEYS, TABLE, kept, listed
+from chronolake.table.usage import sketching
 from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Kind, Mode, quoted
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Incoming:
         with_nulls: key columns that are null in some row.
         bounds: bounds of the key columns for which that is useful, as SQL.
         since: history only: the least time in microseconds that the batch touches, or None.
+        replacing: not for history: the sketch of its replace rows (`table/usage.py`).
     """
 
     rows: str
@@ -60,6 +62,7 @@ class Incoming:
     with_nulls: frozenset[str]
     bounds: dict[str, tuple[str, str]]
     since: int | None
+    replacing: bytes | None
 
     @property
     def rows_count(self) -> int:
@@ -224,6 +227,7 @@ def _measure(
             if name in ordered - nullable and found[f"least{number}"] is not None
         },
         since=found["since"] if is_history else None,
+        replacing=None if is_history else found["replacing"],
     )
 
 
@@ -249,6 +253,7 @@ def _measuring(
     else:
         per_key = f"SELECT count(1) AS number FROM {batch} GROUP BY {listed(key)}"
         found.append(f"(SELECT max(number) > 1 FROM ({per_key})) AS repeated")
+        found.append(f"{sketching(key, f'{OP} = {int(Op.REPLACE)}')} AS replacing")
     return f"SELECT {', '.join(found)} FROM {batch}"
 
 

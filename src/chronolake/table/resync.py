@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from chronolake.changes import OP, RESERVED, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.table import usage
 from chronolake.table.history import stage
 from chronolake.table.incoming import incoming
 from chronolake.table.result import BatchResult
@@ -113,10 +114,11 @@ def resync(
         nonlocal result
         expect_unaltered(attempt, description)
         changes = _changes(attempt, rows, description, at_micros)
+        written = None
         with incoming(changes, description, description.record_key, columns, watch) as brought:
             if not brought.is_empty:
                 _expect_one_row_a_key(attempt, brought, description)
-                stage(attempt, brought, description, watch)
+                written = stage(attempt, brought, description, watch).written
             result = BatchResult(batch, replaced=brought.replaced, seconds=watch.seconds)
         if gone is not Gone.STAY and not attempt.is_empty:
             ended = at_micros - (EPSILON_MICROS if gone is Gone.DEACTIVATE else 0)
@@ -124,7 +126,7 @@ def resync(
                 f"{END} = greatest({START}, timestamp_micros({ended})), {ACTIVE} = false",
                 f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at_micros}))",
             )
-        return {BATCH_PROPERTY: batch}
+        return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, written)}
 
     staged(lake, name, write, watch)
     return result

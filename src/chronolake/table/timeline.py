@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chronolake.changes import RESERVED
 from chronolake.table.runs import NONE, Runs, Unmodified, flags, integers, taken
-from chronolake.types import ACTIVE, END, EPSILON_MICROS, START
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, SYNCED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +37,7 @@ ADDED: Final = f"{RESERVED}added"
 BASELESS: Final = f"{RESERVED}baseless"
 IGNORED: Final = f"{RESERVED}ignored"
 EARLIEST: Final = f"{RESERVED}earliest"
+COUNTED: Final = f"{RESERVED}counted"
 
 # Kinds of events, in the order in which they stand at one time.
 STORED: Final = 0
@@ -79,7 +81,7 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
         `ADDED`, the version is written (both: it is rewritten); `BASELESS`, an update without a
         version before it among the events; `IGNORED`, such an update that nothing else completes
         either; `EARLIEST`, the key's earliest start in microseconds (null for a key that the batch
-        only deletes).
+        only deletes); `COUNTED`, the batch brings this version, and it was not there before.
     """
     runs = Runs.of(events, layout.key)
     kind, time = integers(events.column(KIND)), integers(events.column(TIME))
@@ -124,8 +126,32 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
             BASELESS: pa.array(baseless[chosen]),
             IGNORED: pa.array(ignored[chosen]),
             EARLIEST: pa.array(earliest[chosen], mask=earliest[chosen] == _NEVER),
+            COUNTED: pa.array((added & ~_says_the_same(events, sources, time, added))[chosen]),
         }
     )
+
+
+def _says_the_same(
+    events: pa.Table, sources: _Sources, time: NDArray[np.int64], added: Flags
+) -> Flags:
+    """Whether a version that is added takes the place of a stored one with the same cells.
+
+    The times of a version and of its sync do not count.
+    """
+    stored = integers(events.column(KIND)) == STORED
+    before = sources.runs.last_before(stored)
+    same: Flags = added & (before != NONE) & (time[before] == time)
+    rows = np.flatnonzero(same)
+    for name in sources.layout.columns:
+        if not len(rows) or name in {*sources.layout.key, START, END, ACTIVE, SYNCED}:
+            continue
+        now, then = taken(events, name, sources[name][rows]), taken(events, name, before[rows])
+        equal = pc.or_(
+            pc.fill_null(pc.equal(now, then), False), pc.and_(pc.is_null(now), pc.is_null(then))
+        )
+        same[rows] = equal.to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(same)
+    return same
 
 
 def _is_superseded(runs: Runs, of_batch: Flags, time: NDArray[np.int64]) -> Flags:

@@ -14,12 +14,13 @@ A soft delete is an update row like any other: it sets the delete marker.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
-from chronolake.table import fold
+from chronolake.table import fold, usage
 from chronolake.table.events import fold_by_key
 from chronolake.table.fold import IGNORED
 from chronolake.table.incoming import Incoming, incoming
@@ -82,14 +83,14 @@ def write_batch(
             "The table does not exist.", table=str(name), hint="Create it before writing to it."
         )
     watch = Stopwatch()
-    ignored: tuple[int, str | None] = (0, None)
+    outcome = _Outcome()
     with incoming(changes, description, description.primary_key, columns, watch) as batch_rows:
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
-            nonlocal ignored
+            nonlocal outcome
             expect_unaltered(attempt, description)
-            ignored = _stage(attempt, batch_rows, description, watch)
-            return {BATCH_PROPERTY: batch}
+            outcome = _stage(attempt, batch_rows, description, watch)
+            return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, outcome.written)}
 
         if not batch_rows.is_empty:
             staged(lake, name, write, watch, spark=changes.sparkSession)
@@ -98,19 +99,34 @@ def write_batch(
         replaced=batch_rows.replaced,
         updated=batch_rows.updated,
         deleted=batch_rows.deleted,
-        ignored=ignored[0],
-        ignored_key=ignored[1],
+        ignored=outcome.ignored,
+        ignored_key=outcome.ignored_key,
         seconds=watch.seconds,
     )
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a batch's rows.
+
+    Attributes:
+        ignored: update rows of records that are not there.
+        ignored_key: the key of one of these, or None.
+        written: the sketch of the rows that the batch leaves (`table/usage.py`).
+    """
+
+    ignored: int = 0
+    ignored_key: str | None = None
+    written: bytes | None = None
+
+
 def _stage(
     write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
-) -> tuple[int, str | None]:
-    """Stage a batch; gives the number of ignored update rows, and the key of one."""
+) -> _Outcome:
+    """Work out what a batch does to a table, and stage it."""
     key = description.primary_key
     retained = [column.name for column in description.columns if column.name not in batch.names]
-    ignored: tuple[int, str | None] = (0, None)
+    outcome = _Outcome(written=batch.replacing)
     with ExitStack() as until_published:
         added = None
         if batch.updated or batch.repeated or (retained and batch.replaced):
@@ -119,7 +135,7 @@ def _stage(
                 events = [_of_batch(batch, description)]
                 if not write.is_empty:
                     events.append(_stored(write.source, batch, description, needed))
-                final, ignored = _folded(write, events, batch, description, until_published)
+                final, outcome = _folded(write, events, batch, description, until_published)
                 names = listed(column.name for column in description.columns)
                 added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
         elif batch.replaced:
@@ -137,7 +153,7 @@ def _stage(
             )
         if added is not None:
             write.append(added)
-    return ignored
+    return outcome
 
 
 def _folded(
@@ -146,11 +162,8 @@ def _folded(
     batch: Incoming,
     description: TableDescription,
     until_published: ExitStack,
-) -> tuple[str, tuple[int, str | None]]:
-    """Compute the rows that a batch leaves once, and keep them; gives them as a SQL name.
-
-    Also gives the number of ignored update rows, and the key of one.
-    """
+) -> tuple[str, _Outcome]:
+    """Compute the rows that a batch leaves once, keep and count them; gives them as a SQL name."""
     layout = Layout(
         columns=tuple(column.name for column in description.columns),
         carried=batch.names,
@@ -169,9 +182,10 @@ def _folded(
     )
     name = until_published.enter_context(kept(final))
     (found,) = write.spark.sql(
-        f"SELECT coalesce(sum({IGNORED}), 0), {sample(layout.key, f'{IGNORED} > 0')} FROM {name}"
+        f"SELECT coalesce(sum({IGNORED}), 0), {sample(layout.key, f'{IGNORED} > 0')}, "
+        f"{usage.sketching(layout.key, f'{IGNORED} = 0')} FROM {name}"
     ).collect()
-    return name, (found[0], found[1])
+    return name, _Outcome(*found)
 
 
 def _of_batch(batch: Incoming, description: TableDescription) -> str:

@@ -1,0 +1,62 @@
+"""Monthly active rows, as the tables' own properties tell them (see `table/usage.py`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chronolake.look.catalog import every
+from chronolake.types import USAGE_PREFIX
+
+if TYPE_CHECKING:
+    from chronolake.config import LakeConfig
+    from chronolake.types import Mode, TableName
+
+
+@dataclass(frozen=True)
+class MonthlyUsage:
+    """The rows of one table in one month.
+
+    Attributes:
+        table: which table.
+        mode: its mode; a history table's rows are versions.
+        month: a UTC month, as `2026-11`.
+        rows: distinct rows that were written.
+        is_exact: whether that is their number, and not an estimate.
+    """
+
+    table: TableName
+    mode: Mode
+    month: str
+    rows: int
+    is_exact: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The usage as JSON's own types."""
+        return {
+            "table": str(self.table),
+            "mode": self.mode.value,
+            "month": self.month,
+            "rows": self.rows,
+            "exact": self.is_exact,
+        }
+
+
+def usage(config: LakeConfig, month: str) -> list[MonthlyUsage]:
+    """The usage of every table that was written in a month, sorted by table.
+
+    Args:
+        config: the lake.
+        month: as `2026-11`.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+    """
+    found = []
+    for each in every(config):
+        text = each.table.properties.get(USAGE_PREFIX + month)
+        if text is not None:
+            told = json.loads(text)
+            found.append(MonthlyUsage(each.name, each.mode, month, told["rows"], told["exact"]))
+    return found

@@ -1,0 +1,169 @@
+"""Monthly active rows are counted as batches are published, each row once a month."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import count
+
+import pytest
+from pyspark.sql import DataFrame
+
+from chronolake import look, table
+from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake.cli import main
+from chronolake.lake import Lake
+from chronolake.table import migration
+from chronolake.table.usage import counted
+from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, Mode, TableName
+
+LIVE = (
+    Column("id", ColumnType(Kind.LONG), primary_key=True),
+    Column("part", ColumnType(Kind.STRING), primary_key=True),
+    Column("v", ColumnType(Kind.STRING)),
+    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
+)
+HISTORY = (
+    *LIVE,
+    Column(START, ColumnType(Kind.UTC_DATETIME), primary_key=True),
+    Column(END, ColumnType(Kind.UTC_DATETIME)),
+    Column(ACTIVE, ColumnType(Kind.BOOLEAN)),
+)
+_numbers = count()
+
+Change = tuple[Op, int, str | None, str | None, int]
+
+
+@pytest.fixture
+def name() -> TableName:
+    return TableName("usage", f"t{next(_numbers)}")
+
+
+def changes(lake: Lake, rows: Sequence[Change], *, history: bool) -> DataFrame:
+    """Operation, key, the key's second part, value, and the hour of the start (or end)."""
+
+    def text(value: str | None) -> str:
+        return "CAST(NULL AS STRING)" if value is None else f"'{value}'"
+
+    def times(op: Op, hour: int) -> str:
+        at = f"TIMESTAMP'2024-01-01 {hour:02}:00:00'"
+        end = at if op is Op.DELETE else "TIMESTAMP'9999-12-31 23:59:59.999'"
+        return f", {at} AS {START}, {end} AS {END}, {op is not Op.DELETE} AS {ACTIVE}"
+
+    nothing = f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}"
+    selects = [
+        f"SELECT {int(op)} AS {OP}, {place}L AS {SEQ}, {nothing}, {key}L AS id, "
+        f"{text(part)} AS part, {text(value)} AS v, current_timestamp() AS _fivetran_synced"
+        f"{times(op, hour) if history else ''}"
+        for place, (op, key, part, value, hour) in enumerate(rows)
+    ]
+    return lake.spark.sql(" UNION ALL ".join(selects))
+
+
+def rows_of(lake: Lake, name: TableName) -> int | None:
+    month = datetime.now(UTC).strftime("%Y-%m")
+    found = {each.table: each for each in look.usage(lake.config, month)}
+    assert name not in found or found[name].is_exact
+    return found[name].rows if name in found else None
+
+
+def send(lake: Lake, name: TableName, *rows: Change, history: bool = False) -> int | None:
+    write = table.write_history_batch if history else table.write_batch
+    columns = HISTORY if history else LIVE
+    write(lake, name, changes(lake, rows, history=history), columns=columns, batch="b")
+    return rows_of(lake, name)
+
+
+def test_each_key_counts_once_however_often_it_is_written(lake: Lake, name: TableName) -> None:
+    table.create(lake, name, LIVE)
+    assert rows_of(lake, name) is None
+    put, change, gone = Op.REPLACE, Op.UPDATE, Op.DELETE
+    assert send(lake, name, (put, 1, "a", "x", 0), (put, 2, "a", "x", 0)) == 2
+    assert send(lake, name, (put, 1, "a", "y", 0)) == 2
+    # A null in the key is a value like any other, and not the same as in another column.
+    assert send(lake, name, (put, 1, None, "x", 0), (put, 0, "a", "x", 0)) == 4
+    assert send(lake, name, (change, 2, "a", "z", 0), (put, 3, "a", "x", 0)) == 5
+    # An update of a record that is not there, and a removal, write nothing.
+    assert send(lake, name, (change, 99, "a", "z", 0), (gone, 1, "a", None, 0)) == 5
+
+
+def test_versions_count_and_closing_or_repeating_them_does_not(lake: Lake, name: TableName) -> None:
+    table.create(lake, name, HISTORY)
+    first, put, gone = Op.EARLIEST, Op.REPLACE, Op.DELETE
+    one = [(first, 1, "a", None, 1), (put, 1, "a", "x", 1)]
+    assert send(lake, name, *one, history=True) == 1
+    assert send(lake, name, (first, 1, "a", None, 2), (put, 1, "a", "y", 2), history=True) == 2
+    assert send(lake, name, (gone, 1, "a", None, 3), history=True) == 2
+    # Of a version that is written again, only one that says something else counts.
+    name_2 = TableName(name.schema, f"{name.table}_later")
+    table.create(lake, name_2, HISTORY)
+    send(lake, name_2, *one, history=True)
+    month = datetime.now(UTC).strftime("%Y-%m")
+    lake.spark.sql(f"ALTER TABLE {name_2.sql} UNSET TBLPROPERTIES ('chronolake.usage.{month}')")
+    assert send(lake, name_2, *one, history=True) is None
+    assert send(lake, name_2, one[0], (put, 1, "a", "other", 1), history=True) == 1
+
+
+def test_usage_outlives_a_switch_of_mode(lake: Lake, name: TableName) -> None:
+    table.create(lake, name, LIVE)
+    assert send(lake, name, (Op.REPLACE, 1, "a", "x", 0)) == 1
+    migration.switch_mode(lake, name, Mode.HISTORY)
+    assert rows_of(lake, name) == 1
+
+
+def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName) -> None:
+    table.create(lake, name, LIVE)
+    october, november = (datetime(2025, month, 3, tzinfo=UTC) for month in (10, 11))
+
+    def sketch(first: int, last: int) -> bytes:
+        found = lake.spark.sql(
+            f"SELECT theta_sketch_agg(xxhash64(id), 12) FROM range({first}, {last})"
+        ).first()
+        assert found is not None
+        return bytes(found[0])
+
+    def publish(first: int, last: int, now: datetime) -> dict[str, dict[str, object]]:
+        changed = counted(lake.catalog.load(name), sketch(first, last), now=now)
+        texts = ", ".join(f"'{key}' = '{value}'" for key, value in changed.items())
+        lake.spark.sql(f"ALTER TABLE {name.sql} SET TBLPROPERTIES ({texts})")
+        return {key: json.loads(value) for key, value in changed.items()}
+
+    publish(0, 3_000, october)
+    (told,) = publish(2_000, 4_000, october).values()
+    assert (told["rows"], told["exact"]) == (4_000, True)
+    told = publish(0, 100_000, november)
+    assert told["chronolake.usage.2025-10"] == {"rows": 4_000, "exact": True}
+    assert not told["chronolake.usage.2025-11"]["exact"]
+    assert told["chronolake.usage.2025-11"]["rows"] == pytest.approx(100_000, rel=0.05)
+    assert [(each.rows, each.is_exact) for each in look.usage(lake.config, "2025-10")] == [
+        (4_000, True)
+    ]
+
+
+def test_the_command_tells_every_table_and_all_together(
+    lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.create(lake, name, LIVE)
+    send(lake, name, (Op.REPLACE, 1, "a", "x", 0))
+    where = ("--lake", str(lake.config.path))
+
+    def ran(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as stopped:
+            main(["usage", *words, *where])
+        return int(stopped.value.code or 0), capsys.readouterr().out
+
+    code, told = ran("--json")
+    found = json.loads(told)
+    assert code == 0
+    assert {
+        "table": str(name),
+        "mode": "live",
+        "month": found["month"],
+        "rows": 1,
+        "exact": True,
+    } in (found["tables"])
+    assert found["rows"] == sum(each["rows"] for each in found["tables"])
+    assert str(name) in ran()[1]
+    assert "No table was written" in ran("--month", "1999-12")[1]
+    assert ran("--month", "2026-13")[0] == 2
