@@ -11,7 +11,13 @@ import pytest
 
 from chronolake import table
 from chronolake.cli import main
-from chronolake.errors import BatchError, HistoryWarning, ValueRefusedError
+from chronolake.errors import (
+    BatchError,
+    HistoryWarning,
+    SchemaError,
+    TableExistsError,
+    ValueRefusedError,
+)
 from chronolake.lake import Lake
 from chronolake.table import migration
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
@@ -244,3 +250,27 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
     code, told, _ = ran(lake, capsys, *words)
     assert code == 0
     assert "nothing to do" in told
+
+
+def test_a_view_shows_todays_state(
+    lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("view", f"`in time`.{versions.table}", "--json")
+    for _ in range(2):
+        code, told, _ = ran(lake, capsys, *words)
+        assert (code, json.loads(told)["view"]) == (0, f"{versions}_current")
+    view = f"`in time`.{versions.table}_current"
+    found = lake.spark.sql(f"SELECT * FROM {view} ORDER BY id")
+    assert found.columns == [column.name for column in COLUMNS]
+    assert [row.id for row in found.collect()] == [2, 3, 4]
+    # It is no table, and takes no table's name.
+    assert TableName("in time", f"{versions.table}_current") not in lake.tables()
+    live = TableName("in time", f"{versions.table}_live")
+    table.create(lake, live, COLUMNS)
+    with pytest.raises(SchemaError, match="live mode"):
+        table.create_current_view(lake, live)
+    taken = TableName("in time", f"{live.table}_current")
+    table.create(lake, taken, COLUMNS)
+    migration.switch_mode(lake, live, Mode.HISTORY)
+    with pytest.raises(TableExistsError, match="view's name"):
+        table.create_current_view(lake, live)
