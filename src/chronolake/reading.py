@@ -180,8 +180,16 @@ class LakeTable:
     def _micros(self, at: Instant) -> int:
         """An instant in microseconds since 1970."""
         text = _iso(at) if isinstance(at, datetime) else str(at)
-        literal = self._literal(text, "timestamp")
-        (row,) = self._spark.range(1).select(F.unix_micros(literal)).collect()
+        # Nothing but a constant: Spark runs no job for it.
+        (row,) = self._spark.sql(
+            "SELECT unix_micros(try_cast(:text AS TIMESTAMP))", args={"text": text}
+        ).collect()
+        if row[0] is None:
+            raise ValueRefusedError(
+                f"{text!r} is no timestamp.",
+                table=str(self.name),
+                hint="Times are written as 2024-05-02T00:00:00Z.",
+            )
         return int(row[0])
 
     def _literal(self, value: Any, kind: str, column: str | None = None) -> Expression:
@@ -215,8 +223,10 @@ def _iso(at: datetime) -> str:
 
 
 def _covers(micros: int) -> Expression:
-    """Whether a version is true at an instant."""
-    instant = F.timestamp_micros(F.lit(micros))
-    # Tmax + epsilon is still a timestamp of the year 10000 to Spark, so nothing overflows.
-    after_end = F.col(END) + F.expr(f"interval {EPSILON_MICROS} microseconds")
-    return (F.col(START) <= instant) & (instant < after_end)
+    """Whether a version is true at an instant.
+
+    Both conditions compare a column with a constant, so that files and row groups are skipped by
+    their statistics.
+    """
+    started = F.col(START) <= F.timestamp_micros(F.lit(micros))
+    return started & (F.col(END) > F.timestamp_micros(F.lit(micros - EPSILON_MICROS)))
