@@ -1,0 +1,91 @@
+"""What history mode cannot do, and the ends of time of each kind of destination.
+
+Source: `seeds/history-mode.txt` ("Switching to history mode", "Limitations").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from chronolake.errors import ConfigurationError
+from chronolake.types import TMAX_MICROS, TMIN_MICROS, Mode
+
+#: For tables of such a name, history is the only mode.
+_HISTORY_SUFFIX: Final = "_history"
+
+
+class DestinationKind(StrEnum):
+    """Where tables are kept, as far as it decides about times."""
+
+    ICEBERG = "iceberg"
+    MYSQL = "mysql"
+    #: MySQL up to version 5.6, which keeps no fractions of a second.
+    MYSQL_5_6 = "mysql-5.6"
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """The ends of time of a destination, in microseconds since 1970 (UTC).
+
+    Attributes:
+        tmin: start and end of a version of a record that was deleted before history began.
+        tmax: the end of an active version.
+    """
+
+    tmin: int
+    tmax: int
+
+
+TIME_LIMITS: Final = {
+    DestinationKind.ICEBERG: TimeLimits(TMIN_MICROS, TMAX_MICROS),
+    # 1970-01-01T00:00:01Z; 2038-01-19T03:14:07.999Z, and without the fraction.
+    DestinationKind.MYSQL: TimeLimits(1_000_000, 2_147_483_647_999_000),
+    DestinationKind.MYSQL_5_6: TimeLimits(1_000_000, 2_147_483_647_000_000),
+}
+
+
+@dataclass(frozen=True)
+class StreamTraits:
+    """What decides about the modes of a stream that is pulled from a source.
+
+    Tables that are pushed over gRPC are their sender's business.
+
+    Attributes:
+        name: the stream's name.
+        tells_changes: whether each change comes with a time that increases with every change: a
+            timestamp of the row, or the time in the source's log.
+        is_reimported: whether every sync brings the whole stream.
+    """
+
+    name: str
+    tells_changes: bool
+    is_reimported: bool
+
+
+def check_mode(stream: StreamTraits, mode: Mode) -> None:
+    """Refuse a mode that a pulled stream cannot be in.
+
+    Raises:
+        ConfigurationError: history mode for a stream that cannot have it, or another mode for one
+            that can have no other.
+    """
+    if mode is not Mode.HISTORY:
+        if stream.name.endswith(_HISTORY_SUFFIX):
+            raise ConfigurationError(
+                f"The stream {stream.name} can only be in history mode: its name ends in "
+                f"{_HISTORY_SUFFIX}.",
+                hint=f"Set its mode to {Mode.HISTORY}.",
+            )
+        return
+    reason = None
+    if stream.is_reimported:
+        reason = "every sync imports all of it, so that nothing tells what changed and when"
+    elif not stream.tells_changes:
+        reason = "it has no timestamp that increases with every change"
+    if reason:
+        raise ConfigurationError(
+            f"The stream {stream.name} cannot be in history mode: {reason}.",
+            hint=f"Set its mode to {Mode.SOFT_DELETE} or {Mode.LIVE}.",
+        )

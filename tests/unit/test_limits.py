@@ -1,0 +1,51 @@
+"""Which streams can be in which mode, and the ends of time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from chronolake.errors import ConfigurationError
+from chronolake.limits import TIME_LIMITS, DestinationKind, StreamTraits, check_mode
+from chronolake.types import Mode
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tmin", "tmax"),
+    [
+        (DestinationKind.ICEBERG, "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999Z"),
+        (DestinationKind.MYSQL, "1970-01-01T00:00:01Z", "2038-01-19T03:14:07.999Z"),
+        (DestinationKind.MYSQL_5_6, "1970-01-01T00:00:01Z", "2038-01-19T03:14:07Z"),
+    ],
+)
+def test_the_ends_of_time_are_those_of_the_document(
+    kind: DestinationKind, tmin: str, tmax: str
+) -> None:
+    limits = TIME_LIMITS[kind]
+    assert EPOCH + timedelta(microseconds=limits.tmin) == datetime.fromisoformat(tmin)
+    assert EPOCH + timedelta(microseconds=limits.tmax) == datetime.fromisoformat(tmax)
+
+
+def test_a_stream_that_is_history_is_nothing_else() -> None:
+    stream = StreamTraits("account_history", tells_changes=True, is_reimported=False)
+    check_mode(stream, Mode.HISTORY)
+    for mode in (Mode.LIVE, Mode.SOFT_DELETE):
+        with pytest.raises(ConfigurationError, match="only be in history mode"):
+            check_mode(stream, mode)
+
+
+@pytest.mark.parametrize(
+    ("tells_changes", "is_reimported", "reason"),
+    [(False, False, "no timestamp"), (True, True, "imports all"), (False, True, "imports all")],
+)
+def test_a_stream_that_does_not_tell_changes_has_no_history(
+    *, tells_changes: bool, is_reimported: bool, reason: str
+) -> None:
+    stream = StreamTraits("account", tells_changes, is_reimported)
+    with pytest.raises(ConfigurationError, match=reason):
+        check_mode(stream, Mode.HISTORY)
+    check_mode(stream, Mode.LIVE)
+    check_mode(stream, Mode.SOFT_DELETE)
