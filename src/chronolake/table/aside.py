@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, SCRATCH_SCHEMA, IcebergTable
 from chronolake.session import CATALOG
 from chronolake.table.create import check_columns, partitioning_of, properties_of
 from chronolake.table.publishing import expect_unmoved, publish, publishing_marks
+from chronolake.table.rewrite import folder_in, in_a_table
 from chronolake.table.staging import stage_name
 from chronolake.types import HISTORY_SINCE_PROPERTY, TableName
 
@@ -92,7 +92,7 @@ def publish_over(
         for key, value in table.properties.items()
         if key not in _OF_ROWS and not key.startswith(_METRICS)
     }
-    location = f"{table.location}/rewrite-{uuid4().hex}"
+    location = folder_in(table)
     changed = {**carried, **properties}
     with _aside(lake, columns, query, location=location, properties=changed) as made:
 
@@ -130,5 +130,6 @@ def _aside(
         reach("rewrite.written")
         yield lake.catalog.load(hidden)
     finally:
-        # Published, its files belong to another table now; else maintenance removes them.
-        lake.catalog.drop(hidden, purge=False)
+        # In another table's folder, the files may be that table's by now, and maintenance finds
+        # those that are nobody's. A folder of its own goes, unless the table got its name.
+        lake.catalog.drop(hidden, purge=not in_a_table(location))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _FILLER: Final = f"{RESERVED}filler_"
+_IN_A_TABLE: Final = "/rewrite-"
 
 
 def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str, Column]) -> Any:
@@ -145,7 +146,7 @@ def _create_scratch(
     lake.catalog.create(
         scratch,
         wanted,
-        location=f"{table.location}/rewrite-{uuid4().hex}",
+        location=folder_in(table),
         properties={k: v for k, v in table.properties.items() if k.startswith(kept)}
         | {"format-version": "3"},
         partition_by=[str(field.name()) for field in spec.fields()],
@@ -178,6 +179,16 @@ def _replace_files(
     overwrite.commit()
 
 
+def folder_in(table: IcebergTable) -> str:
+    """A new folder for hidden files in a table's own: its maintenance finds what nobody took."""
+    return f"{table.location}{_IN_A_TABLE}{uuid4().hex}"
+
+
+def in_a_table(location: str) -> bool:
+    """Whether a folder was made by `folder_in`."""
+    return _IN_A_TABLE in location
+
+
 def drop_abandoned(lake: Lake) -> None:
     """Drop the scratch tables of rewrites that nobody will finish."""
     for name in lake.catalog.tables_in(SCRATCH_SCHEMA):
@@ -185,7 +196,7 @@ def drop_abandoned(lake: Lake) -> None:
             log.warning("leftover_dropped", table=str(name))
             try:
                 # What lies in another table's folder may be that table's by now.
-                purge = "/rewrite-" not in lake.catalog.load(name).location
+                purge = not in_a_table(lake.catalog.load(name).location)
                 lake.catalog.drop(name, purge=purge)
             except Py4JError as failure:
                 log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
