@@ -126,6 +126,12 @@ class IcebergTable:
         return None if value is None else str(value)
 
     @property
+    def is_unwritten(self) -> bool:
+        """Whether the table has had no other rows than those its metadata began with."""
+        snapshot = self.metadata.currentSnapshot()
+        return snapshot is None or int(snapshot.sequenceNumber()) <= 1
+
+    @property
     def location(self) -> str:
         """The folder that the table's files lie in."""
         return str(self.metadata.location())
@@ -347,6 +353,21 @@ class Catalog:
     def drop(self, name: TableName, *, purge: bool) -> bool:
         """Remove a table, with its files if `purge`; False if there was none."""
         return bool(self._java.dropTable(self.identifier(name), purge))
+
+    def drop_view(self, name: TableName, *, having: str) -> bool:
+        """Remove a view that has a property; False if there is none."""
+        identifier = self.identifier(name)
+        if not hasattr(self._java, "viewExists") or not self._java.viewExists(identifier):
+            return False
+        if self._java.loadView(identifier).properties().get(having) is None:
+            return False
+        return bool(self._java.dropView(identifier))
+
+    def delete_folder(self, table: IcebergTable) -> None:
+        """Remove a table's folder and all that is in it, where the store can do that."""
+        io = table.java.io()
+        if hasattr(io, "deletePrefix"):
+            io.deletePrefix(table.location)
 
     def schema(self, columns: Sequence[Column]) -> Any:
         """A Java `Schema` of nullable columns with the ids 1, 2, …, in the order given."""

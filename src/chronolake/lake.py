@@ -96,6 +96,11 @@ class Lake:
         """A folder for a new table; unique, and not derived from the table's name."""
         return f"{self.warehouse.rstrip('/')}/tables/{uuid4().hex}"
 
+    def made_location(self, location: str) -> bool:
+        """Whether a folder is one that `new_location` gives, so that no other table lies in it."""
+        folder, _, name = location.rpartition("/")
+        return folder == f"{self.warehouse.rstrip('/')}/tables" and _is_hexadecimal(name)
+
     def tables(self) -> list[TableName]:
         """Every table of the lake, sorted by schema and name."""
         return self.catalog.tables()
@@ -149,6 +154,10 @@ class Lake:
         """Whether a thread of this process writes to a table, or waits to."""
         with self._guard:
             return self._writers[name] > 0
+
+
+def _is_hexadecimal(text: str) -> bool:
+    return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)  # noqa: PLR2004
 
 
 def catalog_settings(config: LakeConfig) -> dict[str, str]:

@@ -139,6 +139,12 @@ class LakeTable:
             )
         self._warn_before(first, description)
         key = description.record_key
+        if not key:
+            raise BatchError(
+                "The table has no primary key, so its records cannot be told apart.",
+                table=str(self.name),
+                hint="Give it a key with AlterTable.",
+            )
         hidden = {*HISTORY_COLUMNS, SYNCED}
         shown = [column.name for column in description.columns if column.name not in hidden]
         state = F.struct(*(F.col(quoted(name)) for name in shown))

@@ -81,6 +81,8 @@ _SESSION: Final[dict[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.ansi.enabled": "true",
+    # Names may hold `${…}`: Spark would put settings and environment variables there.
+    "spark.sql.variable.substitute": "false",
     "spark.sql.defaultCatalog": CATALOG,
     # Rows go to Python in batches of so many bytes at most: large cells must not add up.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),

@@ -139,6 +139,8 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
     assert [(each.rows, each.is_exact) for each in look.usage(lake.config, "2025-10")] == [
         (4_000, True)
     ]
+    # A clock that is behind finds the month closed.
+    assert counted(lake.catalog.load(name), sketch(0, 9_000), now=october) == {}
 
 
 def test_the_command_tells_every_table_and_all_together(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -574,3 +575,65 @@ def test_a_schemas_prefix_counts_for_both_names(caller: Caller) -> None:
     fill(caller, LIVE, [live(1)])
     assert caller.migrate("t", "rename_table", from_table="t", to_table="u").success
     assert columns_of(caller, "u") == LIVE
+
+
+# ------------------------------------------------------------------ what must not happen
+
+
+def test_a_name_is_never_taken_for_a_setting(caller: Caller) -> None:
+    columns = ["id*:LONG", "${env:HOME}:STRING", "${spark.master}:STRING", SYNCED]
+    rows = [{"id": "1", "${env:HOME}": "a", "${spark.master}": "b", "_fivetran_synced": T1}]
+    fill(caller, columns, rows, name="${env:HOME}")
+    parts = {"from_column": "${env:HOME}", "to_column": "copy ${env:PATH}"}
+    assert caller.migrate("${env:HOME}", "copy_column", **parts).success
+    assert caller.migrate("${env:HOME}", "SOFT_DELETE_TO_HISTORY").success
+    named = ("id", "${env:HOME}", "${spark.master}", "copy ${env:PATH}")
+    assert caller.rows("${env:HOME}", *named) == [(1, "a", "b", "a")]
+
+
+def test_a_copy_that_lives_is_not_written_over_by_a_late_repeat(caller: Caller) -> None:
+    fill(caller, LIVE, [live(1)])
+    parts = {"from_table": "t", "to_table": "copy"}
+    assert caller.migrate("t", "copy_table", **parts).success
+    assert caller.write("copy", LIVE, replace=[live(2)]).success
+    before = caller.snapshot("copy")
+    refused(caller, "t", "copy_table", **parts)
+    # Nor is a table that only looks like a copy.
+    fill(caller, LIVE, [live(3)], name="twin")
+    refused(caller, "t", "copy_table", from_table="t", to_table="twin")
+    assert caller.snapshot("copy") == before
+    assert caller.rows("twin", "id") == [(3,)]
+
+
+def test_a_dropped_table_leaves_no_file(caller: Caller) -> None:
+    fill(caller, SOFT, [soft(1, "false")])
+    folder = Path(caller.iceberg("t").location().removeprefix("file:"))
+    assert caller.migrate("t", "SOFT_DELETE_TO_HISTORY").success
+    assert any(folder.rglob("*.parquet"))
+    assert caller.migrate("t", "drop_table").success
+    assert not folder.exists()
+
+
+def test_a_version_that_nobody_knows_to_be_active_keeps_its_end(caller: Caller) -> None:
+    unknown = version(1, T1, T2_ENDS) | {"_fivetran_active": None}
+    fill(caller, VERSIONED, [])
+    rows = [unknown, version(2, T3, T3), version(3, T1)]
+    columns = [text.replace(START, START.replace("*", "")) for text in VERSIONED]
+    plain = [text.replace("_start:", "_start*:") for text in columns]
+    assert caller.write("t", plain, replace=rows).success
+    parts = {"column": "plan", "column_type": "STRING", "operation_timestamp": T3}
+    assert caller.migrate("t", "add_column_in_history_mode", default_value="x", **parts).success
+    found = {(row[0], row[2]): row[3] for row in versions(caller, "plan")}
+    assert found[1, micros(T1)] == micros(T2_ENDS)
+    assert found[3, micros(T1)] == micros(T3_ENDS)
+
+
+@pytest.mark.parametrize("marker", ["_fivetran_active", "_fivetran_synced", "id", "email"])
+def test_a_column_that_cannot_mark_deleted_rows_is_a_task(caller: Caller, marker: str) -> None:
+    fill(caller, VERSIONED, [version(1, T1, T2_ENDS)])
+    refused(caller, "t", "HISTORY_TO_SOFT_DELETE", soft_deleted_column=marker)
+
+
+def test_a_history_table_without_a_key_has_no_newest_versions(caller: Caller) -> None:
+    fill(caller, ["id:LONG", *(text.replace("*", "") for text in HISTORY)], [])
+    refused(caller, "t", "HISTORY_TO_SOFT_DELETE")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -25,6 +25,8 @@ from chronolake.cli.app import (
     table_name,
 )
 
+_SHOWN: Final = 100
+
 
 @app.command(
     epilog="Example: chronolake diff sales.orders --from 2024-05-01 --to 2024-06-01 --lake ./lake",
@@ -39,8 +41,14 @@ def diff(
     after: Annotated[str, typer.Option("--to", metavar="TIME", help="A later time.")],
     lake: LakeOption,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="Show at most so many records; 0 for all.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            "--limit",
+            min=0,
+            help="Show at most so many records; 0 for all. [default: 100; with --json all]",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
@@ -62,6 +70,7 @@ def diff(
             for record in found.records(limit or None):
                 print_json(record.as_json(), pretty=False)
             return
+        limit = _SHOWN if limit is None else limit
         records = list(found.records(limit + 1 if limit else None))
         screen = console()
         screen.print(shown.differences(list(itertools.islice(records, limit or None))))

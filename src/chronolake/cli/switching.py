@@ -25,7 +25,7 @@ from chronolake.cli.app import (
     table_name,
 )
 from chronolake.errors import TableExistsError
-from chronolake.types import Mode
+from chronolake.types import DELETED, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -48,6 +48,10 @@ def mode(
     yes: Annotated[
         bool, typer.Option("--yes", help="Switch although versions or records are lost.")
     ] = False,
+    marker: Annotated[
+        str,
+        typer.Option("--marker", metavar="COLUMN", help="What marks deleted rows."),
+    ] = DELETED,
     keep_history_as: Annotated[
         str | None,
         typer.Option(
@@ -72,7 +76,7 @@ def mode(
     name = table_name(table)
     copy = None if keep_history_as is None else table_name(keep_history_as)
     with existing(configuration(lake, config, settings)) as opened:
-        plan = migration.plan_switch(opened, name, wanted)
+        plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
         if copy is not None and plan.before is not Mode.HISTORY:
             raise typer.BadParameter(
                 f"{name} is in {plan.before} mode and keeps no history",
@@ -82,7 +86,7 @@ def mode(
             raise TableExistsError(
                 "The table to keep the history in exists already.",
                 table=str(copy),
-                hint="Choose another name.",
+                hint="Choose another name, or drop it if an earlier try made it.",
             )
         if plan.before is plan.after or dry_run:
             _show(plan, json=json, done=False)
@@ -90,9 +94,14 @@ def mode(
         if plan.forgets and not yes:
             _agree(plan, json=json)
         with _progress(f"Switching {name} to {wanted} mode", json=json):
+            snapshot = None
             if copy is not None:
+                # What comes between the copy and the switch would be in neither.
+                snapshot = opened.catalog.load(name).snapshot_id
                 migration.copy_table(opened, name, copy)
-            migration.switch_mode(opened, name, wanted)
+            migration.switch_mode(
+                opened, name, wanted, marker=stored_name(marker), unless_moved_from=snapshot
+            )
     _show(plan, json=json, done=True)
 
 

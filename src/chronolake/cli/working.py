@@ -150,22 +150,32 @@ def view(
     table: TableArgument,
     *,
     lake: LakeOption,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the view.")] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
     """Make the view TABLE_current of a history table: its active versions, for those who use SQL.
 
-    After a change of the table's columns, make it again.
+    After a change of the table's columns, make it again. It goes with the table, with its name, and
+    when the table leaves history mode.
     """
-    from chronolake.table import create_current_view
+    from chronolake.table import views
 
+    name = table_name(table)
+    made = views.current_view_of(name)
+    found = True
     with existing(configuration(lake, config, settings)) as opened:
-        made = create_current_view(opened, table_name(table))
+        if drop:
+            found = views.drop_current_view(opened, name)
+        else:
+            views.create_current_view(opened, name)
     if json:
-        print_json({"view": str(made), "table": str(table_name(table))})
+        print_json({"view": str(made), "table": str(name), "exists": not drop})
+    elif drop:
+        console().print(f"{made} is gone" if found else f"There is no {made}")
     else:
-        console().print(f"{made} shows the active versions of {table_name(table)}")
+        console().print(f"{made} shows the active versions of {name}")
 
 
 def _chosen(lake: Lake, wanted: TableName | None) -> Sequence[TableName]:

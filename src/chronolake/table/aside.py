@@ -16,10 +16,17 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.config import CatalogKind
+from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, SCRATCH_SCHEMA, IcebergTable
 from chronolake.session import CATALOG
-from chronolake.table.create import check_columns, partitioning_of, properties_of
+from chronolake.table.create import (
+    check_columns,
+    column_properties,
+    partitioning_of,
+    properties_of,
+)
 from chronolake.table.publishing import expect_unmoved, publish, publishing_marks
 from chronolake.table.rewrite import folder_in, in_a_table
 from chronolake.table.staging import stage_name
@@ -87,6 +94,13 @@ def publish_over(
         CommitUnknownError: the catalog's answer was lost.
     """
     check_columns(table.name, columns)
+    if lake.config.catalog.kind is CatalogKind.REST:
+        # It sends changes of metadata and not metadata: none of these would arrive.
+        raise LakeError(
+            "A table in a REST catalog cannot be replaced as a whole yet.",
+            table=str(table.name),
+            hint="Keep the lake in a SQLite or PostgreSQL catalog to switch modes.",
+        )
     carried = {
         key: value
         for key, value in table.properties.items()
@@ -123,7 +137,8 @@ def _aside(
             hidden,
             columns,
             location=location,
-            properties={**properties, **properties_of(columns)},
+            # What a table has of its own comes over what a new one gets.
+            properties={**properties_of(columns), **properties, **column_properties(columns)},
             partition_by=partitioning_of(columns),
         )
         lake.spark.sql(f"INSERT INTO {CATALOG}.{hidden.sql} BY NAME {query}")

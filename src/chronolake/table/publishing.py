@@ -15,9 +15,15 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from chronolake.errors import CommitConflictError, CommitUnknownError, TableNotFoundError
+from chronolake.errors import (
+    CommitConflictError,
+    CommitError,
+    CommitUnknownError,
+    LakeError,
+    TableNotFoundError,
+)
 from chronolake.failpoints import reach
-from chronolake.iceberg import IcebergTable, java_message_of
+from chronolake.iceberg import COLUMNS_PROPERTY, IcebergTable, java_message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +44,10 @@ PUBLISH_PROPERTY: Final = "chronolake.last-publish"
 ATTEMPTS: Final = 20
 
 
+class UnansweredError(CommitError):
+    """The catalog did not say whether a commit has happened."""
+
+
 class TableMovedError(CommitConflictError):
     """The table is not what the write was made for: it has to be staged again."""
 
@@ -52,9 +62,13 @@ def expect_unmoved(table: IcebergTable, current: IcebergTable) -> None:
         raise TableMovedError("Another writer published first.", table=str(current.name))
 
 
-def _state_of(table: IcebergTable) -> tuple[int | None, tuple[Field, ...], str]:
-    # Columns are compared and not a schema's number: a table replaced as a whole numbers anew.
-    return table.snapshot_id, table.fields, str(table.metadata.uuid())
+def _state_of(
+    table: IcebergTable,
+) -> tuple[int | None, tuple[Field, ...], str | None, str]:
+    # Columns are compared and not a schema's number: a table replaced as a whole numbers anew. Key
+    # and declared types stand in a property alone.
+    declared = table.property_of(COLUMNS_PROPERTY)
+    return table.snapshot_id, table.fields, declared, str(table.metadata.uuid())
 
 
 def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
@@ -67,12 +81,19 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
 
     Raises:
         CommitConflictError: others were first too often; nothing has changed.
+        UnansweredError: the catalog did not say what became of the commit.
+        Exception: whatever `change` raises; nothing has changed.
     """
     for attempt in range(1, ATTEMPTS + 1):
+        metadata = change(table).build()
         try:
-            table.commit(change(table).build())
-        except TableMovedError:
-            raise
+            table.commit(metadata)
+        except (Py4JError, PySparkException) as failure:
+            raise UnansweredError(
+                f"The catalog did not answer a commit: {java_message_of(failure)}",
+                table=str(table.name),
+                hint="Check that the catalog can be reached.",
+            ) from failure
         except CommitConflictError:
             if attempt == ATTEMPTS:
                 raise
@@ -102,7 +123,7 @@ def publish(
     reach("publish.before-commit")
     try:
         swap(table, marked)
-    except (Py4JError, PySparkException) as failure:
+    except UnansweredError as failure:
         _settle(table, marks[PUBLISH_PROPERTY], failure)
     reach("publish.after-commit")
 
@@ -113,21 +134,21 @@ def publishing_marks() -> dict[str, str]:
     return {PUBLISH_PROPERTY: uuid4().hex, PUBLISHED_PROPERTY: stamp}
 
 
-def _settle(table: IcebergTable, identity: str, failure: Exception) -> None:
-    log.warning("commit_outcome_unknown", table=str(table.name), reason=java_message_of(failure))
+def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> None:
+    log.warning("commit_outcome_unknown", table=str(table.name), reason=failure.message)
     for pause in (0.1, 1.0, 5.0):
         time.sleep(pause)
         try:
             now = table.refreshed()
-        except (Py4JError, PySparkException, TableNotFoundError):
+        except (Py4JError, PySparkException, LakeError):
             continue
         if now.property_of(PUBLISH_PROPERTY) == identity:
             return
         raise CommitConflictError(
-            f"The commit did not happen: {java_message_of(failure)}", table=str(table.name)
+            f"The commit did not happen: {failure.message}", table=str(table.name)
         ) from failure
     raise CommitUnknownError(
-        f"The catalog did not answer a commit, nor afterwards: {java_message_of(failure)}",
+        f"Nor did the catalog answer afterwards: {failure.message}",
         hint="Send the batch again when the catalog answers: a batch that is already in the table "
         "changes nothing.",
         table=str(table.name),

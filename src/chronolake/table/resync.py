@@ -25,7 +25,7 @@ from chronolake.table import usage
 from chronolake.table.history import stage
 from chronolake.table.incoming import incoming
 from chronolake.table.result import BatchResult
-from chronolake.table.sql import TABLE, listed, sample
+from chronolake.table.sql import TABLE, listed
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -140,6 +140,12 @@ def _check(description: TableDescription, rows: DataFrame, gone: Gone) -> None:
             table=table,
             hint="A re-sync of such a table replaces its rows: write them as a batch.",
         )
+    if not description.record_key:
+        raise BatchError(
+            "The table has no primary key, so its records cannot be told apart.",
+            table=table,
+            hint="Give it a key with AlterTable.",
+        )
     if gone is not Gone.STAY and SYNCED not in description.by_name:
         raise BatchError(
             f"The table has no {SYNCED}, so that nothing tells which records are gone.",
@@ -219,12 +225,13 @@ def _expect_one_row_a_key(
 ) -> None:
     key = listed(description.record_key)
     (found,) = write.spark.sql(
-        f"SELECT count(1), {sample(description.record_key, 'true')} FROM (SELECT {key} "
-        f"FROM {brought.rows} WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"
+        f"SELECT count(1) FROM (SELECT {key} FROM {brought.rows} "
+        f"WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"
     ).collect()
     if found[0]:
         raise BatchError(
-            f"The re-sync brings {found[0]} records more than once, such as {found[1]}.",
+            # No sample: a key may be a name or an address.
+            f"The re-sync brings {found[0]} records more than once.",
             table=str(description.name),
             hint="Bring each record as it is now, once.",
         )
@@ -235,5 +242,10 @@ def _is_same(description: TableDescription, rows: DataFrame) -> str:
     compared = [
         name for name in rows.columns if name not in {END, ACTIVE, SYNCED, *description.record_key}
     ]
-    same = [f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in compared]
+    # As it would be stored: a source's double is not what a stored float says.
+    same = [
+        f"{TABLE}.{quoted(name)} <=> "
+        f"CAST({_SOURCE}.{quoted(name)} AS {description.by_name[name].type.sql})"
+        for name in compared
+    ]
     return f"coalesce({' AND '.join([f'{TABLE}.{ACTIVE}', *same])}, false)"

@@ -16,8 +16,10 @@ from uuid import uuid4
 
 import structlog
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from chronolake.changes import RESERVED
+from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of
 from chronolake.session import CATALOG
@@ -195,8 +197,17 @@ def drop_abandoned(lake: Lake) -> None:
         if is_abandoned(name.table):
             log.warning("leftover_dropped", table=str(name))
             try:
-                # What lies in another table's folder may be that table's by now.
-                purge = not in_a_table(lake.catalog.load(name).location)
-                lake.catalog.drop(name, purge=purge)
-            except Py4JError as failure:
+                lake.catalog.drop(name, purge=_owns_its_files(lake, name))
+            except (Py4JError, PySparkException) as failure:
                 log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
+
+
+def _owns_its_files(lake: Lake, name: TableName) -> bool:
+    """Whether a leftover's files can be nobody else's."""
+    try:
+        table = lake.catalog.find(name)
+    except LakeError:
+        # Its metadata went with that of the table which took its place: so did its files.
+        return False
+    # What lies in another table's folder may be that table's by now.
+    return table is not None and not in_a_table(table.location)

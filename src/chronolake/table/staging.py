@@ -21,7 +21,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from chronolake.description import describe_loaded
-from chronolake.errors import CommitConflictError, CommitError, TableNotFoundError
+from chronolake.errors import (
+    CommitConflictError,
+    CommitError,
+    LakeError,
+    TableNotFoundError,
+)
 from chronolake.failpoints import reach
 from chronolake.iceberg import MAIN, IcebergTable, java_message_of
 from chronolake.session import CATALOG
@@ -171,7 +176,7 @@ class StagedWrite:
             return
         try:
             drop_branch(self.table.refreshed(), self.branch)
-        except (CommitConflictError, Py4JError, PySparkException) as failure:
+        except (CommitError, LakeError, Py4JError, PySparkException) as failure:
             # The next write drops it: the caller's own error matters more.
             log.warning(
                 "branch_left_behind",

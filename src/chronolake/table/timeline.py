@@ -146,9 +146,10 @@ def _says_the_same(
         if not len(rows) or name in {*sources.layout.key, START, END, ACTIVE, SYNCED}:
             continue
         now, then = taken(events, name, sources[name][rows]), taken(events, name, before[rows])
-        equal = pc.or_(
-            pc.fill_null(pc.equal(now, then), False), pc.and_(pc.is_null(now), pc.is_null(then))
-        )
+        # Nulls are the same, and so is what is no number.
+        unknown = pc.is_null(now, nan_is_null=True), pc.is_null(then, nan_is_null=True)
+        alike = pc.equal(pc.is_null(now), pc.is_null(then))
+        equal = pc.or_(pc.fill_null(pc.equal(now, then), False), pc.and_(alike, pc.and_(*unknown)))
         same[rows] = equal.to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(same)
     return same

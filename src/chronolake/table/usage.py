@@ -59,7 +59,10 @@ def counted(
     union.update(datasketches.compact_theta_sketch.deserialize(sketch))
     stored = table.property_of(name)
     if stored is not None:
-        before = base64.b64decode(orjson.loads(stored)["sketch"])
+        before = base64.b64decode(orjson.loads(stored).get("sketch", ""))
+        if not before:
+            # Another process's clock has begun the next month: this one is closed.
+            return {}
         union.update(datasketches.compact_theta_sketch.deserialize(before))
     merged = union.get_result()
     if merged.is_empty():

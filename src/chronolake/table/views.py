@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
 from chronolake.session import CATALOG, active
@@ -13,9 +13,18 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
 
 
+#: Property of a view that is ours: another of such a name is its maker's business.
+_MADE_FOR: Final = "chronolake.view"
+
+
 def current_view_of(name: TableName) -> TableName:
     """The name of the view of a history table's active versions."""
     return TableName(name.schema, f"{name.table}_current")
+
+
+def drop_current_view(lake: Lake, name: TableName) -> bool:
+    """Remove the view that `create_current_view` made of a table; False if there is none."""
+    return lake.catalog.drop_view(current_view_of(name), having=_MADE_FOR)
 
 
 def create_current_view(lake: Lake, name: TableName) -> TableName:
@@ -56,7 +65,8 @@ def create_current_view(lake: Lake, name: TableName) -> TableName:
         )
         with active(lake.spark):
             lake.spark.sql(
-                f"CREATE OR REPLACE VIEW {CATALOG}.{view.sql} AS SELECT {columns} "
+                f"CREATE OR REPLACE VIEW {CATALOG}.{view.sql} "
+                f"TBLPROPERTIES ('{_MADE_FOR}' = 'current') AS SELECT {columns} "
                 f"FROM {CATALOG}.{name.sql} WHERE {ACTIVE}"
             )
     return view

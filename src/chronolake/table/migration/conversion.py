@@ -19,6 +19,7 @@ from chronolake.types import (
     END,
     HISTORY_COLUMNS,
     HISTORY_SINCE_PROPERTY,
+    ROW_ID,
     START,
     SYNCED,
     TMAX_MICROS,
@@ -44,6 +45,7 @@ _HISTORY: Final = (
     Column(ACTIVE, _BOOLEAN),
 )
 _NEWEST: Final = "newest"
+_NO_MARKS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, ROW_ID})
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,12 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
             f"false AS {quoted(DELETED)} FROM {source}"
         )
         return Conversion(tuple(columns), query, f"SELECT count(1), count(1) FROM {source}")
+    if not description.record_key:
+        raise SchemaError(
+            "The table has no primary key, so nothing tells which version is a record's newest.",
+            table=str(description.name),
+            hint="Give it a key with AlterTable first.",
+        )
     if marker in description.by_name:
         _expect_mark(description, marker)
     kept = _without_history(description)
@@ -160,6 +168,7 @@ def _to_live(description: TableDescription, marker: str) -> Conversion:
         columns = _without_history(description)
         stays = f"{ACTIVE}"
     else:
+        _expect_mark(description, marker)
         columns = [column for column in description.columns if column.name != DELETED]
         stays = f"NOT coalesce({quoted(marker)}, false)"
     query = f"SELECT {listed(column.name for column in columns)} FROM {source} WHERE {stays}"
@@ -180,13 +189,14 @@ def _missing(description: TableDescription, names: Sequence[str] | dict[str, Non
 
 def _expect_mark(description: TableDescription, marker: str) -> None:
     stored = description.by_name[marker]
-    if stored.type.kind is not Kind.BOOLEAN or stored.primary_key:
+    if marker in _NO_MARKS or stored.type.kind is not Kind.BOOLEAN or stored.primary_key:
         raise SchemaError(
             f"The column cannot mark deleted rows: it is {stored.type}"
-            f"{' and part of the key' if stored.primary_key else ''}.",
+            f"{' and part of the key' if stored.primary_key else ''}"
+            f"{', a system column' if marker in _NO_MARKS else ''}.",
             table=str(description.name),
             column=marker,
-            hint="Name a BOOLEAN column outside the key.",
+            hint="Name a BOOLEAN column outside the key that is no other system column.",
         )
 
 

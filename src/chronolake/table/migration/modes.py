@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chronolake.description import describe_loaded
-from chronolake.errors import TableNotFoundError
+from chronolake.errors import CommitError, TableNotFoundError
 from chronolake.table.aside import publish_over
 from chronolake.table.migration.conversion import converted_to
 from chronolake.table.publishing import until_published
 from chronolake.table.rewrite import drop_abandoned
+from chronolake.table.views import drop_current_view
 from chronolake.types import DELETED, Mode
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class SwitchPlan:
                 return None
 
 
-def plan_switch(lake: Lake, name: TableName, mode: Mode) -> SwitchPlan:
+def plan_switch(
+    lake: Lake, name: TableName, mode: Mode, *, marker: str | None = DELETED
+) -> SwitchPlan:
     """What `switch_mode` would do, without doing it; one Spark query counts the rows.
 
     Raises:
@@ -81,7 +84,7 @@ def plan_switch(lake: Lake, name: TableName, mode: Mode) -> SwitchPlan:
     if description.mode is mode:
         rows = lake.table(name).df.count()
         return SwitchPlan(name, mode, mode, (), (), rows, rows)
-    conversion = converted_to(lake.spark, description, mode, marker=DELETED)
+    conversion = converted_to(lake.spark, description, mode, marker=marker)
     (counted,) = lake.spark.sql(conversion.counts).collect()
     before = [column.name for column in description.columns]
     after = [column.name for column in conversion.columns]
@@ -96,7 +99,14 @@ def plan_switch(lake: Lake, name: TableName, mode: Mode) -> SwitchPlan:
     )
 
 
-def switch_mode(lake: Lake, name: TableName, mode: Mode, *, marker: str | None = DELETED) -> bool:
+def switch_mode(
+    lake: Lake,
+    name: TableName,
+    mode: Mode,
+    *,
+    marker: str | None = DELETED,
+    unless_moved_from: int | None = None,
+) -> bool:
     """Switch a table's mode and keep its data, in one published step.
 
     To history: rows whose marker is true become versions that started and ended at Tmin; all others
@@ -112,6 +122,7 @@ def switch_mode(lake: Lake, name: TableName, mode: Mode, *, marker: str | None =
         marker: the column that marks deleted rows in soft-delete mode. To history, None or a column
             that the table lacks: no row is deleted. From history to soft-delete, a marker that is
             missing is made, beside `_fivetran_deleted`, which is then false everywhere.
+        unless_moved_from: switch only the rows of this snapshot, if it is given.
 
     Returns:
         Whether the table was in another mode before.
@@ -119,7 +130,7 @@ def switch_mode(lake: Lake, name: TableName, mode: Mode, *, marker: str | None =
     Raises:
         TableNotFoundError: there is no such table.
         SchemaError: the table cannot be in that mode: it has no key, or a column in the way.
-        CommitError: the result could not be published.
+        CommitError: the result could not be published, or the table has another snapshot.
     """
     drop_abandoned(lake)
 
@@ -127,8 +138,16 @@ def switch_mode(lake: Lake, name: TableName, mode: Mode, *, marker: str | None =
         description = describe_loaded(table)
         if description.mode is mode:
             return False
+        if unless_moved_from is not None and table.snapshot_id != unless_moved_from:
+            raise CommitError(
+                "The table was written to meanwhile.",
+                table=str(name),
+                hint="Do it again, when nobody else writes.",
+            )
         conversion = converted_to(lake.spark, description, mode, marker=marker)
         publish_over(lake, table, conversion.columns, conversion.query, conversion.properties)
+        if description.mode is Mode.HISTORY:
+            drop_current_view(lake, name)
         return True
 
     return until_published(lake, name, attempt)

@@ -7,7 +7,7 @@ twice.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chronolake.description import describe_loaded
 from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
@@ -18,7 +18,11 @@ from chronolake.table.migration.conversion import converted_to
 from chronolake.table.publishing import until_published
 from chronolake.table.rewrite import drop_abandoned
 from chronolake.table.sql import listed
+from chronolake.table.views import drop_current_view
 from chronolake.types import HISTORY_SINCE_PROPERTY, Mode
+
+#: Which table a copy was made of, by its identity.
+COPIED_FROM_PROPERTY: Final = "chronolake.copied-from"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,11 +35,19 @@ if TYPE_CHECKING:
 
 
 def drop_table(lake: Lake, name: TableName) -> bool:
-    """Remove a table and its files; False if there was none."""
+    """Remove a table, its files and its view; False if there was none.
+
+    Files that a crash left in its folder, or that belonged to it in another mode, go with it, if
+    the folder is one that this lake made.
+    """
     with lake.writing(name):
+        table = lake.catalog.find(name)
         reach("publish.before-commit")
         dropped = lake.catalog.drop(name, purge=True)
         reach("publish.after-commit")
+        drop_current_view(lake, name)
+        if table is not None and lake.made_location(table.location):
+            lake.catalog.delete_folder(table)
     return dropped
 
 
@@ -59,18 +71,20 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
         reach("publish.before-commit")
         lake.catalog.rename(name, new_name)
         reach("publish.after-commit")
+        # It would ask for the old name.
+        drop_current_view(lake, name)
     return True
 
 
 def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
     """Make a table with the columns, key and rows of another, which does not change.
 
-    A table of the new name that has the same columns gets the rows anew: the request was sent
-    before.
+    A table of the new name that is such a copy, and has not been written since, gets the rows anew:
+    the request was sent before.
 
     Raises:
         TableNotFoundError: there is no such table.
-        TableExistsError: a table of the new name has other columns; nothing has changed.
+        TableExistsError: a table of the new name is no such copy; nothing has changed.
         CommitError: the copy could not be published.
     """
 
@@ -97,7 +111,7 @@ def copy_table_to_history(
 
     Raises:
         TableNotFoundError: there is no such table.
-        TableExistsError: a table of the new name has other columns; nothing has changed.
+        TableExistsError: a table of the new name is no such copy; nothing has changed.
         SchemaError: the table has no key, or a column in the way.
         CommitError: the copy could not be published.
     """
@@ -123,14 +137,16 @@ def _copy(
 
     def attempt(source: IcebergTable) -> None:
         columns, query, properties = rows_of(source)
+        copied_from = str(source.metadata.uuid())
+        properties = {**properties, COPIED_FROM_PROPERTY: copied_from}
         target = lake.catalog.find(new_name)
         if target is None:
             publish_new(lake, new_name, columns, query, properties)
-        elif describe_loaded(target).columns == columns:
+        elif target.property_of(COPIED_FROM_PROPERTY) == copied_from and target.is_unwritten:
             publish_over(lake, target, columns, query, properties)
         else:
             raise TableExistsError(
-                "A table of that name exists and has other columns.",
+                "A table of that name exists, and it is no fresh copy of this one.",
                 table=str(new_name),
                 hint="Choose another name, or drop the table first.",
             )

@@ -135,7 +135,8 @@ class _Change:
     @property
     def splits(self) -> str:
         """SQL: whether a version is closed and a new one begins."""
-        return f"({ACTIVE} AND {START} < {self.instant} AND {self.gets_version})"
+        # What is not known to be active does not split.
+        return f"coalesce({ACTIVE} AND {START} < {self.instant} AND {self.gets_version}, false)"
 
 
 def _history_of(table: IcebergTable) -> TableDescription:

@@ -1,0 +1,123 @@
+"""What others do while a table is migrated, and what a crash leaves for later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from chronolake import table
+from chronolake.iceberg import SCRATCH_SCHEMA
+from chronolake.lake import Lake
+from chronolake.table import migration, rewrite
+from chronolake.table.staging import stage_name
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+
+COLUMNS = (
+    Column("id", ColumnType(Kind.LONG), primary_key=True),
+    Column("k2", ColumnType(Kind.LONG)),
+    Column("v", ColumnType(Kind.STRING)),
+    Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
+)
+_numbers = count()
+
+
+@pytest.fixture
+def name(lake: Lake) -> TableName:
+    made = TableName("races", f"t{next(_numbers)}")
+    table.create(lake, made, COLUMNS)
+    lake.spark.sql(f"INSERT INTO {made.sql} VALUES (1, 1, 'x', timestamp'2024-01-01 00:00:00')")
+    return made
+
+
+def between(monkeypatch: pytest.MonkeyPatch, module: object, act: Callable[[], object]) -> None:
+    """Do something once, when the rows are written and not published yet."""
+    done = []
+
+    def reach(point: str) -> None:
+        if point == "rewrite.before-commit" and not done:
+            done.append(point)
+            act()
+
+    monkeypatch.setattr(module, "reach", reach)
+
+
+@pytest.mark.parametrize("operation", ["fill", "switch"])
+def test_a_new_key_and_a_new_type_are_not_undone(
+    lake: Lake, name: TableName, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    changed = (
+        COLUMNS[0],
+        Column("k2", ColumnType(Kind.LONG), primary_key=True),
+        Column("v", ColumnType(Kind.JSON)),
+        COLUMNS[3],
+    )
+    from chronolake.table import aside  # noqa: PLC0415 - beside its patch
+
+    module = rewrite if operation == "fill" else aside
+    between(monkeypatch, module, lambda: table.alter(lake, name, changed, drop_columns=False))
+    if operation == "fill":
+        migration.set_column_value(lake, name, "v", lambda kind: pa.scalar("y", kind.arrow))
+        assert lake.table(name).describe().columns == changed
+    else:
+        migration.switch_mode(lake, name, Mode.HISTORY)
+        assert lake.table(name).describe().columns[:4] == changed
+
+
+def test_rows_that_come_meanwhile_are_not_lost(
+    lake: Lake, name: TableName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from chronolake.table import aside  # noqa: PLC0415 - beside its patch
+
+    more = f"INSERT INTO {name.sql} VALUES (2, 2, 'z', timestamp'2024-01-02 00:00:00')"
+    between(monkeypatch, aside, lambda: lake.spark.sql(more))
+    migration.switch_mode(lake, name, Mode.HISTORY)
+    starts = lake.table(name).df.selectExpr("id", "CAST(_fivetran_start AS STRING)").collect()
+    assert sorted(map(tuple, starts)) == [(1, "2024-01-02 00:00:00"), (2, "2024-01-02 00:00:00")]
+
+
+def test_a_leftover_whose_metadata_is_gone_blocks_nobody(
+    lake: Lake, name: TableName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover = TableName(SCRATCH_SCHEMA, stage_name())
+    lake.catalog.create(
+        leftover, COLUMNS, location=rewrite.folder_in(lake.catalog.load(name)), properties={}
+    )
+    metadata = lake.catalog.load(leftover).metadata.metadataFileLocation()
+    Path(str(metadata).removeprefix("file:")).unlink()
+    monkeypatch.setattr(rewrite, "is_abandoned", lambda branch: branch == leftover.table)
+    migration.copy_column(lake, name, "v", "w")
+    assert leftover not in lake.catalog.tables_in(SCRATCH_SCHEMA)
+    assert [row.w for row in lake.table(name).df.collect()] == ["x"]
+
+
+def test_a_switch_keeps_the_tables_own_properties(lake: Lake, name: TableName) -> None:
+    lake.spark.sql(
+        f"ALTER TABLE {name.sql} SET TBLPROPERTIES "
+        "('write.parquet.compression-codec' = 'snappy', 'team' = 'sales')"
+    )
+    migration.switch_mode(lake, name, Mode.HISTORY)
+    found = lake.catalog.load(name)
+    assert found.property_of("write.parquet.compression-codec") == "snappy"
+    assert found.property_of("team") == "sales"
+
+
+@pytest.mark.parametrize("leaving", ["drop", "rename", "switch"])
+def test_a_view_goes_with_its_table(lake: Lake, name: TableName, leaving: str) -> None:
+    migration.switch_mode(lake, name, Mode.HISTORY)
+    view = table.create_current_view(lake, name)
+    # A view that somebody else made stays.
+    other = TableName(name.schema, f"{name.table}_other_current")
+    lake.spark.sql(f"CREATE VIEW chronolake.{other.sql} AS SELECT 1 AS one")
+    if leaving == "drop":
+        migration.drop_table(lake, name)
+    elif leaving == "rename":
+        migration.rename_table(lake, name, TableName(name.schema, f"{name.table}_other"))
+    else:
+        migration.switch_mode(lake, name, Mode.LIVE)
+    # Its name is free.
+    table.create(lake, view, COLUMNS)
+    assert lake.spark.sql(f"SELECT one FROM {other.sql}").count() == 1
