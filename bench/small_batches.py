@@ -1,8 +1,8 @@
 """Many small batches through a real server, against one MERGE for each.
 
 50 tables get 20 batches of 100 rows each, sent over gRPC by 8 clients at once: batches a second,
-and how long a caller waits. Then one batch alone on the warm server, live and history: each kind has had
-20 batches before, for the JVM compiles a kind's code when that kind first comes.
+and how long a caller waits. Then one batch alone on the warm server, live and history: each kind
+has had 20 batches before, for the JVM compiles a kind's code when that kind first comes.
 
 Claims: more batches a second than one Iceberg MERGE for each batch, run in the same Spark session
 by as many threads; one batch alone takes under 0.7 s.
