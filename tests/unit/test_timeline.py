@@ -108,6 +108,8 @@ class Applied:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        #: Key and start of the versions that count as written by the last batch.
+        self.counted: list[tuple[Any, int]] = []
 
     def write(self, batch: dict[str, list[dict[str, Any]]], size: int) -> int:
         events = [
@@ -136,6 +138,7 @@ class Applied:
         gone = {row["place"] for row in found if row[timeline.REMOVED]}
         self.rows = [row for place, row in enumerate(self.rows) if place not in gone]
         self.rows += [{name: row[name] for name in COLUMNS} for row in found if row[timeline.ADDED]]
+        self.counted = [(row["k"], row[START]) for row in found if row[timeline.COUNTED]]
         return sum(row[timeline.IGNORED] for row in found)
 
 
@@ -150,11 +153,43 @@ def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
     model, applied = HistoryTable(("k",), COLUMNS), Applied()
     for batch in batches:
         for _ in range(2):
-            before = model.ignored
+            before, said = model.ignored, says(model)
             model.write(**copied(batch))
             ignored = applied.write(batch, size)
             assert shown(applied.rows) == shown(model.rows())
             assert ignored == model.ignored - before
+            now = says(model)
+            brought = {(row["k"], row[START]) for row in batch["update"] + batch["replace"]}
+            # Written is what the batch brings, unless it said the same before.
+            written = {each for each in brought & now.keys() if said.get(each) != now[each]}
+            assert sorted(applied.counted, key=repr) == sorted(written, key=repr)
+
+
+def says(model: HistoryTable) -> dict[tuple[Any, int], tuple[Any, Any]]:
+    """What each version says, by key and start."""
+    return {(row["k"], row[START]): (row["a"], row["b"]) for row in model.rows()}
+
+
+def test_a_version_that_says_what_is_no_number_again_says_the_same() -> None:
+    layout = timeline.Layout(("k", "x", START, END, ACTIVE), ("k", "x"), ("k",), frozenset())
+    fields = [field for field in EVENTS if field.name not in {"a", "b"}]
+    schema = pa.schema([*fields, ("x", pa.float32())])
+
+    def counts(stored: float | None, brought: float | None) -> bool:
+        row = {timeline.TIME: 500, SEQ: 0, "k": 1, START: 500, END: TMAX, ACTIVE: True}
+        events = [
+            {**row, timeline.KIND: kind, "x": x}
+            for kind, x in ((timeline.STORED, stored), (timeline.REPLACE, brought))
+        ]
+        found = timeline.resolve(pa.Table.from_pylist(events, schema=schema), layout)
+        return bool(found.column(timeline.COUNTED).to_pylist()[-1])
+
+    nan = float("nan")
+    assert not counts(nan, nan)
+    assert not counts(None, None)
+    assert not counts(1.5, 1.5)
+    for one, other in ((nan, None), (None, nan), (nan, 1.0), (1.0, nan), (None, 1.0), (1.0, None)):
+        assert counts(one, other)
 
 
 LIVE = ("k", "a", "b")
