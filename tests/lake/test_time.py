@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from chronolake import table
-from chronolake.cli import main
 from chronolake.errors import (
     BatchError,
     HistoryWarning,
@@ -21,6 +20,7 @@ from chronolake.errors import (
 from chronolake.lake import Lake
 from chronolake.table import migration
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+from commands import ran
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -76,14 +76,6 @@ def fill(lake: Lake, name: TableName, *, soft: bool) -> None:
         for key in (1, 2, 3)
     )
     lake.spark.sql(f"INSERT INTO {name.sql} VALUES {rows}")
-
-
-def ran(lake: Lake, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        main([*words, "--lake", str(lake.config.path)])
-    told = capsys.readouterr()
-    return int(stopped.value.code or 0), told.out, told.err
 
 
 @pytest.mark.parametrize(
@@ -146,7 +138,7 @@ def test_diff_prints_what_differs(
     lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("diff", f"`in time`.{versions.table}", "--from", "2024-01-02", "--to", "2024-01-04")
-    code, told, _ = ran(lake, capsys, *words, "--json")
+    code, told, _ = ran(lake.config.path, capsys, *words, "--json")
     assert code == 0
     assert [json.loads(line) for line in told.splitlines()] == [
         {
@@ -162,11 +154,11 @@ def test_diff_prints_what_differs(
             "new": {"name": "d", "old": None},
         },
     ]
-    code, told, _ = ran(lake, capsys, *words)
+    code, told, _ = ran(lake.config.path, capsys, *words)
     assert code == 0
     assert "a → b" in told
     assert "id=3, key.2=x" in told
-    code, told, _ = ran(lake, capsys, *words, "--limit", "1")
+    code, told, _ = ran(lake.config.path, capsys, *words, "--limit", "1")
     assert "first 1 records" in told
     assert "id=3" not in told
 
@@ -228,14 +220,14 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
         "rows_after": 4,
         "loses": "all versions but the newest of each record, and when each of them was true",
     }
-    code, told, _ = ran(lake, capsys, *words, "--dry-run", "--json")
+    code, told, _ = ran(lake.config.path, capsys, *words, "--dry-run", "--json")
     assert (code, json.loads(told)) == (0, plan)
-    code, _, told = ran(lake, capsys, *words)
+    code, _, told = ran(lake.config.path, capsys, *words)
     assert code == 2
     assert "2 of 6 rows" in told
     assert lake.table(versions).describe().mode is Mode.HISTORY
     keep = ("--yes", "--keep-history-as", f"`in time`.{versions.table}_kept")
-    code, told, _ = ran(lake, capsys, *words, *keep, "--json")
+    code, told, _ = ran(lake.config.path, capsys, *words, *keep, "--json")
     assert (code, json.loads(told)) == (0, plan | {"done": True})
     assert lake.table(f"`in time`.{versions.table}_kept").df.count() == 6
     found = lake.table(versions).df.orderBy("id").collect()
@@ -246,8 +238,8 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
         (4, "e", False),
     ]
     # The copy is not written over, and a table that keeps no history has none to keep.
-    assert ran(lake, capsys, "mode", words[1], "history", *keep)[0] == 2
-    code, told, _ = ran(lake, capsys, *words)
+    assert ran(lake.config.path, capsys, "mode", words[1], "history", *keep)[0] == 2
+    code, told, _ = ran(lake.config.path, capsys, *words)
     assert code == 0
     assert "nothing to do" in told
 
@@ -257,7 +249,7 @@ def test_a_view_shows_todays_state(
 ) -> None:
     words = ("view", f"`in time`.{versions.table}", "--json")
     for _ in range(2):
-        code, told, _ = ran(lake, capsys, *words)
+        code, told, _ = ran(lake.config.path, capsys, *words)
         assert (code, json.loads(told)["view"]) == (0, f"{versions}_current")
     view = f"`in time`.{versions.table}_current"
     found = lake.spark.sql(f"SELECT * FROM {view} ORDER BY id")

@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame
 
 from chronolake import look, table
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
-from chronolake.cli import main
 from chronolake.lake import Lake
 from chronolake.table import migration
 from chronolake.table.usage import counted
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, Mode, TableName
+from commands import ran
 
 LIVE = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -148,14 +148,12 @@ def test_the_command_tells_every_table_and_all_together(
 ) -> None:
     table.create(lake, name, LIVE)
     send(lake, name, (Op.REPLACE, 1, "a", "x", 0))
-    where = ("--lake", str(lake.config.path))
 
-    def ran(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as stopped:
-            main(["usage", *words, *where])
-        return int(stopped.value.code or 0), capsys.readouterr().out
+    def told_by(*words: str) -> tuple[int, str]:
+        code, told, _ = ran(lake.config.path, capsys, "usage", *words)
+        return code, told
 
-    code, told = ran("--json")
+    code, told = told_by("--json")
     found = json.loads(told)
     assert code == 0
     assert {
@@ -166,6 +164,6 @@ def test_the_command_tells_every_table_and_all_together(
         "exact": True,
     } in (found["tables"])
     assert found["rows"] == sum(each["rows"] for each in found["tables"])
-    assert str(name) in ran()[1]
-    assert "No table was written" in ran("--month", "1999-12")[1]
-    assert ran("--month", "2026-13")[0] == 2
+    assert str(name) in told_by()[1]
+    assert "No table was written" in told_by("--month", "1999-12")[1]
+    assert told_by("--month", "2026-13")[0] == 2

@@ -1,0 +1,24 @@
+"""The command line in this process, on a lake that tests have open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from chronolake.cli import main
+
+
+def ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run a command on a lake; gives its exit code, standard output and standard error."""
+    capsys.readouterr()
+    # A command logs to the standard error of its time, which is gone when the test is over.
+    logging = structlog.get_config()
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "--lake", str(folder)])
+    finally:
+        structlog.configure(**logging)
+    told = capsys.readouterr()
+    return int(stopped.value.code or 0), told.out, told.err
