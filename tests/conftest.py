@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from chronolake.lake import Lake
+from chronolake.leftovers import settle
 from lakes import lake_config
 
 
@@ -14,4 +15,6 @@ from lakes import lake_config
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     folder = tmp_path_factory.mktemp("lake")
     with Lake.open(folder, config=lake_config(folder)) as opened:
+        # As `serve` does: what pytest has loaded need not be looked at after each write.
+        settle()
         yield opened
