@@ -8,7 +8,7 @@ the key) unless `drop_columns` is set.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -21,9 +21,9 @@ from chronolake.errors import (
 )
 from chronolake.session import CATALOG
 from chronolake.table.convert import converted, is_in_place
-from chronolake.table.create import check_columns, column_properties
-from chronolake.table.publishing import expect_unmoved, publish, until_published
-from chronolake.table.rewrite import drop_abandoned, evolve, evolved_metadata, rewrite
+from chronolake.table.create import check_columns
+from chronolake.table.publishing import until_published
+from chronolake.table.rewrite import drop_abandoned, publish_columns, rewrite
 from chronolake.table.sql import col
 from chronolake.types import Column, Mode, mode_of
 
@@ -138,24 +138,10 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
     rows = _with_new_types(stored, table, plan) if plan.converted else stored
     if plan.changes_key:
         _check_key(rows, table, plan)
-    properties = column_properties(plan.columns)
     if plan.converted:
-        rewrite(
-            lake,
-            table,
-            columns=plan.columns,
-            replaced=plan.converted,
-            rows=rows,
-            properties=properties,
-        )
-        return
-
-    def altered(current: IcebergTable) -> Any:
-        expect_unmoved(table, current)
-        metadata = evolved_metadata(evolve(current, plan.columns, {}))
-        return current.catalog.builder_from(metadata)
-
-    publish(table, altered, properties)
+        rewrite(lake, table, columns=plan.columns, replaced=plan.converted, rows=rows)
+    else:
+        publish_columns(table, plan.columns)
 
 
 def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> DataFrame:

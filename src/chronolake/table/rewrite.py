@@ -23,6 +23,7 @@ from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of
 from chronolake.session import CATALOG
+from chronolake.table.create import check_columns, column_properties
 from chronolake.table.publishing import TableMovedError, expect_unmoved, publish
 from chronolake.table.staging import is_abandoned, stage_name
 from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
@@ -77,6 +78,22 @@ def evolved_metadata(transaction: Any) -> Any:
     return transaction.table().operations().current()
 
 
+def publish_columns(table: IcebergTable, columns: Sequence[Column]) -> None:
+    """Give a table other columns, without a look at its rows.
+
+    Raises:
+        SchemaError: the columns make no table.
+        CommitConflictError: another writer published meanwhile; nothing has changed.
+    """
+    check_columns(table.name, columns)
+
+    def altered(current: IcebergTable) -> Any:
+        expect_unmoved(table, current)
+        return current.catalog.builder_from(evolved_metadata(evolve(current, columns, {})))
+
+    publish(table, altered, column_properties(columns))
+
+
 def rewrite(
     lake: Lake,
     table: IcebergTable,
@@ -84,7 +101,6 @@ def rewrite(
     columns: Sequence[Column],
     replaced: Mapping[str, Column],
     rows: DataFrame,
-    properties: Mapping[str, str],
     only_active: bool = False,
 ) -> None:
     """Give a table new columns and new rows, in one published step.
@@ -96,7 +112,6 @@ def rewrite(
         replaced: those of them whose stored values `rows` has in another type.
         rows: every row of the table, with `columns`; with `only_active`, what becomes of the
             active ones.
-        properties: table properties to publish with it.
         only_active: only for history tables: whether the other versions stay as they are.
 
     Raises:
@@ -120,7 +135,7 @@ def rewrite(
             return current.catalog.builder_from(evolved_metadata(transaction))
 
         reach("rewrite.before-commit")
-        publish(table.refreshed(), adopted, properties)
+        publish(table.refreshed(), adopted, column_properties(columns))
         reach("rewrite.after-commit")
     finally:
         # Its files belong to the table now, or are orphans that maintenance removes.

@@ -16,11 +16,16 @@ from chronolake.session import CATALOG
 from chronolake.table.create import check_columns, column_properties
 from chronolake.table.migration.literals import literal
 from chronolake.table.publishing import expect_unmoved, publish, until_published
-from chronolake.table.rewrite import drop_abandoned, evolve, evolved_metadata, rewrite
+from chronolake.table.rewrite import (
+    drop_abandoned,
+    evolved_metadata,
+    publish_columns,
+    rewrite,
+)
 from chronolake.types import DELETED, HISTORY_COLUMNS, ROW_ID, SYNCED, Column, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import pyarrow as pa
 
@@ -178,22 +183,6 @@ def with_column(description: TableDescription, column: Column) -> tuple[Column, 
     return (*description.columns, column)
 
 
-def publish_columns(table: IcebergTable, columns: Sequence[Column]) -> None:
-    """Give a table more columns, without a look at its rows.
-
-    Raises:
-        SchemaError: the columns make no table.
-        CommitConflictError: another writer published meanwhile; nothing has changed.
-    """
-    check_columns(table.name, columns)
-
-    def grown(current: IcebergTable) -> Any:
-        expect_unmoved(table, current)
-        return current.catalog.builder_from(evolved_metadata(evolve(current, columns, {})))
-
-    publish(table, grown, column_properties(columns))
-
-
 def _fill(
     lake: Lake, table: IcebergTable, description: TableDescription, column: Column, value: str
 ) -> None:
@@ -214,7 +203,6 @@ def _fill(
         columns=columns,
         replaced={},
         rows=lake.spark.sql(f"SELECT {cells} FROM {CATALOG}.{table.name.sql}"),
-        properties=column_properties(columns),
     )
 
 

@@ -13,11 +13,11 @@ from chronolake.changes import RESERVED
 from chronolake.description import describe_loaded
 from chronolake.errors import SchemaError
 from chronolake.session import CATALOG
-from chronolake.table.create import check_columns, column_properties
-from chronolake.table.migration.columns import publish_columns, with_column
+from chronolake.table.create import check_columns
+from chronolake.table.migration.columns import with_column
 from chronolake.table.migration.literals import literal
 from chronolake.table.publishing import until_published
-from chronolake.table.rewrite import drop_abandoned, rewrite
+from chronolake.table.rewrite import drop_abandoned, publish_columns, rewrite
 from chronolake.types import (
     ACTIVE,
     END,
@@ -190,7 +190,6 @@ def _apply(lake: Lake, table: IcebergTable, description: TableDescription, chang
         columns=columns,
         replaced={},
         rows=lake.spark.sql(_rows(source, columns, change, is_new=is_new, only_active=not closed)),
-        properties=column_properties(columns),
         # Closed versions are looked at again only where one starts at that very time.
         only_active=not closed,
     )
