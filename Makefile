@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
 
-.PHONY: help setup demo test test-all check format bench protos lock clean
+.PHONY: help setup demo demo-lake demo-destination test test-all check format bench protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,7 +31,12 @@ $(WARM): $(LOCKED) src/chronolake/session.py scripts/find-java
 	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import session; session.jars()'
 	@touch $@
 
-demo: setup  ## start a destination, replay real batch files, show the tables
+demo: demo-lake  ## sync a data lake twice, and show what the tables keep
+
+demo-lake: setup  ## the same, by its own name
+	@JAVA_HOME="$$(scripts/find-java)" examples/data_lake.sh
+
+demo-destination: setup  ## start a destination, replay real batch files, show the tables
 	@JAVA_HOME="$$(scripts/find-java)" examples/demo.sh
 
 test: setup  ## what CI runs: everything but the long tests
@@ -65,4 +70,4 @@ lock: $(LOCKED)  ## resolve the dependencies anew, within pyproject.toml's bound
 	  --output-file requirements.lock pyproject.toml
 
 clean:  ## remove what the targets made, except .venv
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-lake spark-warehouse
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-lake demo-project spark-warehouse

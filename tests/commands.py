@@ -12,12 +12,17 @@ from chronolake.cli import main
 
 def ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """Run a command on a lake; gives its exit code, standard output and standard error."""
+    return ran_words(capsys, *words, "--lake", str(folder))
+
+
+def ran_words(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run a command as it is given."""
     capsys.readouterr()
     # A command logs to the standard error of its time, which is gone when the test is over.
     logging = structlog.get_config()
     try:
         with pytest.raises(SystemExit) as stopped:
-            main([*words, "--lake", str(folder)])
+            main(words)
     finally:
         structlog.configure(**logging)
     told = capsys.readouterr()

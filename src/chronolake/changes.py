@@ -10,6 +10,18 @@ A change set has one row per row of the batch's files. Three columns come first:
   `i`-th data column keeps its stored value; the cell itself is null.
 
 Then come the data columns, under their own names and in their stored Spark types.
+
+What a source gives that is pulled are *record versions* instead: one row for each time that a state
+of a record was landed. Beside the data columns they have
+
+* `MODIFIED` (bigint): when the record became so, in microseconds since 1970. Key and `MODIFIED`
+  identify a version.
+* `SEQUENCE` (string): of several rows of a version the greatest counts; a longer one is greater,
+  equal lengths compare by bytes.
+* `DELETED_AT`, `PURGED_AT` (bigint): when the record was deleted or purged, in microseconds since
+  1970, or null. A row with `PURGED_AT` says nothing about the data columns.
+* `LANDED_FILE` (string), `LANDED_ROW` (bigint): where the row stands. Between rows of one sequence
+  the later counts; file names are ordered like sequences.
 """
 
 from __future__ import annotations
@@ -22,6 +34,14 @@ OP: Final = "__chronolake_op"
 SEQ: Final = "__chronolake_seq"
 UNMODIFIED: Final = "__chronolake_unmodified"
 CHANGE_COLUMNS: Final = (OP, SEQ, UNMODIFIED)
+
+MODIFIED: Final = "__chronolake_modified"
+SEQUENCE: Final = "__chronolake_sequence"
+DELETED_AT: Final = "__chronolake_deleted_at"
+PURGED_AT: Final = "__chronolake_purged_at"
+LANDED_FILE: Final = "__chronolake_file_name"
+LANDED_ROW: Final = "__chronolake_file_row"
+VERSION_COLUMNS: Final = (MODIFIED, SEQUENCE, DELETED_AT, PURGED_AT, LANDED_FILE, LANDED_ROW)
 
 ROWS_PER_FILE: Final = 2**40
 BITS_PER_WORD: Final = 64

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from chronolake.iceberg import COLUMNS_PROPERTY, columns_from_json
 from chronolake.types import (
+    EPSILON_MICROS,
+    EPSILON_PROPERTY,
     HISTORY_SINCE_PROPERTY,
     START,
     Column,
@@ -48,11 +50,13 @@ class TableDescription:
         columns: in table order, with their declared types.
         history_since: since when a history table has history, in microseconds since 1970; None if
             it was a history table from the beginning, or is none.
+        epsilon: microseconds between a version's end and the start of the next.
     """
 
     name: TableName
     columns: tuple[Column, ...]
     history_since: int | None = None
+    epsilon: int = EPSILON_MICROS
 
     @cached_property
     def mode(self) -> Mode:
@@ -87,7 +91,13 @@ def describe_loaded(table: IcebergTable) -> TableDescription:
         declared.get(field.name) or Column(field.name, _infer(field)) for field in table.fields
     ]
     since = table.property_of(HISTORY_SINCE_PROPERTY)
-    return TableDescription(table.name, tuple(columns), int(since) if since else None)
+    epsilon = table.property_of(EPSILON_PROPERTY)
+    return TableDescription(
+        table.name,
+        tuple(columns),
+        history_since=int(since) if since else None,
+        epsilon=int(epsilon) if epsilon else EPSILON_MICROS,
+    )
 
 
 def _declared(text: str) -> dict[str, Column]:

@@ -14,6 +14,9 @@ ChronolakeError
 │   ├── UnsupportedTypeError
 │   ├── TypeChangeError       stored values do not fit the new type
 │   └── DuplicateKeyError     a new primary key would not be unique
+├── SourceError               a source cannot be read, or gives what cannot be kept
+├── PipelineBusyError         another process runs the pipeline (retryable)
+├── LeaseLostError            another process took the pipeline over
 ├── BatchError                a request that no table state could satisfy
 │   └── BatchFileError        a batch file cannot be read; nothing was written
 │       ├── FileAccessError   missing or unreadable
@@ -144,6 +147,20 @@ class TypeChangeError(SchemaError):
 
 class DuplicateKeyError(SchemaError):
     """A new primary key would not be unique; the table is unchanged."""
+
+
+class SourceError(ChronolakeError):
+    """A source cannot be read, or gives what cannot be kept; the table is unchanged."""
+
+
+class PipelineBusyError(ChronolakeError):
+    """Another process runs the pipeline; nothing was done."""
+
+    retryable = True
+
+
+class LeaseLostError(ChronolakeError):
+    """Another process took the pipeline over; what this one had not published is not there."""
 
 
 class BatchError(ChronolakeError):

@@ -29,6 +29,8 @@ FAILPOINTS: Final = (
     "rewrite.written",
     "rewrite.before-commit",
     "rewrite.after-commit",
+    "sync.surveyed",
+    "sync.table-ready",
 )
 
 _reached: Counter[str] = Counter()

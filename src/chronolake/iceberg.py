@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAIN: Final = "main"
+#: A branch of tables that are pulled: rows that only later writes need to know of.
+HIDDEN: Final = "chronolake-hidden"
 #: Table property: the declared columns as JSON, in table order (see `columns_to_json`).
 COLUMNS_PROPERTY: Final = "chronolake.columns"
 
@@ -145,9 +147,14 @@ class IcebergTable:
     @property
     def rows(self) -> int | None:
         """Number of rows in `main`'s data files, removed ones included; None if it is not told."""
-        snapshot = self.metadata.currentSnapshot()
-        if snapshot is None:
+        return self.rows_of(MAIN)
+
+    def rows_of(self, branch: str) -> int | None:
+        """Number of rows in a branch's data files, removed ones included; 0 without the branch."""
+        snapshot_id = self.branch(branch)
+        if snapshot_id is None:
             return 0
+        snapshot = self.metadata.snapshot(snapshot_id)
         total = snapshot.summary().get("total-records")
         return None if total is None else int(total)
 
@@ -397,6 +404,13 @@ class Catalog:
         java = self._maps()
         for key, value in items.items():
             java.put(key, value)
+        return java
+
+    def set(self, items: Iterable[str]) -> Any:
+        """A Java set of strings."""
+        java = self.jvm.java.util.HashSet()
+        for item in items:
+            java.add(item)
         return java
 
     @staticmethod

@@ -21,10 +21,10 @@ from chronolake.errors import (
 from chronolake.session import CATALOG
 from chronolake.types import (
     END,
-    EPSILON_MICROS,
     HISTORY_COLUMNS,
     START,
     SYNCED,
+    VERSION,
     Mode,
     quoted,
 )
@@ -108,13 +108,13 @@ class LakeTable:
         description = self._history_description()
         micros = self._micros(at)
         self._warn_before(micros, description)
-        return self.df.where(_covers(micros))
+        return self.df.where(_covers(micros, description.epsilon))
 
     def diff(self, before: Instant, after: Instant) -> DataFrame:
         """The records that differ between two instants.
 
-        Records count as different by their values: `_fivetran_synced` and the history columns do
-        not, so that a version that changed nothing is no difference.
+        Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and
+        the history columns do not, so that a version that changed nothing is no difference.
 
         Args:
             before: an instant, as for `as_of`.
@@ -123,7 +123,7 @@ class LakeTable:
         Returns:
             One row a record that differs: `key`, a struct of the key columns; `change`, one of
             `inserted`, `changed` and `deleted`; `old` and `new`, structs of all columns but
-            `_fivetran_synced` and the history columns, null where there is no such record.
+            these, null where there is no such record.
 
         Raises:
             BatchError: the table is not in history mode.
@@ -145,11 +145,16 @@ class LakeTable:
                 table=str(self.name),
                 hint="Give it a key with AlterTable.",
             )
-        hidden = {*HISTORY_COLUMNS, SYNCED}
+        hidden = {*HISTORY_COLUMNS, SYNCED, VERSION}
         shown = [column.name for column in description.columns if column.name not in hidden]
         state = F.struct(*(F.col(quoted(name)) for name in shown))
         found = (
-            self.df.withColumns({_BEFORE: _covers(first), _AFTER: _covers(second)})
+            self.df.withColumns(
+                {
+                    _BEFORE: _covers(first, description.epsilon),
+                    _AFTER: _covers(second, description.epsilon),
+                }
+            )
             # What was true at both times is no difference.
             .where(f"NOT ({_BEFORE} <=> {_AFTER})")
             .groupBy(*(F.col(quoted(name)) for name in key))
@@ -228,11 +233,11 @@ def _iso(at: datetime) -> str:
     return aware.astimezone(UTC).isoformat()
 
 
-def _covers(micros: int) -> Expression:
+def _covers(micros: int, epsilon: int) -> Expression:
     """Whether a version is true at an instant.
 
     Both conditions compare a column with a constant, so that files and row groups are skipped by
     their statistics.
     """
     started = F.col(START) <= F.timestamp_micros(F.lit(micros))
-    return started & (F.col(END) > F.timestamp_micros(F.lit(micros - EPSILON_MICROS)))
+    return started & (F.col(END) > F.timestamp_micros(F.lit(micros - epsilon)))

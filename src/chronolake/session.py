@@ -84,6 +84,8 @@ _SESSION: Final[dict[str, str]] = {
     # Names may hold `${…}`: Spark would put settings and environment variables there.
     "spark.sql.variable.substitute": "false",
     "spark.sql.defaultCatalog": CATALOG,
+    # Parquet files of others may hold nanoseconds, for which Spark has no type.
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
     # Rows go to Python in batches of so many bytes at most: large cells must not add up.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",

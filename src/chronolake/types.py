@@ -26,6 +26,8 @@ START: Final = "_fivetran_start"
 END: Final = "_fivetran_end"
 ACTIVE: Final = "_fivetran_active"
 HISTORY_COLUMNS: Final = (START, END, ACTIVE)
+#: Tables that are pulled: which version of the source a row is (`table/succession.py`).
+VERSION: Final = "_chronolake_version"
 
 TMAX_TEXT: Final = "9999-12-31T23:59:59.999Z"
 TMIN_TEXT: Final = "0001-01-01T00:00:00Z"
@@ -54,8 +56,10 @@ HISTORY_SINCE_PROPERTY: Final = "chronolake.history-since"
 #: Table properties: usage by month, such as `chronolake.usage.2026-11` (`table/usage.py`).
 USAGE_PREFIX: Final = "chronolake.usage."
 
-#: The distance between a version's end and the next version's start, for pushed tables.
+#: The distance between a version's end and the next version's start, where a table says no other.
 EPSILON_MICROS: Final = 1_000
+#: Table property: that distance, in microseconds, for tables of sources with finer times.
+EPSILON_PROPERTY: Final = "chronolake.epsilon-micros"
 
 MAX_PRECISION: Final = 38
 DEFAULT_PRECISION: Final = 38

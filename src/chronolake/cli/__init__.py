@@ -9,9 +9,31 @@
 | `comparing` | `diff`: Spark |
 | `serving` | `serve` |
 | `driving` | `drive` |
+| `projecting` | `init`, `schema`, `check`, `discover`, `status`, `runs`, `state` |
+| `piping` | `sync`, `resync`, `rebuild`: Spark |
 """
 
-from chronolake.cli import comparing, driving, looking, serving, switching, working
+from chronolake.cli import (
+    comparing,
+    driving,
+    looking,
+    piping,
+    projecting,
+    serving,
+    switching,
+    working,
+)
 from chronolake.cli.app import app, main
 
-__all__ = ["app", "comparing", "driving", "looking", "main", "serving", "switching", "working"]
+__all__ = [
+    "app",
+    "comparing",
+    "driving",
+    "looking",
+    "main",
+    "piping",
+    "projecting",
+    "serving",
+    "switching",
+    "working",
+]

@@ -1,6 +1,7 @@
 """The program: its common options, how it prints, and how it ends.
 
-Exit codes: 0 done, 1 failed or a promise is broken, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed or a promise is broken, 2 wrong usage, 3 partly done (`sync`), 130
+interrupted.
 """
 
 # Typer reads annotations at run time, so the types in them are imported for good.

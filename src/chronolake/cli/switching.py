@@ -24,13 +24,16 @@ from chronolake.cli.app import (
     print_json,
     table_name,
 )
-from chronolake.errors import TableExistsError
+from chronolake.errors import ConfigurationError, TableExistsError
+from chronolake.pipeline.properties import STREAM_PROPERTY
 from chronolake.types import DELETED, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from chronolake.lake import Lake
     from chronolake.table import SwitchPlan
+    from chronolake.types import TableName
 
 
 @app.command(epilog="Example: chronolake mode sales.customers history --lake ./lake")
@@ -76,6 +79,7 @@ def mode(
     name = table_name(table)
     copy = None if keep_history_as is None else table_name(keep_history_as)
     with existing(configuration(lake, config, settings)) as opened:
+        _expect_unpiped(opened, name, wanted)
         plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
         if copy is not None and plan.before is not Mode.HISTORY:
             raise typer.BadParameter(
@@ -103,6 +107,21 @@ def mode(
                 opened, name, wanted, marker=stored_name(marker), unless_moved_from=snapshot
             )
     _show(plan, json=json, done=True)
+
+
+def _expect_unpiped(lake: Lake, name: TableName, wanted: Mode) -> None:
+    """Refuse a table whose mode chronolake.yml decides."""
+    table = lake.catalog.find(name)
+    filled_by = None if table is None else table.property_of(STREAM_PROPERTY)
+    if filled_by is None:
+        return
+    pipeline, _, stream = filled_by.partition("/")
+    raise ConfigurationError(
+        f"The pipeline {pipeline} fills the table: chronolake.yml decides its mode.",
+        table=str(name),
+        hint=f"Set `pipelines.{pipeline}.streams.{stream}.mode: {wanted}`; the next sync switches "
+        "the table, before its data.",
+    )
 
 
 def _show(plan: SwitchPlan, *, json: bool, done: bool) -> None:

@@ -10,6 +10,12 @@ lake:
     conf: {spark.driver.memory: 4g}
   maintenance:
     small_files: 32
+pipelines:
+  crm:
+    source: {type: data_lake_v2, path: ./crm, org: X, objects: [Account]}
+    mode: history
+    streams:
+      Account: {table: accounts}
 ```
 
 Each key that holds one value has an environment variable: `lake.spark.master` is
@@ -17,11 +23,12 @@ Each key that holds one value has an environment variable: `lake.spark.master` i
 for a plain `${`. Values that may be secret are left out of every `repr`, log line and error.
 """
 
-from chronolake.config.loading import FILE_NAME, keys, load, variable_of
+from chronolake.config.loading import FILE_NAME, keys, load, load_project, variable_of
+from chronolake.config.pipelines import DataLakeSource, PipelineConfig, StreamConfig
+from chronolake.config.project import FileConfig, Project
 from chronolake.config.sections import (
     CatalogConfig,
     CatalogKind,
-    FileConfig,
     LakeConfig,
     MaintenanceConfig,
     SparkConfig,
@@ -31,11 +38,16 @@ __all__ = [
     "FILE_NAME",
     "CatalogConfig",
     "CatalogKind",
+    "DataLakeSource",
     "FileConfig",
     "LakeConfig",
     "MaintenanceConfig",
+    "PipelineConfig",
+    "Project",
     "SparkConfig",
+    "StreamConfig",
     "keys",
     "load",
+    "load_project",
     "variable_of",
 ]

@@ -6,15 +6,18 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from chronolake.config.sections import FileConfig, LakeConfig, LakeSection
+from chronolake.config.project import FileConfig, Project
+from chronolake.config.sections import LakeConfig, LakeSection, known_keys
 from chronolake.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 FILE_NAME: Final = "chronolake.yml"
 _PREFIX: Final = "CHRONOLAKE_"
@@ -42,10 +45,43 @@ def load(
     """
     folder = Path(path).expanduser().resolve()
     source = _find(folder, file)
-    settings = _resolve(_read(source), str(source)) if source else {}
-    where = str(source) if source else "the configuration"
-    _check(FileConfig, settings, where)
-    lake = dict(settings.get("lake") or {})
+    settings = _read(source) if source else {}
+    # What pipelines need from the environment is none of this lake's business.
+    settings = {"lake": _resolve(settings.get("lake"), str(source), "lake")} | {
+        name: value for name, value in settings.items() if name not in {"lake", "pipelines"}
+    }
+    _check(FileConfig, settings, str(source) if source else "the configuration")
+    return _lake(folder, settings.get("lake"), overrides)
+
+
+def load_project(
+    file: Path, *, lake: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Project:
+    """A chronolake.yml with all that is in it.
+
+    Args:
+        file: the file.
+        lake: the lake's folder, if it is not the one that the file names.
+        overrides: as for `load`.
+
+    Raises:
+        ConfigurationError: as for `load`.
+    """
+    settings = _resolve(_read(file), str(file))
+    checked = _check(FileConfig, settings, str(file))
+    folder = lake or file.parent / Path(checked.lake.path).expanduser()
+    return Project(
+        file.resolve(),
+        _lake(folder.expanduser().resolve(), settings.get("lake"), overrides),
+        checked.pipelines,
+    )
+
+
+def _lake(
+    folder: Path, section: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None
+) -> LakeConfig:
+    """A lake's configuration: the file's section, then the environment, then the flags."""
+    lake = {name: value for name, value in (section or {}).items() if name != "path"}
     for key, value in _from_environment():
         _put(lake, key, value)
         _check(LakeSection, lake, f"the environment variable {variable_of(key)}")
@@ -185,9 +221,9 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _check(model: type[BaseModel], values: dict[str, Any], where: str) -> None:
+def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
     try:
-        model.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as failure:
         # Not chained: pydantic's error carries the refused values.
         problem = failure.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -200,12 +236,21 @@ def _check(model: type[BaseModel], values: dict[str, Any], where: str) -> None:
         raise ConfigurationError(f"{where}: {'.'.join(place)}: {reason}.") from None
 
 
+def _inside(level: Any, name: str) -> Any:
+    """The annotation of what stands behind a key; behind a name that users give, its section."""
+    if not isinstance(level, type):
+        return get_args(level)[1]
+    section: type[BaseModel] = level
+    fields = {field.alias or key: field for key, field in section.model_fields.items()}
+    return fields[name].annotation
+
+
 def _nearest(model: type[BaseModel], place: list[str]) -> str:
     """Words that name the known key nearest to an unknown one."""
-    level = model
+    level: Any = model
     for name in place[:-1]:
-        level = _section(level, name) or level
-    known = list(level.model_fields)
+        level = _inside(level, name)
+    known = known_keys(level)
     if near := difflib.get_close_matches(place[-1], known, n=1):
         return f"Did you mean {'.'.join([*place[:-1], near[0]])!r}?"
     elsewhere = [f"lake.{key}" for key in keys()] + [

@@ -39,7 +39,9 @@ def _as_text(value: object) -> object:
 Settings = Annotated[dict[str, str], BeforeValidator(_as_text)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of chronolake.yml: it knows its keys, and refuses others."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @model_validator(mode="before")
@@ -51,11 +53,16 @@ class _Section(BaseModel):
         return {
             name: value
             for name, value in values.items()
-            if value is not None or name not in cls.model_fields
+            if value is not None or name not in known_keys(cls)
         }
 
 
-class CatalogConfig(_Section):
+def known_keys(section: type[BaseModel]) -> list[str]:
+    """The keys of a section, as they stand in the file."""
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+class CatalogConfig(Section):
     """The Iceberg catalog that lists the lake's tables."""
 
     uri: str | None = Field(
@@ -112,7 +119,7 @@ class CatalogConfig(_Section):
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-class SparkConfig(_Section):
+class SparkConfig(Section):
     """The Spark that does the work."""
 
     master: str = Field(
@@ -125,7 +132,7 @@ class SparkConfig(_Section):
     )
 
 
-class MaintenanceConfig(_Section):
+class MaintenanceConfig(Section):
     """When a table's files are put in order, and what is kept."""
 
     automatic: bool = Field(
@@ -167,7 +174,7 @@ class MaintenanceConfig(_Section):
     )
 
 
-class LakeSection(_Section):
+class LakeSection(Section):
     """The key `lake` of chronolake.yml."""
 
     catalog: CatalogConfig = Field(default=CatalogConfig())
@@ -186,12 +193,6 @@ class LakeSection(_Section):
         if warehouse and "://" in warehouse and not warehouse.startswith("s3://"):
             raise ValueError("a warehouse is a folder or s3://bucket/path")
         return warehouse
-
-
-class FileConfig(_Section):
-    """A whole chronolake.yml."""
-
-    lake: LakeSection = Field(default=LakeSection())
 
 
 class LakeConfig(LakeSection):

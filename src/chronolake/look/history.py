@@ -14,10 +14,12 @@ from chronolake.types import (
     ACTIVE,
     END,
     EPSILON_MICROS,
+    EPSILON_PROPERTY,
     HISTORY_COLUMNS,
     HISTORY_SINCE_PROPERTY,
     START,
     SYNCED,
+    VERSION,
     Mode,
     TableName,
 )
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
 
-_NOT_SHOWN = {*HISTORY_COLUMNS, SYNCED}
+_NOT_SHOWN = {*HISTORY_COLUMNS, SYNCED, VERSION}
 
 
 class Ending(StrEnum):
@@ -204,6 +206,7 @@ def _versions(found: LookedUp, rows: pa.Table) -> tuple[Version, ...]:
     starts = rows[START].cast(pa.int64()).to_pylist()
     ends = rows[END].cast(pa.int64()).to_pylist()
     active = rows[ACTIVE].to_pylist()
+    epsilon = int(found.table.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
     versions: list[Version] = []
     before: dict[str, Cell] | None = None
     for place, (synced, values) in enumerate(_rows(rows)):
@@ -212,7 +215,7 @@ def _versions(found: LookedUp, rows: pa.Table) -> tuple[Version, ...]:
             Version(
                 start=_instant(starts[place]),
                 end=_instant(ends[place]),
-                ending=_ending(active[place], ends[place], following),
+                ending=_ending(active[place], ends[place], following, epsilon),
                 synced=synced,
                 values=values,
                 changes=() if before is None else _changes(before, values),
@@ -237,10 +240,15 @@ def _instant(micros: int | None) -> str | None:
     return None if micros is None else instant(micros)
 
 
-def _ending(active: bool | None, end: int | None, following: int | None) -> Ending:  # noqa: FBT001
+def _ending(
+    active: bool | None,  # noqa: FBT001
+    end: int | None,
+    following: int | None,
+    epsilon: int,
+) -> Ending:
     if active:
         return Ending.ACTIVE
-    if following is not None and end is not None and following - end <= EPSILON_MICROS:
+    if following is not None and end is not None and following - end <= epsilon:
         return Ending.REPLACED
     return Ending.DELETED
 

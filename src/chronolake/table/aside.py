@@ -94,31 +94,58 @@ def publish_over(
         CommitUnknownError: the catalog's answer was lost.
     """
     check_columns(table.name, columns)
+    expect_replaceable(lake, table.name)
+    location = folder_in(table)
+    changed = {**lasting_properties(table), **properties}
+    with _aside(lake, columns, query, location=location, properties=changed) as made:
+        take_place(table, made)
+
+
+def expect_replaceable(lake: Lake, name: TableName) -> None:
+    """Refuse to replace a table as a whole where the catalog cannot do that in one step.
+
+    Raises:
+        LakeError: it is a REST catalog.
+    """
     if lake.config.catalog.kind is CatalogKind.REST:
         # It sends changes of metadata and not metadata: none of these would arrive.
         raise LakeError(
             "A table in a REST catalog cannot be replaced as a whole yet.",
-            table=str(table.name),
+            table=str(name),
             hint="Keep the lake in a SQLite or PostgreSQL catalog to switch modes.",
         )
-    carried = {
+
+
+def lasting_properties(table: IcebergTable) -> dict[str, str]:
+    """The properties of a table that do not tell about the rows it has."""
+    return {
         key: value
         for key, value in table.properties.items()
         if key not in _OF_ROWS and not key.startswith(_METRICS)
     }
-    location = folder_in(table)
-    changed = {**carried, **properties}
-    with _aside(lake, columns, query, location=location, properties=changed) as made:
 
-        def replaced(current: IcebergTable) -> Any:
-            expect_unmoved(table, current)
-            builder = current.catalog.builder_from(made.metadata)
-            builder.assignUUID(current.metadata.uuid())
-            return builder.setLocation(current.location)
 
-        reach("rewrite.before-commit")
-        publish(table.refreshed(), replaced, {})
-        reach("rewrite.after-commit")
+def take_place(table: IcebergTable, made: IcebergTable) -> None:
+    """Give a table the metadata of one that was made aside, in one step.
+
+    Args:
+        table: the state that the other was made from.
+        made: a table in a folder of that table's (`rewrite.folder_in`).
+
+    Raises:
+        CommitConflictError: another writer published meanwhile; nothing has changed.
+        CommitUnknownError: the catalog's answer was lost.
+    """
+
+    def replaced(current: IcebergTable) -> Any:
+        expect_unmoved(table, current)
+        builder = current.catalog.builder_from(made.metadata)
+        builder.assignUUID(current.metadata.uuid())
+        return builder.setLocation(current.location)
+
+    reach("rewrite.before-commit")
+    publish(table.refreshed(), replaced, {})
+    reach("rewrite.after-commit")
 
 
 @contextmanager

@@ -23,12 +23,11 @@ from chronolake.errors import (
     TableNotFoundError,
 )
 from chronolake.failpoints import reach
-from chronolake.iceberg import COLUMNS_PROPERTY, IcebergTable, java_message_of
+from chronolake.iceberg import COLUMNS_PROPERTY, HIDDEN, IcebergTable, java_message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from chronolake.iceberg import Field
     from chronolake.lake import Lake
     from chronolake.types import TableName
 
@@ -62,13 +61,12 @@ def expect_unmoved(table: IcebergTable, current: IcebergTable) -> None:
         raise TableMovedError("Another writer published first.", table=str(current.name))
 
 
-def _state_of(
-    table: IcebergTable,
-) -> tuple[int | None, tuple[Field, ...], str | None, str]:
+def _state_of(table: IcebergTable) -> tuple[object, ...]:
     # Columns are compared and not a schema's number: a table replaced as a whole numbers anew. Key
     # and declared types stand in a property alone.
     declared = table.property_of(COLUMNS_PROPERTY)
-    return table.snapshot_id, table.fields, declared, str(table.metadata.uuid())
+    snapshots = table.snapshot_id, table.branch(HIDDEN)
+    return *snapshots, table.fields, declared, str(table.metadata.uuid())
 
 
 def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:

@@ -28,7 +28,7 @@ from chronolake.errors import (
     TableNotFoundError,
 )
 from chronolake.failpoints import reach
-from chronolake.iceberg import MAIN, IcebergTable, java_message_of
+from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, java_message_of
 from chronolake.session import CATALOG
 from chronolake.table.publishing import ATTEMPTS, expect_unmoved, publish, swap
 from chronolake.table.sql import KEYS, TABLE
@@ -69,30 +69,32 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 
 
-class StagedWrite:
-    """One attempt at a write, on its own branch of one state of the table."""
+class StagedBranch:
+    """Changes of one of a table's branches, made on a branch of their own."""
 
-    def __init__(self, table: IcebergTable, spark: SparkSession, watch: Stopwatch) -> None:
+    def __init__(self, table: IcebergTable, of: str, spark: SparkSession, watch: Stopwatch) -> None:
         self.spark = spark
-        self._watch = watch
         self.table = table
+        self.of = of
         self.branch = stage_name()
-        self._made = False
+        self.made = False
+        self._watch = watch
 
     @property
     def source(self) -> str:
-        """The table before the write, as a SQL name.
+        """The rows before the write, as a SQL name.
 
-        It is `main`, which the write does not touch before it publishes. Should
-        another process move `main` meanwhile, the publish is refused and nothing of this attempt
-        remains.
+        The write does not touch them before it publishes. Should another process change them
+        meanwhile, the publish is refused and nothing of this attempt remains.
         """
-        return f"{CATALOG}.{self.table.name.sql}"
+        if self.of == MAIN:
+            return f"{CATALOG}.{self.table.name.sql}"
+        return self._named(self.of)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the table has no rows, as far as its metadata tells."""
-        return self.table.rows == 0
+        """Whether there are no rows, as far as the metadata tells."""
+        return self.table.rows_of(self.of) == 0
 
     def delete(self, source: str, condition: str) -> None:
         """Remove the table's rows that match a row of a query.
@@ -128,20 +130,21 @@ class StagedWrite:
 
     def _target(self) -> str:
         """The table's branch as a SQL name; the branch is made when it is first needed."""
-        if not self._made:
+        if not self.made:
             with self._watch.stage("branch"):
                 self._make_branch()
-        name = self.table.name
-        branch = f"branch_{self.branch}"
-        return f"{CATALOG}.{quoted(name.schema)}.{quoted(name.table)}.{quoted(branch)}"
+        return self._named(self.branch)
+
+    def _named(self, branch: str) -> str:
+        return f"{CATALOG}.{self.table.name.sql}.{quoted(f'branch_{branch}')}"
 
     def _make_branch(self) -> None:
-        if self.table.snapshot_id is None:
+        if self.table.branch(self.of) is None:
             # A branch needs a snapshot to point at: Iceberg makes an empty one.
             self.table.java.manageSnapshots().createBranch(self.branch).commit()
         else:
             swap(self.table, self._branched)
-        self._made = True
+        self.made = True
         reach("staged.branch-created")
 
     def _branched(self, current: IcebergTable) -> Any:
@@ -150,29 +153,17 @@ class StagedWrite:
         for leftover in filter(is_abandoned, current.branches()):
             log.warning("leftover_dropped", table=str(current.name), branch=leftover)
             builder.removeRef(leftover)
-        return builder.setBranchSnapshot(current.snapshot_id, self.branch)
+        return builder.setBranchSnapshot(current.branch(self.of), self.branch)
 
-    def publish(self, properties: Mapping[str, str]) -> None:
-        """Make the branch the table's `main` and set properties, in one compare-and-set.
-
-        Raises:
-            CommitConflictError: `main` is not what the attempt began with; nothing has changed.
-            CommitUnknownError: the catalog's answer was lost and the table cannot be read.
-        """
-        with self._watch.stage("publish"):
-            publish(self.table.refreshed(), self._published, properties)
-
-    def _published(self, current: IcebergTable) -> Any:
-        expect_unmoved(self.table, current)
-        builder = current.builder()
-        if self._made:
-            builder.setBranchSnapshot(current.branch(self.branch), MAIN)
+    def publish_with(self, builder: Any, current: IcebergTable) -> None:
+        """Put the changes, if there are any, into new metadata of the table."""
+        if self.made:
+            builder.setBranchSnapshot(current.branch(self.branch), self.of)
             builder.removeRef(self.branch)
-        return builder
 
     def abandon(self) -> None:
         """Drop the branch; its files are removed as orphans by maintenance."""
-        if not self._made:
+        if not self.made:
             return
         try:
             drop_branch(self.table.refreshed(), self.branch)
@@ -184,6 +175,49 @@ class StagedWrite:
                 branch=self.branch,
                 reason=java_message_of(failure),
             )
+
+
+class StagedWrite(StagedBranch):
+    """One attempt at a write to a table: the changes of its `main`, which all readers see.
+
+    Attributes:
+        hidden: the changes of what only later writes see (`iceberg.HIDDEN`).
+    """
+
+    def __init__(
+        self,
+        table: IcebergTable,
+        spark: SparkSession,
+        watch: Stopwatch,
+        guard: Callable[[IcebergTable], None] | None = None,
+    ) -> None:
+        super().__init__(table, MAIN, spark, watch)
+        self.hidden = StagedBranch(table, HIDDEN, spark, watch)
+        self._guard = guard
+
+    def publish(self, properties: Mapping[str, str]) -> None:
+        """Make the changes the table's own and set properties, in one compare-and-set.
+
+        Raises:
+            CommitConflictError: the table is not what the attempt began with; nothing has changed.
+            CommitUnknownError: the catalog's answer was lost and the table cannot be read.
+        """
+        with self._watch.stage("publish"):
+            publish(self.table.refreshed(), self._published, properties)
+
+    def _published(self, current: IcebergTable) -> Any:
+        expect_unmoved(self.table, current)
+        if self._guard is not None:
+            self._guard(current)
+        builder = current.builder()
+        self.publish_with(builder, current)
+        self.hidden.publish_with(builder, current)
+        return builder
+
+    def abandon(self) -> None:
+        """Drop the branches; their files are removed as orphans by maintenance."""
+        super().abandon()
+        self.hidden.abandon()
 
 
 def drop_branch(table: IcebergTable, branch: str) -> None:
@@ -236,6 +270,7 @@ def staged(
     watch: Stopwatch,
     *,
     spark: SparkSession | None = None,
+    guard: Callable[[IcebergTable], None] | None = None,
 ) -> None:
     """Run a write until it is published.
 
@@ -244,14 +279,21 @@ def staged(
     new table, when another process published first. Its statements run in the session `spark`, by
     default the lake's. Writes to one table are serial in a process.
 
+    `guard` gets the table as it is when it is published, and raises if this writer must not write
+    to it any more.
+
     Raises:
         TableNotFoundError: there is no such table.
         CommitConflictError: others were first too often.
     """
+
+    def begin(table: IcebergTable) -> StagedWrite:
+        return StagedWrite(table, spark or lake.spark, watch, guard)
+
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with lake.writing(name):
-                _attempt(lake, name, write, watch, spark or lake.spark)
+                _attempt(lake, name, write, begin)
         except CommitConflictError as conflict:
             if attempt == ATTEMPTS:
                 raise
@@ -265,13 +307,12 @@ def _attempt(
     lake: Lake,
     name: TableName,
     write: Callable[[StagedWrite], Mapping[str, str] | None],
-    watch: Stopwatch,
-    spark: SparkSession,
+    begin: Callable[[IcebergTable], StagedWrite],
 ) -> None:
     table = lake.catalog.find(name)
     if table is None:
         raise TableNotFoundError("The table does not exist.", table=str(name))
-    attempted = StagedWrite(table, spark, watch)
+    attempted = begin(table)
     try:
         properties = write(attempted)
         if properties is None:

@@ -12,7 +12,7 @@ from chronolake.changes import RESERVED
 from chronolake.errors import TableNotFoundError
 from chronolake.session import CATALOG, active
 from chronolake.table.sql import col, sample
-from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, TMAX_MICROS, Mode
+from chronolake.types import ACTIVE, END, START, TMAX_MICROS, Mode
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
@@ -61,9 +61,9 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
 
     Of a history table, for each record: at most one active version; the active one ends at Tmax,
     and no other does; starts are unique; versions do not overlap, and a closed version ends at
-    least 1 ms before the next one starts; no version ends before it starts (but for a version
-    shorter than that millisecond); the times are not null. Of any other table: keys are unique. A
-    table without a key promises nothing.
+    least an epsilon (1 ms, or what the table says) before the next one starts; no version ends
+    before it starts (but for a version shorter than that); the times are not null. Of any other
+    table: keys are unique. A table without a key promises nothing.
 
     Raises:
         TableNotFoundError: there is no such table.
@@ -121,17 +121,25 @@ def _history(
         }
     )
     start, end, following = F.unix_micros(col(START)), F.unix_micros(col(END)), col(_NEXT)
+    epsilon = description.epsilon
     timeless = col(START).isNull() | col(END).isNull() | col(ACTIVE).isNull()
     ends_at_tmax = end == TMAX_MICROS
     return rows, {
         "a record has at most one active version": col(ACTIVE) & (col(_CURRENT) > 1),
         "active versions end at Tmax, and only they do": col(ACTIVE) != ends_at_tmax,
         "a record's starts are unique": start == following,
-        "versions do not overlap, and end 1 ms before the next": (start != following)
-        & (end > following - EPSILON_MICROS),
-        "no version ends before it starts": end <= start - EPSILON_MICROS,
+        f"versions do not overlap, and end {_distance(epsilon)} before the next": (
+            start != following
+        )
+        & (end > following - epsilon),
+        "no version ends before it starts": end <= start - epsilon,
         "every version has its times": timeless,
     }
+
+
+def _distance(epsilon: int) -> str:
+    whole, rest = divmod(epsilon, 1_000)
+    return f"{whole} ms" if not rest else f"{epsilon} microseconds"
 
 
 def _unique(

@@ -1,0 +1,248 @@
+"""The commands that run pipelines."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# Typer reads annotations at run time, so the types in them are imported for good.
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from chronolake.cli.app import (
+    JsonOption,
+    SettingOption,
+    app,
+    console,
+    fail,
+    pairs,
+    print_json,
+    quiet_java,
+    quiet_logs,
+    show_error,
+    table_name,
+)
+from chronolake.errors import ChronolakeError, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.cli.progress import Progress
+    from chronolake.config import Project
+    from chronolake.lake import Lake
+    from chronolake.pipeline.store import Status
+    from chronolake.pipeline.streams import Stream
+
+#: Exit code of a run in which some streams failed and others did not.
+PARTIAL: Final = 3
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+ProjectOption: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        "--project",
+        envvar="CHRONOLAKE_PROJECT",
+        metavar="DIR",
+        help="The folder of chronolake.yml, or the file itself.",
+    ),
+]
+ProjectLakeOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--lake",
+        envvar="CHRONOLAKE_LAKE",
+        metavar="DIR",
+        help="The lake's folder, if it is not the one that chronolake.yml names.",
+        show_default=False,
+    ),
+]
+PipelineArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="A name below `pipelines`.", show_default=False)
+]
+StreamsOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--stream", metavar="STREAM", help="Only this stream. Repeatable."),
+]
+
+
+def project_of(folder: Path, lake: Path | None, settings: Sequence[str] | None) -> Project:
+    """The project that the common options name.
+
+    Raises:
+        ConfigurationError: there is none, or something in it is wrong.
+    """
+    from chronolake.config import FILE_NAME, load_project
+
+    file = folder if folder.is_file() else folder / FILE_NAME
+    if not file.is_file():
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {folder.resolve()}.",
+            hint="`chronolake init` makes one; --project names another folder.",
+        )
+    return load_project(file, lake=lake, overrides=dict(pairs(settings or (), "--set")))
+
+
+def opened(project: Project) -> Lake:
+    """The project's lake with Spark; made if it is not there."""
+    from chronolake.lake import Lake
+
+    quiet_logs()
+    with quiet_java():
+        return Lake.open(project.lake.path, config=project.lake)
+
+
+@app.command(
+    epilog="Example: chronolake sync crm --stream Account --every 5m. "
+    "Exit codes: 0 all streams succeeded, 3 some failed, 1 all failed or nothing could begin.",
+)
+def sync(
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PIPELINE]", help="A name below `pipelines`; every one when left out."
+        ),
+    ] = None,
+    *,
+    stream: StreamsOption = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every", metavar="TIME", help="Run again and again, this far apart: 30s, 5m, 1h."
+        ),
+    ] = None,
+    project: ProjectOption = Path(),
+    lake: ProjectLakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Bring a pipeline's tables to what its source has; with --json one event a line."""
+    from chronolake.cli.progress import Progress
+
+    pause = None if every is None else seconds_of(every)
+    wanted = project_of(project, lake, settings)
+    names = [pipeline] if pipeline is not None else list(wanted.pipelines)
+    if not names:
+        raise ConfigurationError(
+            f"{wanted.file} has no pipelines.", hint="Name a source below `pipelines`."
+        )
+    with opened(wanted) as there:
+        while True:
+            began = time.monotonic()
+            with Progress(json=json) as progress:
+                ended = [_sync(there, wanted, name, stream or (), progress) for name in names]
+            if pause is None:
+                break
+            time.sleep(max(0.0, pause - (time.monotonic() - began)))
+    _leave(ended)
+
+
+def _sync(
+    lake: Lake, project: Project, name: str, only: Sequence[str], progress: Progress
+) -> Status | None:
+    """Run one pipeline; None if it could not begin."""
+    from chronolake.pipeline.sync import sync as run
+
+    try:
+        return run(lake, project, name, only=only, watch=progress.show).status
+    except ChronolakeError as failure:
+        if len(project.pipelines) == 1 and not progress.json:
+            raise
+        show_error(failure, json=progress.json)
+        return None
+
+
+def _leave(ended: Sequence[Status | None]) -> None:
+    from chronolake.pipeline.store import Status
+
+    if all(status is Status.SUCCEEDED for status in ended):
+        return
+    fail(PARTIAL if any(status in {Status.SUCCEEDED, Status.PARTIAL} for status in ended) else 1)
+
+
+def seconds_of(text: str) -> float:
+    """A length of time such as `30s`, `5m` or `1h`, in seconds.
+
+    Raises:
+        BadParameter: the text is none.
+    """
+    matched = re.fullmatch(r"(\d+)([smhd])", text)
+    if matched is None or int(matched[1]) == 0:
+        raise typer.BadParameter("write a time such as 30s, 5m or 1h", param_hint="--every")
+    return float(int(matched[1]) * _UNITS[matched[2]])
+
+
+@app.command(epilog="Example: chronolake rebuild crm.Account")
+def rebuild(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="A table that a pipeline fills, schema.table.")
+    ],
+    *,
+    project: ProjectOption = Path(),
+    lake: ProjectLakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Make a table anew of all files in its raw lake, and swap it in, in one step.
+
+    Readers see the old table until then; it comes as far as the old one was.
+    """
+    from chronolake.pipeline.lease import leased
+    from chronolake.pipeline.rebuild import rebuild as run
+    from chronolake.pipeline.store import Store
+
+    name = table_name(table)
+    wanted = project_of(project, lake, settings)
+    found = [stream for stream in _every_stream(wanted) if stream.table == name]
+    if not found:
+        raise ConfigurationError(
+            f"No pipeline of {wanted.file} fills the table.",
+            table=str(name),
+            hint="`chronolake status` lists the tables of all pipelines.",
+        )
+    with opened(wanted) as there, leased(Store.open(wanted.lake), found[0].pipeline) as lease:
+        rows = run(there, found[0], lease)
+    if json:
+        print_json({"table": str(name), "rows": rows})
+    else:
+        console().print(f"{name} is made anew: {rows:,} rows")
+
+
+@app.command(epilog="Example: chronolake resync crm --stream Account")
+def resync(
+    pipeline: PipelineArgument,
+    *,
+    stream: StreamsOption = None,
+    project: ProjectOption = Path(),
+    lake: ProjectLakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Read all that the source has once more, and swap the tables in.
+
+    A Data Lake v2 keeps every version, so that nothing of the past is lost: each table is made anew
+    of all files that there are now.
+    """
+    from chronolake.pipeline.lease import leased
+    from chronolake.pipeline.rebuild import rebuild as run
+    from chronolake.pipeline.store import Store
+    from chronolake.pipeline.streams import chosen, streams_of
+
+    wanted = project_of(project, lake, settings)
+    streams = chosen(streams_of(wanted, pipeline), pipeline, stream or ())
+    with opened(wanted) as there, leased(Store.open(wanted.lake), pipeline) as lease:
+        for one in streams:
+            files = one.folder.files()
+            rows = run(there, one, lease, upto=files[-1] if files else None)
+            if json:
+                print_json({"table": str(one.table), "rows": rows}, pretty=False)
+            else:
+                console().print(f"{one.table} is made anew: {rows:,} rows")
+
+
+def _every_stream(project: Project) -> list[Stream]:
+    from chronolake.pipeline.streams import streams_of
+
+    return [stream for name in project.pipelines for stream in streams_of(project, name)]

@@ -1,0 +1,127 @@
+"""What a run of a pipeline shows while it works."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import orjson
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from chronolake.cli.app import console
+from chronolake.look.show import size
+from chronolake.pipeline.store import Status
+from chronolake.pipeline.sync import EventKind
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from chronolake.pipeline.store import StreamRun
+    from chronolake.pipeline.sync import Event
+
+_STYLES = {Status.SUCCEEDED: "green", Status.PARTIAL: "yellow", Status.FAILED: "bold red"}
+
+
+class Progress:
+    """Shows a run's events: bars on a terminal, a line for each stream, or JSON lines."""
+
+    def __init__(self, *, json: bool) -> None:
+        self.json = json
+        self._screen = console()
+        self._tasks: dict[str, TaskID] = {}
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TextColumn("{task.fields[rows]:,} rows"),
+            TimeRemainingColumn(),
+            console=console(stderr=True),
+            transient=True,
+            disable=json or not console(stderr=True).is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def show(self, event: Event) -> None:
+        """Show what happened."""
+        if self.json:
+            line = orjson.dumps(_as_json(event), option=orjson.OPT_APPEND_NEWLINE)
+            sys.stdout.write(line.decode())
+            sys.stdout.flush()
+            return
+        stream = event.stream
+        if stream is not None and event.kind is EventKind.STREAM_BEGAN:
+            task = self._bars.add_task(stream.table_name, total=None, rows=0)
+            self._tasks[stream.stream] = task
+        elif stream is not None and event.kind is EventKind.PUBLISHED:
+            self._bars.update(
+                self._tasks[stream.stream],
+                total=stream.bytes + event.bytes_left,
+                completed=stream.bytes,
+                rows=stream.rows,
+            )
+        elif stream is not None and event.kind is EventKind.STREAM_ENDED:
+            self._bars.remove_task(self._tasks.pop(stream.stream))
+            self._screen.print(_line(stream))
+        elif event.kind is EventKind.RUN_ENDED and event.status is not None:
+            words = Text(event.status, style=_STYLES[event.status])
+            self._screen.print(Text.assemble((event.pipeline, "bold"), "  ", words))
+
+
+def _line(stream: StreamRun) -> Text:
+    """What became of a stream, on one line."""
+    if stream.error is not None:
+        return Text.assemble(
+            (stream.table_name, "bold"), "  ", ("failed", "bold red"), f"  {stream.error}"
+        )
+    if not stream.files:
+        return Text.assemble((stream.table_name, "bold"), ("  nothing new", "dim"))
+    return Text.assemble(
+        (stream.table_name, "bold"),
+        f"  {stream.files:,} files, {size(stream.bytes)}, {stream.rows:,} rows; "
+        f"{stream.written:,} written",
+        (f"  {stream.seconds:.1f} s", "dim"),
+    )
+
+
+def _as_json(event: Event) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "event": event.kind,
+        "pipeline": event.pipeline,
+        "run": event.run,
+    }
+    if event.status is not None:
+        told["status"] = event.status
+    if event.stream is not None:
+        told |= stream_json(event.stream)
+    if event.kind is EventKind.PUBLISHED:
+        told |= {"files_left": event.files_left, "bytes_left": event.bytes_left}
+    return told
+
+
+def stream_json(stream: StreamRun) -> dict[str, Any]:
+    """A stream of a run as JSON's own types."""
+    return {
+        "stream": stream.stream,
+        "table": stream.table_name,
+        "status": stream.status,
+        "files": stream.files,
+        "bytes": stream.bytes,
+        "rows": stream.rows,
+        "written": stream.written,
+        "seconds": round(stream.seconds, 3),
+        "position": stream.position,
+        "error": stream.error,
+    }

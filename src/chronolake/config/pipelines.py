@@ -1,0 +1,60 @@
+"""The key `pipelines` of chronolake.yml: what is brought into the lake, and how it is kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from chronolake.config.sections import Section
+from chronolake.types import Mode
+
+
+class DataLakeSource(Section):
+    """A Data Lake v2 that someone else writes."""
+
+    type: Literal["data_lake_v2"]
+    path: str = Field(
+        min_length=1,
+        description="The folder that holds `parquet/v2`; a relative one is taken from the folder "
+        "of chronolake.yml.",
+    )
+    org: str = Field(min_length=1, description="The organisation: X in `org=X`.")
+    objects: list[str] | None = Field(
+        default=None, description="The objects to bring; every object there is when left out."
+    )
+
+
+class StreamConfig(Section):
+    """How one stream of a source is kept."""
+
+    mode: Mode | None = Field(default=None, description="live, soft-delete or history.")
+    table: str | None = Field(
+        default=None, min_length=1, description="The table's name; the stream's when left out."
+    )
+    keep_source_timestamp: bool | None = Field(
+        default=None,
+        description="In history mode, whether the source's own time stays as a column beside "
+        "_fivetran_start.",
+    )
+
+
+class PipelineConfig(Section):
+    """A source, and how its streams are kept."""
+
+    source: DataLakeSource = Field(description="What is read.")
+    target_schema: str | None = Field(
+        default=None,
+        alias="schema",
+        min_length=1,
+        description="The schema of the pipeline's tables; its own name when left out.",
+    )
+    mode: Mode = Field(
+        default=Mode.HISTORY, description="The mode of streams that do not say their own."
+    )
+    keep_source_timestamp: bool = Field(
+        default=False, description="The same for streams that do not say their own."
+    )
+    streams: dict[str, StreamConfig] = Field(
+        default_factory=dict, description="What is different for single streams, by their names."
+    )

@@ -1,0 +1,119 @@
+"""Landed files into a stream's table, step by step; each step is published by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from chronolake.description import describe_loaded
+from chronolake.failpoints import reach
+from chronolake.pipeline.filling import Filling, columns_for, expect_own, seen_of, write
+from chronolake.pipeline.rebuild import rebuild
+from chronolake.rawlake import DataFile, Landing, landing, united
+from chronolake.table.alter import alter
+from chronolake.table.convert import is_in_place
+from chronolake.table.pulled import with_system_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.streams import Stream
+    from chronolake.types import Column
+
+#: Files of about so many bytes are applied together.
+_BYTES_AT_ONCE: Final = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What one step did.
+
+    Attributes:
+        watermark: the last file that is in the table now.
+        files: number of files of the step.
+        bytes: their size.
+        rows: their rows, duplicates included.
+        written: rows of the table that are new or changed.
+    """
+
+    watermark: str
+    files: int
+    bytes: int
+    rows: int
+    written: int
+
+
+def apply(lake: Lake, stream: Stream, lease: Lease, files: Sequence[DataFile]) -> Iterator[Applied]:
+    """Apply files to a stream's table, in steps that are published one by one.
+
+    Args:
+        lake: the lake.
+        stream: the stream.
+        lease: the right to run its pipeline.
+        files: what was landed after the table's watermark, in the order of writing.
+
+    Raises:
+        SourceError: a file cannot be read, or has what cannot be kept.
+        TableExistsError: the table is filled by something else.
+        LeaseLostError: another process runs the pipeline.
+        CommitError: a step could not be published; those before it are.
+    """
+    filling = Filling(lake, stream, lease)
+    for step in _steps(files):
+        landed = landing(lake.spark, step)
+        reach("sync.surveyed")
+        written = _apply(filling, landed)
+        yield Applied(
+            landed.watermark, len(step), sum(file.size for file in step), landed.rows, written
+        )
+
+
+def _steps(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    step: list[DataFile] = []
+    size = 0
+    for file in files:
+        if step and size + file.size > _BYTES_AT_ONCE:
+            yield step
+            step, size = [], 0
+        step.append(file)
+        size += file.size
+    if step:
+        yield step
+
+
+def _apply(filling: Filling, landed: Landing) -> int:
+    lake, stream = filling.lake, filling.stream
+    table = lake.catalog.find(stream.table)
+    if table is None:
+        columns = columns_for(stream, landed.seen)
+        filling.create(stream.table, columns, properties=filling.properties)
+        reach("sync.table-ready")
+        return write(filling, stream.table, landed, landed.seen)
+    expect_own(table, stream)
+    filling.lease.guard(table)
+    seen = united(seen_of(table), landed.seen)
+    columns = columns_for(stream, seen)
+    if describe_loaded(table).mode is not stream.mode or _needs_rebuild(table, columns):
+        return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
+    wanted = with_system_columns(columns, stream.mode)
+    # Fields keep their place; new ones come last.
+    alter(lake, stream.table, wanted, drop_columns=False)
+    reach("sync.table-ready")
+    return write(filling, stream.table, landed, seen)
+
+
+def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:
+    """Whether a column gets a type that its stored values cannot be given in place.
+
+    The lake's own texts are read again for them, so that `5` does not become `5.0`.
+    """
+    stored = describe_loaded(table).by_name
+    return any(
+        column.name in stored
+        and stored[column.name].type != column.type
+        and not is_in_place(stored[column.name].type, column.type)
+        for column in columns
+    )

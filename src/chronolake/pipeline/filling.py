@@ -1,0 +1,144 @@
+"""A stream's table: its columns as landed files need them, and the files' rows.
+
+Everything that tells how far the table is stands in its properties, and is published with the rows:
+the *watermark*, the last file that was applied, and what forms were seen of every field, which
+decides the columns' types. So a table is a function of the files up to its watermark.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import orjson
+import structlog
+
+from chronolake.description import describe_loaded
+from chronolake.pipeline.properties import (
+    FIELDS_PROPERTY,
+    SIGHT_PROPERTY,
+    STREAM_PROPERTY,
+    WATERMARK_PROPERTY,
+)
+from chronolake.pipeline.streams import expect_filled_by
+from chronolake.rawlake import Landing, Seen, columns_of
+from chronolake.rawlake.reading import SOURCE_TIME
+from chronolake.table.landed import write_versions
+from chronolake.table.pulled import create_pulled, layout_of
+from chronolake.types import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.streams import Stream
+    from chronolake.rawlake.reading import SeenByField
+    from chronolake.types import Column, TableName
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A stream's table, and the right to write to it."""
+
+    lake: Lake
+    stream: Stream
+    lease: Lease
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What the table says about who fills it."""
+        return {
+            STREAM_PROPERTY: self.stream.identity,
+            SIGHT_PROPERTY: self.stream.sight,
+            **self.lease.properties,
+        }
+
+    def create(self, name: TableName, columns: Sequence[Column], **given: Any) -> None:
+        """Create a table as the stream wants it."""
+        create_pulled(
+            self.lake,
+            name,
+            columns,
+            mode=self.stream.mode,
+            epsilon_micros=self.stream.epsilon_micros,
+            **given,
+        )
+
+
+def write(filling: Filling, name: TableName, landed: Landing, seen: SeenByField) -> int:
+    """Write landed rows to a table that has the columns for what was seen."""
+    stream = filling.stream
+    by_name = {column.name: column for column in columns_for(stream, seen)}
+    stored = layout_of(describe_loaded(filling.lake.catalog.load(name))).data
+    ordered = [by_name[column] for column in stored]
+    marks = {field: sorted(every) for field, every in seen.items() if every}
+    result = write_versions(
+        filling.lake,
+        name,
+        landed.versions(ordered),
+        synced_micros=_now_micros(),
+        batch=f"{stream.identity}-{uuid4().hex[:8]}",
+        properties={
+            WATERMARK_PROPERTY: landed.watermark,
+            FIELDS_PROPERTY: orjson.dumps(marks).decode(),
+            **filling.properties,
+        },
+        guard=filling.lease.guard,
+    )
+    log.info(
+        "files_applied",
+        table=str(stream.table),
+        batch=result.batch,
+        watermark=landed.watermark,
+        files=len(landed.files),
+        rows=landed.rows,
+        written=result.written,
+        seconds={stage: round(spent, 3) for stage, spent in result.seconds.items()},
+    )
+    return result.written
+
+
+def columns_for(stream: Stream, seen: SeenByField) -> tuple[Column, ...]:
+    """The columns that the stream's table needs for fields of which this was seen."""
+    if stream.mode is Mode.HISTORY and not stream.keep_source_timestamp:
+        return columns_of(seen)
+    key, *others = columns_of(seen)
+    return (key, SOURCE_TIME, *others)
+
+
+def seen_of(table: IcebergTable) -> SeenByField:
+    """What forms were seen of every field in the files that a table has."""
+    stored = orjson.loads(table.property_of(FIELDS_PROPERTY) or "{}")
+    return {field: frozenset(map(Seen, every)) for field, every in stored.items()}
+
+
+def watermark_of(lake: Lake, stream: Stream) -> str | None:
+    """The last file that is in a stream's table, or None: it has none, or does not exist.
+
+    Raises:
+        TableExistsError: the table is filled by something else.
+    """
+    table = lake.catalog.find(stream.table)
+    if table is None:
+        return None
+    expect_own(table, stream)
+    return table.property_of(WATERMARK_PROPERTY)
+
+
+def expect_own(table: IcebergTable, stream: Stream) -> None:
+    """Refuse a table that is not filled by this stream.
+
+    Raises:
+        TableExistsError: it is filled by another one, or was made in another way.
+    """
+    expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
+
+
+def _now_micros() -> int:
+    return time.time_ns() // 1_000

@@ -1,0 +1,152 @@
+"""Who may run a pipeline: one process at a time, also when one was paused for hours.
+
+A lease is held for a minute and renewed by a thread. Its *token* increases each time that the lease
+changes hands, and is published with every table as a property: a table that carries a greater token
+than a process has refuses to be written by it. So a process that wakes after its lease has passed
+on can compute what it likes, but publish nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from chronolake.errors import LakeError, LeaseLostError, PipelineBusyError
+from chronolake.pipeline.properties import LEASE_PROPERTY
+from chronolake.pipeline.store import LEASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sql
+
+    from chronolake.iceberg import IcebergTable
+    from chronolake.pipeline.store import Store
+
+log = structlog.get_logger(__name__)
+
+_SECONDS: Final = 60.0
+_RENEWED_EVERY: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run a pipeline.
+
+    Attributes:
+        pipeline: which one.
+        token: greater than those of all leases before.
+    """
+
+    pipeline: str
+    token: int
+
+    def guard(self, table: IcebergTable) -> None:
+        """Refuse to write to a table that a later lease has written to.
+
+        Raises:
+            LeaseLostError: there is one.
+        """
+        stored = table.property_of(LEASE_PROPERTY)
+        if stored is not None and int(stored) > self.token:
+            raise LeaseLostError(
+                f"Another process runs the pipeline {self.pipeline} by now.",
+                table=str(table.name),
+                hint="Nothing of this process's last batch was published. Run it again if needed.",
+            )
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What a table gets that is written under the lease."""
+        return {LEASE_PROPERTY: str(self.token)}
+
+
+def holder() -> str:
+    """This process, as others see it."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@contextmanager
+def leased(store: Store, pipeline: str, *, seconds: float = _SECONDS) -> Iterator[Lease]:
+    """Hold the lease of a pipeline while the block runs.
+
+    Raises:
+        PipelineBusyError: another process holds it.
+        LakeError: the store does not answer.
+    """
+    lease = _taken(store, pipeline, seconds)
+    done = threading.Event()
+    renewing = threading.Thread(
+        target=_renew, args=(store, lease, seconds, done), name=f"lease-{pipeline}", daemon=True
+    )
+    renewing.start()
+    try:
+        yield lease
+    finally:
+        done.set()
+        renewing.join()
+        with store.transaction() as connection:
+            _set_expiry(connection, lease, 0.0)
+
+
+def _taken(store: Store, pipeline: str, seconds: float) -> Lease:
+    with store.transaction() as connection:
+        row = connection.execute(
+            LEASES.select().where(LEASES.c.pipeline == pipeline).with_for_update()
+        ).one_or_none()
+        if row is not None and row.expires > time.time() and not _is_dead(row.holder):
+            raise PipelineBusyError(
+                f"The pipeline {pipeline} is run by {row.holder}.",
+                hint="Wait until it has finished. The lease of a process that died without a word "
+                "on another machine passes within a minute.",
+            )
+        values = {"holder": holder(), "expires": time.time() + seconds}
+        if row is None:
+            connection.execute(LEASES.insert().values(pipeline=pipeline, token=1, **values))
+            return Lease(pipeline, 1)
+        connection.execute(
+            LEASES.update()
+            .where(LEASES.c.pipeline == pipeline)
+            .values(token=row.token + 1, **values)
+        )
+        return Lease(pipeline, row.token + 1)
+
+
+def _is_dead(who: str) -> bool:
+    """Whether a process of this machine is gone; of others nothing is known."""
+    host, _, pid = who.rpartition(":")
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _renew(store: Store, lease: Lease, seconds: float, done: threading.Event) -> None:
+    while not done.wait(min(_RENEWED_EVERY, seconds / 3)):
+        try:
+            with store.transaction() as connection:
+                kept = _set_expiry(connection, lease, time.time() + seconds)
+        except LakeError as failure:
+            # The lease lasts a while longer; if it does not, publishing is refused.
+            log.warning("lease_not_renewed", pipeline=lease.pipeline, reason=failure.message)
+            continue
+        if not kept:
+            log.warning("lease_lost", pipeline=lease.pipeline)
+            return
+
+
+def _set_expiry(connection: sql.Connection, lease: Lease, expires: float) -> bool:
+    mine = (LEASES.c.pipeline == lease.pipeline) & (LEASES.c.token == lease.token)
+    return bool(connection.execute(LEASES.update().where(mine).values(expires=expires)).rowcount)

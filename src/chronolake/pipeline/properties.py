@@ -1,0 +1,16 @@
+"""What the tables of pipelines say about themselves: properties, published with their rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: `pipeline/stream` that fills the table.
+STREAM_PROPERTY: Final = "chronolake.stream"
+#: The token of the last lease under which the table was written.
+LEASE_PROPERTY: Final = "chronolake.lease"
+#: The last file that was applied.
+WATERMARK_PROPERTY: Final = "chronolake.watermark"
+#: What forms were seen of every field, as JSON.
+FIELDS_PROPERTY: Final = "chronolake.fields"
+#: What the stream can see of its source.
+SIGHT_PROPERTY: Final = "chronolake.sight"

@@ -1,0 +1,130 @@
+"""How far the tables of a pipeline are: shown without Spark, moved with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chronolake import look
+from chronolake.errors import TableNotFoundError
+from chronolake.look.catalog import look_up
+from chronolake.pipeline.properties import (
+    LEASE_PROPERTY,
+    SIGHT_PROPERTY,
+    STREAM_PROPERTY,
+    WATERMARK_PROPERTY,
+)
+from chronolake.pipeline.streams import expect_filled_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chronolake.config import LakeConfig
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.streams import Stream
+    from chronolake.types import Mode
+
+
+@dataclass(frozen=True)
+class Position:
+    """A stream's table as it is now.
+
+    Attributes:
+        stream: the stream.
+        watermark: the last file that was applied, or None.
+        mode: the table's mode, or None: there is no table yet.
+        sight: what the table says that its stream can see.
+        owner: `pipeline/stream` that fills the table, or None.
+    """
+
+    stream: Stream
+    watermark: str | None = None
+    mode: Mode | None = None
+    sight: str | None = None
+    owner: str | None = None
+
+
+def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[Position]:
+    """How far the tables of streams are. No Spark is started.
+
+    Raises:
+        LakeError: the catalog does not answer.
+    """
+    there = set(look.names(config)) if _is_there(config) else set()
+    return [
+        _position(config, stream) if stream.table in there else Position(stream)
+        for stream in streams
+    ]
+
+
+def _is_there(config: LakeConfig) -> bool:
+    # A project whose pipelines have never run has no lake yet.
+    return config.catalog.uri is not None or config.catalog_file.is_file()
+
+
+def _position(config: LakeConfig, stream: Stream) -> Position:
+    found = look_up(config, stream.table)
+    told = found.table.properties
+    return Position(
+        stream,
+        told.get(WATERMARK_PROPERTY),
+        found.mode,
+        told.get(SIGHT_PROPERTY),
+        told.get(STREAM_PROPERTY),
+    )
+
+
+def expect_free(position: Position) -> None:
+    """Refuse a table that is there and not filled by its stream.
+
+    Raises:
+        TableExistsError: it is filled by another one, or was made in another way.
+    """
+    if position.mode is not None:
+        expect_filled_by(position.stream, position.owner)
+
+
+def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> None:
+    """Say that a stream's table is at another file of its lake.
+
+    Back is harmless: what is applied again changes nothing. What is skipped is not in the table
+    until it is rebuilt.
+
+    Args:
+        lake: the lake.
+        stream: the stream.
+        lease: the right to run its pipeline.
+        watermark: the last file that counts as applied, or None: nothing does.
+
+    Raises:
+        TableNotFoundError: the stream has no table yet.
+        TableExistsError: the table is filled by something else.
+        SourceError: there is no such file in the lake.
+        LeaseLostError: another process runs the pipeline.
+        CommitError: the position could not be published.
+    """
+    from chronolake.table.publishing import publish  # noqa: PLC0415 - only this needs Spark
+
+    if watermark is not None:
+        stream.folder.expect(watermark)
+    with lake.writing(stream.table):
+        table = lake.catalog.find(stream.table)
+        if table is None:
+            raise TableNotFoundError(
+                "The stream has no table yet.",
+                table=str(stream.table),
+                hint=f"Run `chronolake sync {stream.pipeline}` first.",
+            )
+        expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
+
+        def moved(current: IcebergTable) -> object:
+            lease.guard(current)
+            builder = current.builder()
+            if watermark is None:
+                builder.removeProperties(current.catalog.set([WATERMARK_PROPERTY]))
+            return builder
+
+        marks = {} if watermark is None else {WATERMARK_PROPERTY: watermark}
+        publish(table, moved, {LEASE_PROPERTY: str(lease.token), **marks})

@@ -1,0 +1,230 @@
+"""What is known of runs: an operational store beside the catalog, in tables of our own.
+
+It lies in the catalog's database (SQLite or PostgreSQL; a SQLite file in the lake's folder where
+the catalog is a REST service). Nothing in it decides what a table holds: positions are published
+with the tables' rows. It tells who runs a pipeline, and what became of its runs.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Self
+
+import sqlalchemy as sql
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from chronolake.config import CatalogKind
+from chronolake.errors import LakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chronolake.config import LakeConfig
+
+_BUSY_SECONDS: Final = 30
+
+_metadata = sql.MetaData()
+
+RUNS: Final = sql.Table(
+    "chronolake_runs",
+    _metadata,
+    sql.Column("id", sql.String, primary_key=True),
+    sql.Column("pipeline", sql.String, nullable=False, index=True),
+    sql.Column("began", sql.String, nullable=False),
+    sql.Column("ended", sql.String),
+    sql.Column("status", sql.String, nullable=False),
+    sql.Column("holder", sql.String, nullable=False),
+)
+STREAM_RUNS: Final = sql.Table(
+    "chronolake_stream_runs",
+    _metadata,
+    sql.Column("run", sql.String, primary_key=True),
+    sql.Column("stream", sql.String, primary_key=True),
+    sql.Column("table_name", sql.String, nullable=False),
+    sql.Column("status", sql.String, nullable=False),
+    sql.Column("files", sql.BigInteger, nullable=False),
+    sql.Column("bytes", sql.BigInteger, nullable=False),
+    sql.Column("rows", sql.BigInteger, nullable=False),
+    sql.Column("written", sql.BigInteger, nullable=False),
+    sql.Column("seconds", sql.Float, nullable=False),
+    sql.Column("position", sql.String),
+    sql.Column("error", sql.String),
+)
+LEASES: Final = sql.Table(
+    "chronolake_leases",
+    _metadata,
+    sql.Column("pipeline", sql.String, primary_key=True),
+    sql.Column("token", sql.BigInteger, nullable=False),
+    sql.Column("holder", sql.String, nullable=False),
+    sql.Column("expires", sql.Float, nullable=False),
+)
+
+
+class Status(StrEnum):
+    """What became of a run, or of one of its streams."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    PARTIAL = "partial"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a pipeline.
+
+    Attributes:
+        id: its identity.
+        pipeline: which pipeline.
+        began: when, ISO 8601 in UTC.
+        ended: when, or None.
+        status: what became of it.
+        holder: the process, as host and number.
+    """
+
+    id: str
+    pipeline: str
+    began: str
+    ended: str | None
+    status: Status
+    holder: str
+
+
+@dataclass(frozen=True)
+class StreamRun:
+    """One stream in one run.
+
+    Attributes:
+        run: the run's identity.
+        stream: which stream.
+        table_name: the table that it fills.
+        status: what became of it.
+        files: files that were applied.
+        bytes: their size.
+        rows: rows that the source gave, duplicates included.
+        written: rows of the table that are new or changed.
+        seconds: how long it took.
+        position: how far the table has come in its source, or None.
+        error: why it failed, or None.
+    """
+
+    run: str
+    stream: str
+    table_name: str
+    status: Status
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+    written: int = 0
+    seconds: float = 0.0
+    position: str | None = None
+    error: str | None = None
+
+
+class Store:
+    """The operational store of a lake. Use `Store.open`."""
+
+    def __init__(self, engine: sql.Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, config: LakeConfig) -> Self:
+        """Open the store of a lake, and make its tables where they are missing.
+
+        Raises:
+            LakeError: the database cannot be reached or written.
+        """
+        store = cls(_engine(config))
+        with store.transaction() as connection:
+            _metadata.create_all(connection)
+        return store
+
+    @contextmanager
+    def transaction(self) -> Iterator[sql.Connection]:
+        """A connection whose changes are committed when the block ends.
+
+        Raises:
+            LakeError: the database does not answer, or refuses.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as failure:
+            # The driver's message may quote the address, and with it a password.
+            raise LakeError(
+                f"The lake's operational store does not answer: {type(failure).__name__}.",
+                hint="Check the catalog's database, and that it can be written.",
+            ) from failure
+
+    def begin_run(self, run: Run) -> None:
+        """Note that a run has begun; others of the pipeline that are open have died."""
+        with self.transaction() as connection:
+            connection.execute(
+                RUNS.update()
+                .where(RUNS.c.pipeline == run.pipeline, RUNS.c.status == Status.RUNNING)
+                .values(status=Status.FAILED, ended=run.began)
+            )
+            connection.execute(RUNS.insert().values(**vars(run)))
+
+    def end_run(self, run: str, status: Status) -> None:
+        """Note what became of a run."""
+        with self.transaction() as connection:
+            connection.execute(
+                RUNS.update().where(RUNS.c.id == run).values(status=status, ended=now())
+            )
+
+    def note(self, stream: StreamRun) -> None:
+        """Note how far a stream has come in a run."""
+        same = (STREAM_RUNS.c.run == stream.run) & (STREAM_RUNS.c.stream == stream.stream)
+        with self.transaction() as connection:
+            connection.execute(STREAM_RUNS.delete().where(same))
+            connection.execute(STREAM_RUNS.insert().values(**vars(stream)))
+
+    def runs(self, *, pipeline: str | None = None, limit: int = 20) -> list[Run]:
+        """The newest runs, the newest first."""
+        query = sql.select(RUNS).order_by(RUNS.c.began.desc(), RUNS.c.id).limit(limit)
+        if pipeline is not None:
+            query = query.where(RUNS.c.pipeline == pipeline)
+        with self.transaction() as connection:
+            found = connection.execute(query).mappings().all()
+        return [Run(**{**row, "status": Status(row["status"])}) for row in found]
+
+    def streams_of(self, run: str) -> list[StreamRun]:
+        """The streams of a run, by name."""
+        query = sql.select(STREAM_RUNS).where(STREAM_RUNS.c.run == run)
+        with self.transaction() as connection:
+            found = connection.execute(query.order_by(STREAM_RUNS.c.stream)).mappings().all()
+        return [StreamRun(**{**row, "status": Status(row["status"])}) for row in found]
+
+
+def now() -> str:
+    """The time as ISO 8601 in UTC, with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _engine(config: LakeConfig) -> sql.Engine:
+    uri = config.catalog.uri
+    if uri is not None and config.catalog.kind is CatalogKind.POSTGRESQL:
+        url = sql.make_url(uri).set(drivername="postgresql+psycopg")
+        return sql.create_engine(url, poolclass=NullPool)
+    name = config.catalog_file if uri is None else config.path / "chronolake.db"
+    config.path.mkdir(parents=True, exist_ok=True)
+    engine = sql.create_engine(
+        f"sqlite:///{name}", poolclass=NullPool, connect_args={"timeout": _BUSY_SECONDS}
+    )
+
+    @sql.event.listens_for(engine, "begin")
+    def _begin(connection: sql.Connection) -> None:
+        # What is read in a transaction decides what it writes: no other writer may come between.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    @sql.event.listens_for(engine, "connect")
+    def _connect(connection: object, _: object) -> None:
+        # Otherwise the driver begins transactions by itself, and later.
+        connection.isolation_level = None  # type: ignore[attr-defined]
+
+    return engine

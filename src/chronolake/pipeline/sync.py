@@ -1,0 +1,181 @@
+"""One run of a pipeline: its streams one after the other, each as far as it comes.
+
+A stream that fails does not stop the others; the run is partial then, and the next one continues.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.errors import ChronolakeError, LeaseLostError
+from chronolake.iceberg import java_message_of
+from chronolake.pipeline.apply import apply
+from chronolake.pipeline.filling import watermark_of
+from chronolake.pipeline.lease import holder, leased
+from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
+from chronolake.pipeline.streams import chosen, streams_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chronolake.config import Project
+    from chronolake.lake import Lake
+    from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.streams import Stream
+
+log = structlog.get_logger(__name__)
+
+
+class EventKind(StrEnum):
+    """What an event of a run tells."""
+
+    RUN_BEGAN = "run-began"
+    STREAM_BEGAN = "stream-began"
+    PUBLISHED = "published"
+    STREAM_ENDED = "stream-ended"
+    RUN_ENDED = "run-ended"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run, for those who watch it.
+
+    Attributes:
+        kind: what.
+        pipeline: in which pipeline.
+        run: the run's identity.
+        status: what became of the run, when it ended.
+        stream: how far the stream has come, for events of a stream.
+        files_left: files of the stream that are still to be applied.
+        bytes_left: their size.
+        streams: number of the pipeline's streams in the run.
+    """
+
+    kind: EventKind
+    pipeline: str
+    run: str
+    status: Status | None = None
+    stream: StreamRun | None = None
+    files_left: int = 0
+    bytes_left: int = 0
+    streams: int = 0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What became of a run: its identity, its status, and its streams in their order."""
+
+    run: str
+    pipeline: str
+    status: Status
+    streams: tuple[StreamRun, ...]
+
+
+def sync(
+    lake: Lake,
+    project: Project,
+    pipeline: str,
+    *,
+    only: Sequence[str] = (),
+    watch: Callable[[Event], None] = lambda _: None,
+) -> RunResult:
+    """Bring a pipeline's tables to what its source has.
+
+    Args:
+        lake: the project's lake.
+        project: the configuration.
+        pipeline: the pipeline's name.
+        only: streams to sync; all of them if none is named.
+        watch: told of everything that happens.
+
+    Raises:
+        ConfigurationError: there is no such pipeline or stream, or it is configured wrongly.
+        SourceError: the source cannot be read at all.
+        PipelineBusyError: another process runs the pipeline.
+        LeaseLostError: another process took the pipeline over.
+        LakeError: the operational store does not answer.
+    """
+    streams = chosen(streams_of(project, pipeline), pipeline, only)
+    store = Store.open(lake.config)
+    with leased(store, pipeline) as lease:
+        run = Run(uuid4().hex, pipeline, now(), None, Status.RUNNING, holder())
+        store.begin_run(run)
+        report = _Report(store, run, watch)
+        report.tell(EventKind.RUN_BEGAN, streams=len(streams))
+        status = Status.FAILED
+        try:
+            results = [_sync_stream(lake, stream, lease, report) for stream in streams]
+            failed = sum(result.status is Status.FAILED for result in results)
+            if not failed:
+                status = Status.SUCCEEDED
+            elif failed < len(results):
+                status = Status.PARTIAL
+        finally:
+            store.end_run(run.id, status)
+        report.tell(EventKind.RUN_ENDED, status=status, streams=len(streams))
+    return RunResult(run.id, pipeline, status, tuple(results))
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Where a run says what happens: the store, and whoever watches."""
+
+    store: Store
+    run: Run
+    watch: Callable[[Event], None]
+
+    def tell(self, kind: EventKind, **details: Any) -> None:
+        self.watch(Event(kind, self.run.pipeline, self.run.id, **details))
+
+    def note(self, kind: EventKind, stream: StreamRun, **details: Any) -> None:
+        self.store.note(stream)
+        self.tell(kind, stream=stream, **details)
+
+
+def _sync_stream(lake: Lake, stream: Stream, lease: Lease, report: _Report) -> StreamRun:
+    began = time.monotonic()
+    state = StreamRun(report.run.id, stream.name, str(stream.table), Status.RUNNING)
+    report.note(EventKind.STREAM_BEGAN, state)
+    try:
+        state = replace(state, position=watermark_of(lake, stream))
+        files = stream.folder.files(after=state.position)
+        left, size = len(files), sum(file.size for file in files)
+        for step in apply(lake, stream, lease, files):
+            left, size = left - step.files, size - step.bytes
+            state = replace(
+                state,
+                files=state.files + step.files,
+                bytes=state.bytes + step.bytes,
+                rows=state.rows + step.rows,
+                written=state.written + step.written,
+                seconds=time.monotonic() - began,
+                position=step.watermark,
+            )
+            report.note(EventKind.PUBLISHED, state, files_left=left, bytes_left=size)
+        state = replace(state, status=Status.SUCCEEDED)
+    except LeaseLostError:
+        raise
+    except (ChronolakeError, PySparkException, Py4JError, OSError) as failure:
+        state = replace(state, status=Status.FAILED, error=_words(failure))
+        log.warning(
+            "stream_failed",
+            pipeline=stream.pipeline,
+            stream=stream.name,
+            table=state.table_name,
+            reason=state.error,
+        )
+    state = replace(state, seconds=time.monotonic() - began)
+    report.note(EventKind.STREAM_ENDED, state)
+    return state
+
+
+def _words(failure: BaseException) -> str:
+    return str(failure) if isinstance(failure, ChronolakeError) else java_message_of(failure)

@@ -1,0 +1,26 @@
+"""The raw lake: record versions in Parquet files, appended and never changed.
+
+Source: `seeds/data-lake-v2.txt`. Files have one schema each, hold rows of many versions in any
+order, repeat some, and have names that only increase. `layout` knows where they are, `fields` what
+their columns mean, `forms` which type holds the values of a field, and `reading` makes record
+versions (`chronolake.changes`) of them.
+"""
+
+from chronolake.rawlake.fields import Field
+from chronolake.rawlake.forms import Form, Seen, type_of
+from chronolake.rawlake.layout import DataFile, ObjectFolder, objects_of
+from chronolake.rawlake.reading import Landing, columns_of, landing, united
+
+__all__ = [
+    "DataFile",
+    "Field",
+    "Form",
+    "Landing",
+    "ObjectFolder",
+    "Seen",
+    "columns_of",
+    "landing",
+    "objects_of",
+    "type_of",
+    "united",
+]

@@ -1,0 +1,161 @@
+"""Where the files of a Data Lake v2 are, and in which order they were written.
+
+```
+parquet/v2/org=X/object=Account/batch=05e0be100/data-16f5e66e800.parquet
+```
+
+Names of batches and of files increase with every file: of two names the longer one is the later,
+and names of one length compare by bytes. What is written after a file has a greater name, in the
+same batch or a later one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from chronolake.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ROOT: Final = ("parquet", "v2")
+_ORG: Final = "org="
+_OBJECT: Final = "object="
+_BATCH: Final = re.compile(r"batch=([0-9a-zA-Z]+)")
+_FILE: Final = re.compile(r"data-([0-9a-zA-Z]+)\.parquet")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of record versions.
+
+    Attributes:
+        batch: the name of its batch, without `batch=`.
+        name: its own name, without `data-` and `.parquet`.
+        path: where it is.
+        size: bytes.
+    """
+
+    batch: str
+    name: str
+    path: Path
+    size: int
+
+    @property
+    def mark(self) -> str:
+        """The file as a watermark: its place below the object's folder."""
+        return f"batch={self.batch}/data-{self.name}.parquet"
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """What orders files by the time of their writing."""
+        return rank(self.name)
+
+
+def rank(name: str) -> tuple[int, str]:
+    """What orders names that increase: by length, then by bytes."""
+    return len(name), name
+
+
+@dataclass(frozen=True)
+class ObjectFolder:
+    """The files of one object of one organisation."""
+
+    root: Path
+    org: str
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The folder that the object's batches are in."""
+        return self.root.joinpath(*_ROOT, f"{_ORG}{self.org}", f"{_OBJECT}{self.name}")
+
+    def files(self, *, after: str | None = None) -> list[DataFile]:
+        """The object's files in the order of their writing.
+
+        Batches that are older than the watermark's are not looked into.
+
+        Args:
+            after: a watermark (`DataFile.mark`): only what was written after it.
+
+        Raises:
+            SourceError: `after` is no watermark, or the folder cannot be read.
+        """
+        since = _parsed(after) if after is not None else None
+        found = [
+            file
+            for batch, folder in self._batches()
+            if since is None or rank(batch) >= rank(since[0])
+            for file in _files_in(batch, folder)
+            if since is None or file.rank > rank(since[1])
+        ]
+        return sorted(found, key=lambda file: file.rank)
+
+    def expect(self, mark: str) -> None:
+        """Refuse a watermark that names none of the object's files.
+
+        Raises:
+            SourceError: there is no such file.
+        """
+        batch, name = _parsed(mark)
+        if not (self.path / f"batch={batch}" / f"data-{name}.parquet").is_file():
+            raise SourceError(
+                "The lake has no such file.",
+                file=mark,
+                hint="Name one below the object's folder: batch=…/data-….parquet.",
+            )
+
+    def _batches(self) -> Iterator[tuple[str, Path]]:
+        if not self.path.is_dir():
+            # An object that nothing was written for yet has no folder.
+            return
+        for folder in _listed(self.path):
+            if matched := _BATCH.fullmatch(folder.name):
+                yield matched[1], folder
+
+
+def objects_of(root: Path, org: str) -> list[str]:
+    """The objects that an organisation has files of, sorted.
+
+    Raises:
+        SourceError: there is no such organisation in the folder.
+    """
+    folder = root.joinpath(*_ROOT, f"{_ORG}{org}")
+    if not folder.is_dir():
+        raise SourceError(
+            f"{root} holds no {'/'.join([*_ROOT, f'{_ORG}{org}'])}.",
+            hint="Check `path` and `org` of the source in chronolake.yml.",
+        )
+    names = (place.name for place in _listed(folder))
+    return sorted(name.removeprefix(_OBJECT) for name in names if name.startswith(_OBJECT))
+
+
+def _parsed(mark: str) -> tuple[str, str]:
+    folder, _, file = mark.partition("/")
+    batch, name = _BATCH.fullmatch(folder), _FILE.fullmatch(file)
+    if batch is None or name is None:
+        raise SourceError(
+            f"{mark!r} is no watermark of a data lake.",
+            hint="A watermark is batch=…/data-….parquet; re-sync the stream.",
+        )
+    return batch[1], name[1]
+
+
+def _files_in(batch: str, folder: Path) -> Iterator[DataFile]:
+    for path in _listed(folder):
+        # Other names are files on their way, or somebody else's.
+        if matched := _FILE.fullmatch(path.name):
+            yield DataFile(batch, matched[1], path, path.stat().st_size)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as failure:
+        raise SourceError(
+            f"{folder} cannot be listed: {failure.strerror}.",
+            hint="Check the folder's permissions.",
+        ) from failure

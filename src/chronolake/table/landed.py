@@ -1,0 +1,356 @@
+"""Record versions of a source into its table, in any order and any grouping.
+
+What a record's rows come to is decided in `chronolake.table.succession`; this module finds the
+stored rows that landed ones can change, and stages the result. How far a table has come in its
+source is a property that is published with the rows, so that both are there or neither.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from chronolake.changes import MODIFIED, PURGED_AT, SEQUENCE
+from chronolake.description import describe_loaded
+from chronolake.errors import BatchError, TableNotFoundError
+from chronolake.failpoints import reach
+from chronolake.table import usage
+from chronolake.table.incoming import bounds_of
+from chronolake.table.pulled import ensure_hidden, layout_of
+from chronolake.table.sql import KEYS, TABLE, broadcast, kept, listed, numbered
+from chronolake.table.staging import (
+    BATCH_PROPERTY,
+    StagedWrite,
+    Stopwatch,
+    expect_unaltered,
+    staged,
+)
+from chronolake.table.succession import (
+    ADDED,
+    CONCEALED,
+    COUNTED,
+    FILE,
+    POSITION,
+    REMOVED,
+    REVEALED,
+    Layout,
+    of_landed,
+    of_stored,
+    succession,
+)
+from chronolake.types import (
+    ACTIVE,
+    END,
+    SYNCED,
+    VERSION,
+    Kind,
+    Mode,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+#: Kinds of key columns whose least and greatest value narrow the scan of the table.
+_ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
+_HOUR_MICROS: Final = 3_600_000_000
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """What became of landed rows.
+
+    Attributes:
+        batch: the batch's identity, as it stands in the table's properties.
+        landed: rows that were brought, duplicates included.
+        written: rows of the table that are new or changed.
+        removed: rows of the table that went, or were replaced by changed ones.
+        seconds: time by stage: read, resolve, branch, delete, append, publish.
+    """
+
+    batch: str
+    landed: int
+    written: int
+    removed: int
+    seconds: dict[str, float]
+
+
+def write_versions(
+    lake: Lake,
+    name: TableName,
+    versions: DataFrame,
+    *,
+    synced_micros: int,
+    batch: str,
+    properties: Mapping[str, str],
+    guard: Callable[[IcebergTable], None] | None = None,
+) -> PullResult:
+    """Apply record versions to a table, all of them or nothing.
+
+    The table is what all versions ever applied make together, whatever their order; applying the
+    same ones again changes no more than `_fivetran_synced`.
+
+    Args:
+        lake: the lake.
+        name: a table made by `create_pulled`.
+        versions: record versions (`chronolake.changes`), made in the session `lake.spark`, with
+            all data columns of the table. It is computed more than once: reading it must always
+            give the same rows.
+        synced_micros: `_fivetran_synced` of rows that are new, in microseconds since 1970.
+        batch: the batch's identity, for logs and the table's properties.
+        properties: properties of the table to publish together with the rows.
+        guard: gets the table as it is when the rows are published, and raises if this process must
+            not write to it any more.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        BatchError: the table is not filled in this way, or a version lacks its key, its time or its
+            sequence.
+        CommitError: the result could not be published.
+        Exception: whatever computing `versions` raises; nothing has changed.
+    """
+    table = lake.catalog.find(name)
+    if table is None:
+        raise TableNotFoundError(
+            "The table does not exist.", table=str(name), hint="Create it before writing to it."
+        )
+    description = describe_loaded(table)
+    layout = layout_of(description)
+    ensure_hidden(table)
+    watch = Stopwatch()
+    result = PullResult(batch, 0, 0, 0, watch.seconds)
+    view = f"chronolake_{uuid4().hex}"
+    versions.createOrReplaceTempView(view)
+    try:
+        with watch.stage("read"):
+            pulled = _measure(lake, view, description, layout)
+
+        def write(attempt: StagedWrite) -> Mapping[str, str]:
+            nonlocal result
+            expect_unaltered(attempt, description)
+            outcome = _stage(attempt, pulled, layout, synced_micros, watch)
+            result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
+            counted = usage.counted(attempt.table, outcome.sketch)
+            return {**properties, BATCH_PROPERTY: batch, **counted}
+
+        staged(lake, name, write, watch, guard=guard)
+    finally:
+        lake.spark.catalog.dropTempView(view)
+    return result
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """Landed rows and what is known about them.
+
+    Attributes:
+        view: the rows as a SQL name.
+        rows: how many.
+        purges: how many of them are purge rows.
+        since: the least modification time in microseconds, or None.
+        bounds: bounds of the key columns for which that is useful, as SQL.
+        sketch: of the versions they tell of (`table/usage.py`).
+    """
+
+    view: str
+    rows: int
+    purges: int
+    since: int | None
+    bounds: dict[str, tuple[str, str]]
+    sketch: bytes | None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    written: int = 0
+    removed: int = 0
+    sketch: bytes | None = None
+
+
+def _measure(lake: Lake, view: str, description: TableDescription, layout: Layout) -> _Pulled:
+    """Look once at the landed rows, without their data columns."""
+    ordered = [name for name in layout.key if description.by_name[name].type.kind in _ORDERED]
+    needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
+    incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
+    sketch = usage.sketching(_counted(layout), f"{PURGED_AT} IS NULL")
+    found = [
+        "count(1) AS rows",
+        f"count_if({PURGED_AT} IS NOT NULL) AS purges",
+        f"count_if({incomplete}) AS incomplete",
+        f"min({MODIFIED}) AS since",
+        f"{sketch} AS sketch",
+    ]
+    for number, name in enumerate(ordered):
+        column = quoted(name)
+        found += [f"min({column}) AS least{number}", f"max({column}) AS greatest{number}"]
+    (row,) = lake.spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
+    if row["incomplete"]:
+        raise BatchError(
+            f"{row['incomplete']} rows lack their key, modification time or sequence.",
+            table=str(description.name),
+            hint=f"Every row needs {', '.join(layout.key)}, a time and a sequence.",
+        )
+    return _Pulled(
+        view=view,
+        rows=row["rows"],
+        purges=row["purges"],
+        since=row["since"],
+        bounds={
+            name: bounds_of(
+                description.by_name[name].type.kind, row[f"least{number}"], row[f"greatest{number}"]
+            )
+            for number, name in enumerate(ordered)
+            if row["rows"]
+        },
+        sketch=row["sketch"],
+    )
+
+
+def _counted(layout: Layout) -> tuple[str, ...]:
+    """The columns that tell apart what counts as a row that was written."""
+    return (*layout.key, MODIFIED) if layout.mode is Mode.HISTORY else layout.key
+
+
+def _stage(
+    write: StagedWrite, pulled: _Pulled, layout: Layout, synced: int, watch: Stopwatch
+) -> _Outcome:
+    if not pulled.rows:
+        return _Outcome()
+    events = [of_landed(pulled.view, layout)]
+    if not write.is_empty:
+        events.append(_reached(write, pulled, layout))
+    if not write.hidden.is_empty:
+        events.append(_hidden(write, pulled, layout))
+    resolved = write.spark.sql(succession(events, layout, synced_micros=synced))
+    if len(events) == 1:
+        return _fill(write, resolved, pulled, layout)
+    with ExitStack() as until_published:
+        with watch.stage("resolve"):
+            rows = until_published.enter_context(kept(resolved))
+            sketch = usage.sketching(_counted(layout), COUNTED)
+            (found,) = write.spark.sql(
+                f"SELECT count_if({REMOVED}) AS removed, count_if({ADDED}) AS added, "
+                f"count_if({CONCEALED}) AS concealed, count_if({REVEALED}) AS revealed, "
+                f"{sketch} AS sketch FROM {rows}"
+            ).collect()
+        reach("write.planned")
+        if found["removed"]:
+            _remove(write, rows, found["removed"], pulled, layout)
+        if found["revealed"]:
+            _reveal(write, rows, found["revealed"], pulled, layout)
+        if found["added"]:
+            write.append(_added(rows, layout))
+        if found["concealed"]:
+            write.hidden.append(_concealed(rows, layout))
+    return _Outcome(found["added"], found["removed"], found["sketch"])
+
+
+def _fill(write: StagedWrite, resolved: DataFrame, pulled: _Pulled, layout: Layout) -> _Outcome:
+    """Stage the first rows of a table: nothing has to go, and nothing is kept in memory."""
+    view = f"chronolake_{uuid4().hex}"
+    resolved.createOrReplaceTempView(view)
+    try:
+        reach("write.planned")
+        write.append(_added(view, layout))
+        if pulled.purges or layout.mode is Mode.LIVE:
+            write.hidden.append(_concealed(view, layout))
+    finally:
+        write.spark.catalog.dropTempView(view)
+    written = write.table.refreshed().rows_of(write.branch)
+    return _Outcome(written or 0, 0, pulled.sketch)
+
+
+def _added(rows: str, layout: Layout) -> str:
+    return f"SELECT {listed(layout.columns)} FROM {rows} WHERE {ADDED}"
+
+
+def _concealed(rows: str, layout: Layout) -> str:
+    columns = listed((*layout.data, SYNCED, VERSION))
+    return f"SELECT {columns} FROM {rows} WHERE {CONCEALED}"
+
+
+def _remove(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout: Layout) -> None:
+    """Remove rows of `main`, by file and position."""
+    conditions = [
+        *_same_key(pulled, layout),
+        f"{TABLE}._pos = {KEYS}.{POSITION}",
+        # Equal, but not hashed: a file's name is long, and key and position leave little to tell.
+        f"{TABLE}._file BETWEEN {KEYS}.{FILE} AND {KEYS}.{FILE}",
+    ]
+    if layout.mode is Mode.HISTORY:
+        conditions.append(_in_reach(pulled, layout))
+    write.delete(
+        f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {FILE}, {POSITION} "
+        f"FROM {rows} WHERE {REMOVED}",
+        " AND ".join(conditions),
+    )
+
+
+def _reveal(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout: Layout) -> None:
+    """Remove hidden rows that have nothing to say any more, or are shown."""
+    same_version = f"{TABLE}.{VERSION} = {KEYS}.{VERSION}"
+    write.hidden.delete(
+        f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {VERSION} "
+        f"FROM {rows} WHERE {REVEALED}",
+        " AND ".join([*_same_key(pulled, layout), same_version]),
+    )
+
+
+def _reached(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
+    """The rows of `main` that landed ones can change, with all that is known of them.
+
+    In a history table these are versions which are active, or end when their record's first landed
+    version starts or later.
+    """
+    keys = (
+        f"SELECT {numbered(layout.key)}, min({MODIFIED}) AS since FROM {pulled.view} "
+        f"GROUP BY {listed(layout.key)}"
+    )
+    conditions = _same_key(pulled, layout)
+    if layout.mode is Mode.HISTORY:
+        since = f"timestamp_micros({KEYS}.since - {layout.epsilon})"
+        conditions += [
+            f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since})",
+            _in_reach(pulled, layout),
+        ]
+    return (
+        f"SELECT {broadcast(KEYS, pulled.rows)} {of_stored(layout, hidden=False)} "
+        f"FROM {write.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {' AND '.join(conditions)}"
+    )
+
+
+def _hidden(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
+    """The hidden rows of the landed keys, with all that is known of them."""
+    keys = f"SELECT DISTINCT {numbered(layout.key)} FROM {pulled.view}"
+    matched = " AND ".join(_same_key(pulled, layout))
+    return (
+        f"SELECT {broadcast(KEYS, pulled.rows)} {of_stored(layout, hidden=True)} "
+        f"FROM {write.hidden.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
+    )
+
+
+def _same_key(pulled: _Pulled, layout: Layout) -> list[str]:
+    """SQL conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`."""
+    conditions = []
+    for number, name in enumerate(layout.key):
+        column = f"{TABLE}.{quoted(name)}"
+        conditions.append(f"{column} = {KEYS}.k{number}")
+        if name in pulled.bounds:
+            least, greatest = pulled.bounds[name]
+            conditions += [f"{column} >= {least}", f"{column} <= {greatest}"]
+    return conditions
+
+
+def _in_reach(pulled: _Pulled, layout: Layout) -> str:
+    """A SQL condition that all versions meet which landed rows can change: it prunes files."""
+    since = ((pulled.since or 0) - layout.epsilon) // _HOUR_MICROS * _HOUR_MICROS
+    return f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= timestamp_micros({since}L))"

@@ -1,0 +1,196 @@
+"""A sync is killed at every step, and run again: nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import NoSuchTableError
+
+import landed
+from chronolake.failpoints import FAILPOINTS
+from chronolake.types import ACTIVE, END, START
+from datalakes import DataLake, file_row, iceberg, project
+from landed import LandedRow
+
+_T: Final = 1_767_225_600_000_000
+_SECOND: Final = 1_000_000
+_PROGRAM: Final = "from chronolake.cli import main; main()"
+_REBUILDING: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after-commit")
+_IN_PLACE: Final = tuple(name for name in FAILPOINTS if not name.startswith("rewrite."))
+_FIRST: Final = [
+    LandedRow("a", _T, "1", (1, 0), fields={"Name": "a1"}),
+    LandedRow("a", _T + 5 * _SECOND, "2", (1, 1), fields={"Name": "a2"}),
+    LandedRow("b", _T, "1", (1, 2), fields={"Name": "b1"}),
+    LandedRow("c", _T, "1", (1, 3), fields={"Name": "c1"}),
+    LandedRow("c", _T, "2", (1, 4), purged=_T + 9 * _SECOND),
+]
+_SECOND_FILE: Final = [
+    # Late, deleted, brought back, purged, closed by an earlier purge.
+    LandedRow("a", _T + 2 * _SECOND, "3", (2, 0), fields={"Name": "late"}),
+    LandedRow("b", _T, "2", (2, 1), deleted=_T + 3 * _SECOND, fields={"Name": "b1"}),
+    LandedRow("b", _T + 8 * _SECOND, "3", (2, 2), fields={"Name": "back"}),
+    LandedRow("c", _T + 4 * _SECOND, "3", (2, 3), fields={"Name": "closed"}),
+    LandedRow("d", _T, "1", (2, 4), purged=_T + _SECOND),
+]
+
+
+class Synced:
+    """A project whose syncs run in processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = DataLake(folder / "source")
+        source = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
+        self.project = project(folder, source)
+
+    def write(self, rows: list[LandedRow], **more: Any) -> None:
+        self.source.write("Account", [file_row(row, **row.fields, **more) for row in rows])
+
+    def run(self, *words: str, failpoint: str = "") -> int:
+        environment = {**os.environ, "CHRONOLAKE_FAILPOINT": failpoint}
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, *words, "--project", str(self.folder)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        self.told = done.stdout + done.stderr
+        return done.returncode
+
+    def versions(self) -> list[tuple[Any, ...]] | None:
+        try:
+            found = iceberg(self.project, "crm", "Account").scan().to_arrow()
+        except NoSuchTableError:
+            return None
+        for column in (START, END):
+            place = found.column_names.index(column)
+            found = found.set_column(place, column, found[column].cast(pa.int64()))
+        names = ("Id", START, END, ACTIVE, "Name")
+        return sorted(tuple(row[name] for name in names) for row in found.to_pylist())
+
+
+def _model(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
+    rows = [row for part in parts for row in part]
+    return sorted(
+        (one.key, one.start, one.end, one.active, one.fields["Name"])
+        for one in landed.versions(rows, 1_000)
+    )
+
+
+def _killed(synced: Synced, point: str, *words: str) -> None:
+    code = synced.run(*words, failpoint=f"{point}=kill")
+    assert code == -signal.SIGKILL, f"{point}: {synced.told}"
+
+
+def _check_killed_in_place(tmp_path: Path, point: str) -> None:
+    synced = Synced(tmp_path)
+    synced.write(_FIRST)
+    assert synced.run("sync", "crm") == 0, synced.told
+    synced.write(_SECOND_FILE)
+
+    _killed(synced, point, "sync", "crm")
+
+    done = point == "publish.after-commit"
+    old, new = _model(_FIRST), _model(_FIRST, _SECOND_FILE)
+    assert synced.versions() == (new if done else old)
+    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.versions() == new
+    table = iceberg(synced.project, "crm", "Account")
+    assert set(table.metadata.refs) == {"main", "chronolake-hidden"}
+
+
+@pytest.mark.parametrize("point", ["staged.appended", "publish.after-commit"])
+def test_a_killed_sync_goes_on_where_its_table_is(tmp_path: Path, point: str) -> None:
+    _check_killed_in_place(tmp_path, point)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", sorted({*_IN_PLACE} - {"staged.appended"}))
+def test_a_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
+    _check_killed_in_place(tmp_path, point)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", [name for name in _IN_PLACE if name != "staged.deleted"])
+def test_the_first_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
+    synced = Synced(tmp_path)
+    synced.write(_FIRST)
+
+    _killed(synced, point, "sync", "crm")
+
+    must = {"publish.after-commit": [_model(_FIRST)]}.get(point, [None, []])
+    assert synced.versions() in must
+    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.versions() == _model(_FIRST)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", [*_REBUILDING[1:], "staged.appended", "publish.before-commit"])
+def test_a_rebuild_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
+    synced = Synced(tmp_path)
+    synced.write(_FIRST)
+    synced.write(_SECOND_FILE)
+    assert synced.run("sync", "crm") == 0, synced.told
+    whole = _model(_FIRST, _SECOND_FILE)
+
+    _killed(synced, point, "rebuild", "crm.Account")
+
+    assert synced.versions() == whole
+    assert synced.run("rebuild", "crm.Account") == 0, synced.told
+    assert synced.versions() == whole
+    late = [LandedRow("a", _T + 3 * _SECOND, "9", (3, 0), fields={"Name": "after"})]
+    synced.write(late)
+    assert synced.run("sync", "crm") == 0, synced.told
+    assert synced.versions() == _model(_FIRST, _SECOND_FILE, late)
+
+
+@pytest.mark.long
+def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
+    """Its lease has passed on meanwhile: what it has staged is refused."""
+    synced = Synced(tmp_path)
+    synced.write(_FIRST)
+    assert synced.run("sync", "crm") == 0, synced.told
+    synced.write(_SECOND_FILE)
+    paused = tmp_path / "paused"
+    paused.touch()
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, "sync", "crm", "--project", str(tmp_path)],
+        env={
+            **os.environ,
+            "CHRONOLAKE_FAILPOINT": "publish.before-commit=pause",
+            "CHRONOLAKE_FAILPOINT_FILE": str(paused),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        while not paused.with_suffix(".reached").exists():
+            assert sleeper.poll() is None
+        # Stopped as a whole, its lease is not renewed.
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        while synced.run("sync", "crm") != 0:
+            assert "is run by" in synced.told
+        assert synced.versions() == _model(_FIRST, _SECOND_FILE)
+        before = iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id
+        paused.unlink()
+        os.kill(sleeper.pid, signal.SIGCONT)
+        told, _ = sleeper.communicate(timeout=120)
+    finally:
+        if sleeper.poll() is None:
+            sleeper.kill()
+
+    assert sleeper.returncode == 1, told
+    assert "Another process runs the pipeline crm by now" in told
+    after = iceberg(synced.project, "crm", "Account").metadata
+    assert after.current_snapshot_id == before
+    assert synced.versions() == _model(_FIRST, _SECOND_FILE)

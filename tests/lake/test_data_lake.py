@@ -1,0 +1,506 @@
+"""A Data Lake v2 that someone else writes, synced into tables."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import date, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+import landed
+from chronolake import table
+from chronolake.config import Project
+from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
+from chronolake.lake import Lake
+from chronolake.pipeline.lease import Lease, leased
+from chronolake.pipeline.rebuild import rebuild
+from chronolake.pipeline.state import move, positions
+from chronolake.pipeline.store import Status, Store
+from chronolake.pipeline.streams import streams_of
+from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
+from chronolake.types import ACTIVE, END, START, TMAX_MICROS, TableName
+from datalakes import DataLake, file_row, iceberg, project
+from landed import LandedRow
+
+_T: Final = 1_767_225_600_000_000
+_SECOND: Final = 1_000_000
+_numbers = count()
+
+
+class Pipeline:
+    """A project with one pipeline, the lake it fills and the data lake it reads."""
+
+    def __init__(self, folder: Path, more: str = "") -> None:
+        self.folder = folder
+        self.source = DataLake(folder / "source")
+        self.configure(more)
+        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
+
+    def configure(self, more: str = "") -> None:
+        self.project: Project = project(
+            self.folder,
+            "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n" + more,
+        )
+
+    def sync(self, *only: str, **given: Any) -> RunResult:
+        return sync(self.lake, self.project, "crm", only=only, **given)
+
+    def done(self, *only: str) -> None:
+        result = self.sync(*only)
+        assert result.status is Status.SUCCEEDED, [stream.error for stream in result.streams]
+
+    def rows(self, name: str = "Account") -> list[dict[str, Any]]:
+        found = iceberg(self.project, "crm", name).scan().to_arrow()
+        for column in (START, END, "source__modified"):
+            if column in found.column_names:
+                place = found.column_names.index(column)
+                found = found.set_column(place, column, found[column].cast(pa.int64()))
+        return found.to_pylist()
+
+    def versions(self, *fields: str, name: str = "Account") -> list[tuple[Any, ...]]:
+        return sorted(
+            (row["Id"], row[START], row[END], row[ACTIVE], *(row[field] for field in fields))
+            for row in self.rows(name)
+        )
+
+    def types(self, name: str = "Account") -> dict[str, str]:
+        schema = iceberg(self.project, "crm", name).schema()
+        return {field.name: str(field.field_type) for field in schema.fields}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    return Pipeline(tmp_path)
+
+
+def _row(key: str, at: int, sequence: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "Id": key,
+        "source__modified": _T + at * _SECOND,
+        "grax__idseq": sequence,
+        **fields,
+    }
+
+
+def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
+    """`seeds/data-lake-v2.txt`, "A full example"; the record 2 is purged and says nothing."""
+    instants = {f"t{number}": number for number in range(1, 10)}
+
+    def row(key: str, modified: str, sequence: str, **marks: Any) -> dict[str, Any]:
+        for mark in ("grax__deleted", "grax__purged"):
+            if mark in marks:
+                marks[mark] = _T + instants[marks[mark]] * _SECOND
+        return _row(key, instants[modified], sequence, **marks)
+
+    pipeline.source.write(
+        "Account",
+        [
+            row("1", "t4", "a", Name="Alice"),
+            row("2", "t5", "q", grax__purged="t1"),
+            row("1", "t5", "b", Name="Alicia"),
+            row(
+                "3", "t1", "x", grax__deleted="t3", grax__deletesource="grax", Name="Bob",
+                Fax="800-555-1212",
+            ),
+            row("1", "t6", "c", Name="Allison"),
+            row("4", "t8", "a", grax__restoredfrom="3", Name="Bob"),
+            row("4", "t9", "g", grax__restoredfrom="3", Name="Bill", Fax="888-111-5555"),
+        ],
+    )  # fmt: skip
+
+    pipeline.done()
+
+    def at(name: str) -> int:
+        return _T + instants[name] * _SECOND
+
+    assert pipeline.versions("Name", "Fax") == [
+        ("1", at("t4"), at("t5") - 1_000, False, "Alice", None),
+        ("1", at("t5"), at("t6") - 1_000, False, "Alicia", None),
+        ("1", at("t6"), TMAX_MICROS, True, "Allison", None),
+        ("3", at("t1"), at("t3"), False, "Bob", "800-555-1212"),
+        ("4", at("t8"), at("t9") - 1_000, False, "Bob", None),
+        ("4", at("t9"), TMAX_MICROS, True, "Bill", "888-111-5555"),
+    ]
+
+
+def test_a_column_has_the_narrowest_type_and_keeps_the_sources_spelling(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", N="5", N_i=5, Name="one")])
+    pipeline.done()
+    assert pipeline.types()["N"] == "int"
+
+    # Widened in place, then rewritten as a number, then as what the lake's texts say.
+    pipeline.source.write("Account", [_row("2", 1, "1", N="5000000000", N_i=5_000_000_000)])
+    pipeline.done()
+    assert pipeline.types()["N"] == "long"
+    pipeline.source.write("Account", [_row("3", 1, "1", N="5.50", N_f=5.5)])
+    pipeline.done()
+    assert pipeline.types()["N"] == "double"
+    assert {row["Id"]: row["N"] for row in pipeline.rows()} == {"1": 5, "2": 5e9, "3": 5.5}
+    pipeline.source.write("Account", [_row("4", 1, "1", N="five", New="n")])
+    pipeline.done()
+
+    assert pipeline.types()["N"] == "string"
+    assert {row["Id"]: row["N"] for row in pipeline.rows()} == {
+        "1": "5",
+        "2": "5000000000",
+        "3": "5.50",
+        "4": "five",
+    }
+    assert {row["Id"]: (row["Name"], row["New"]) for row in pipeline.rows()}["1"] == ("one", None)
+
+
+def test_integers_that_are_no_doubles_become_texts_beside_them(pipeline: Pipeline) -> None:
+    wide = 2**53 + 1
+    pipeline.source.write("Account", [_row("1", 1, "1", N=str(wide), N_i=wide)])
+    pipeline.done()
+    pipeline.source.write("Account", [_row("2", 1, "1", N="0.5", N_f=0.5)])
+    pipeline.done()
+
+    assert {row["Id"]: row["N"] for row in pipeline.rows()} == {"1": str(wide), "2": "0.5"}
+
+
+def test_absent_null_and_empty_are_null(pipeline: Pipeline) -> None:
+    pipeline.source.write(
+        "Account",
+        [
+            _row("1", 1, "1", Name="", Empty=None),
+            _row("2", 1, "1", Name=None, Empty=None),
+            _row("3", 1, "1", Name="x", Empty=None),
+        ],
+    )
+    pipeline.source.write("Account", [_row("4", 1, "1")])
+
+    pipeline.done()
+
+    assert [row["Name"] for row in sorted(pipeline.rows(), key=lambda row: row["Id"])] == [
+        None,
+        None,
+        "x",
+        None,
+    ]
+    # A field that never had a value is no column.
+    assert "Empty" not in pipeline.types()
+
+
+def test_every_kind_of_typed_field_and_of_time(pipeline: Pipeline) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, 123456)
+    typed = {
+        "B": "true", "B_b": True, "D": "2026-01-02", "D_d": date(2026, 1, 2),
+        "Ts": "2026-01-02T03:04:05.123Z", "Ts_ts": at,
+    }  # fmt: skip
+    for number, unit in enumerate(("ms", "us", "ns")):
+        kind = pa.timestamp(unit, tz=None if number % 2 else "UTC")
+        pipeline.source.write(
+            "Account",
+            [{**_row(str(number), 0, "1", **typed), "source__modified": at}],
+            source__modified=kind,
+            Ts_ts=kind,
+        )
+
+    pipeline.done()
+
+    assert pipeline.types() | {"B": "boolean", "D": "date", "Ts": "timestamptz"} == pipeline.types()
+    micros = 1_767_323_045_123_456
+    assert {row["Id"]: (row[START], row["B"], row["D"]) for row in pipeline.rows()} == {
+        "0": (micros // 1000 * 1000, True, date(2026, 1, 2)),
+        "1": (micros, True, date(2026, 1, 2)),
+        "2": (micros, True, date(2026, 1, 2)),
+    }
+
+
+def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="kept")])
+    pipeline.done()
+    pipeline.source.write("Account", [_row("1", 1, "2", grax__purged=_T + 9 * _SECOND)])
+    pipeline.done()
+    # A version from before the purge that comes late is closed as well.
+    pipeline.source.write("Account", [_row("1", 2, "3", Name="late")])
+    pipeline.done()
+
+    assert pipeline.versions("Name") == [
+        ("1", _T + _SECOND, _T + 2 * _SECOND - 1_000, False, "kept"),
+        ("1", _T + 2 * _SECOND, _T + 9 * _SECOND, False, "late"),
+    ]
+
+
+def test_one_failing_stream_does_not_stop_the_others(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="x")])
+    broken = pipeline.source.write("Broken", [_row("1", 1, "1")])
+    broken.write_bytes(b"PAR1 is not enough")
+    pipeline.source.write("Contact", [_row("1", 1, "1", Name="y")])
+    events: list[Event] = []
+
+    result = pipeline.sync(watch=events.append)
+
+    assert result.status is Status.PARTIAL
+    assert [stream.status for stream in result.streams] == [
+        Status.SUCCEEDED,
+        Status.FAILED,
+        Status.SUCCEEDED,
+    ]
+    assert broken.name in (result.streams[1].error or "")
+    assert [event.kind for event in events][-1] is EventKind.RUN_ENDED
+    store = Store.open(pipeline.project.lake)
+    (run,) = store.runs(pipeline="crm")
+    assert run.status is Status.PARTIAL
+    assert [one.rows for one in store.streams_of(run.id)] == [1, 0, 1]
+    # The next run continues.
+    broken.unlink()
+    pipeline.source.write("Broken", [_row("1", 1, "1", Name="z")])
+    pipeline.done()
+    assert [row["Name"] for row in pipeline.rows("Broken")] == ["z"]
+
+
+def test_a_file_without_what_every_file_has_is_named(pipeline: Pipeline) -> None:
+    path = pipeline.source.write("Account", [{"Id": "1", "Name": "x"}])
+
+    (stream,) = pipeline.sync().streams
+
+    assert stream.status is Status.FAILED
+    assert "source__modified" in (stream.error or "")
+    assert str(path) in (stream.error or "")
+
+
+def test_a_row_without_key_time_or_sequence_is_refused(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1"), {**_row("2", 1, "1"), "Id": None}])
+
+    (stream,) = pipeline.sync().streams
+
+    assert "1 rows lack their key" in (stream.error or "")
+
+
+def test_a_second_process_is_refused_while_one_runs(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1")])
+
+    with (
+        leased(Store.open(pipeline.project.lake), "crm"),
+        pytest.raises(PipelineBusyError, match="crm is run by"),
+    ):
+        pipeline.sync()
+
+    pipeline.done()
+
+
+def test_who_lost_the_lease_publishes_nothing(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="one")])
+    store = Store.open(pipeline.project.lake)
+    with leased(store, "crm", seconds=0.05):
+        pass
+    pipeline.done()
+    before = pipeline.rows()
+    (stream,) = streams_of(pipeline.project, "crm")
+
+    with pytest.raises(LeaseLostError, match="Another process"):
+        rebuild(pipeline.lake, stream, Lease("crm", 1))
+    with pytest.raises(LeaseLostError, match="Another process"):
+        move(pipeline.lake, stream, Lease("crm", 1), None)
+
+    assert pipeline.rows() == before
+
+
+def test_a_table_that_something_else_fills_is_refused(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1")])
+    pipeline.done()
+    pipeline.configure("    streams: {Contact: {table: Account}, Account: {table: Other}}\n")
+    pipeline.source.write("Contact", [_row("1", 1, "1")])
+
+    result = pipeline.sync("Contact")
+
+    assert result.status is Status.FAILED
+    assert "it is filled by crm/Account" in (result.streams[0].error or "")
+
+
+def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
+    pipeline.source.write("Account", [_row("2", 1, "1", Name="c", grax__deleted=_T)])
+    pipeline.done()
+    history = pipeline.versions("Name")
+
+    for mode, names in (("live", ["b", "d"]), ("soft-delete", ["b", "c", "d"])):
+        pipeline.configure(f"    mode: {mode}\n")
+        pipeline.source.write("Account", [_row("3", 1, "1", Name="d")])
+        pipeline.done()
+        assert sorted(row["Name"] for row in pipeline.rows()) == names
+    pipeline.configure()
+    pipeline.source.write("Account", [_row("3", 1, "2", Name="e")])
+    pipeline.done()
+
+    # The lake has every version: nothing of the past is lost.
+    assert pipeline.versions("Name") == [
+        *history,
+        ("3", _T + _SECOND, TMAX_MICROS, True, "e"),
+    ]
+
+
+def test_a_history_stream_by_its_name_has_no_other_mode(pipeline: Pipeline) -> None:
+    pipeline.configure("    mode: live\n")
+    pipeline.source.write("Order_history", [_row("1", 1, "1")])
+
+    with pytest.raises(ConfigurationError, match="can only be in history mode"):
+        pipeline.sync()
+
+
+def test_the_sources_time_stays_where_it_is_wanted(pipeline: Pipeline) -> None:
+    pipeline.configure("    keep_source_timestamp: true\n")
+    at = _T + _SECOND
+    pipeline.source.write("Account", [_row("1", 1, "1"), {**_row("1", 1, "2"), "Name": "x"}])
+    pipeline.source.write("Account", [{**_row("1", 1, "1"), "source__modified": at + 300}])
+
+    pipeline.done()
+
+    found = sorted(pipeline.rows(), key=lambda row: row[START])
+    # Closer than a millisecond: the later one is moved, and keeps its own time beside.
+    assert [(row[START], row["source__modified"]) for row in found] == [
+        (at, at),
+        (at + 1_000, at + 300),
+    ]
+
+
+def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="a")])
+    first = streams_of(pipeline.project, "crm")
+    assert [position.watermark for position in positions(pipeline.project.lake, first)] == [None]
+    pipeline.done()
+    (stream,) = streams_of(pipeline.project, "crm")
+    (position,) = positions(pipeline.project.lake, [stream])
+    assert position.watermark == stream.folder.files()[-1].mark
+    assert position.sight == "observed-changes"
+    before = pipeline.versions("Name")
+
+    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+        move(pipeline.lake, stream, lease, None)
+    assert positions(pipeline.project.lake, [stream])[0].watermark is None
+    pipeline.done()
+
+    assert pipeline.versions("Name") == before
+
+
+def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
+    rows = _random_rows(7, files=4, rows=40)
+    _write_random(pipeline.source, rows, random.Random(7))
+    pipeline.done()
+    before = pipeline.versions("Name")
+    old = iceberg(pipeline.project, "crm", "Account")
+    (stream,) = streams_of(pipeline.project, "crm")
+
+    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+        rebuild(pipeline.lake, stream, lease)
+
+    assert pipeline.versions("Name") == before
+    new = iceberg(pipeline.project, "crm", "Account")
+    assert new.metadata.table_uuid == old.metadata.table_uuid
+    # Who reads the old table goes on to do so.
+    assert old.scan().to_arrow().num_rows == len(before)
+    # And the next files go into the new one.
+    pipeline.source.write("Account", [_row("zz", 1, "1", Name="after")])
+    pipeline.done()
+    assert ("zz", _T + _SECOND, TMAX_MICROS, True, "after") in pipeline.versions("Name")
+
+
+def _random_rows(seed: int, *, files: int, rows: int) -> list[LandedRow]:
+    chance = random.Random(seed)
+    found = []
+    for file in range(files):
+        for place in range(rows):
+            modified = _T + chance.randrange(10) * _SECOND
+            purged = deleted = None
+            if chance.random() < 0.1:
+                purged = modified + chance.randrange(-2, 6) * _SECOND
+            if chance.random() < 0.2:
+                deleted = modified + chance.randrange(-1, 5) * _SECOND
+            form = chance.choice(["i", "i", "f", "text", None]) if file > 1 else "i"
+            text = {"i": str(place), "f": f"{place}.50", "text": f"n{place}", None: None}[form]
+            fields = {"Name": f"{file}.{place}", "N": text, "form": form}
+            found.append(
+                LandedRow(
+                    f"k{chance.randrange(12)}",
+                    modified,
+                    chance.choice(["9", "a", "10", "1a"]),
+                    (file, place),
+                    deleted,
+                    purged,
+                    {} if purged is not None else fields,
+                )
+            )
+    return found
+
+
+def _write_random(source: DataLake, rows: Sequence[LandedRow], chance: random.Random) -> None:
+    for number in sorted({row.place[0] for row in rows}):
+        _write_file(source, [row for row in rows if row.place[0] == number])
+
+
+def _write_file(source: DataLake, rows: Sequence[LandedRow]) -> None:
+    written = []
+    for row in rows:
+        fields: dict[str, Any] = {"Name": row.fields.get("Name"), "N": row.fields.get("N")}
+        if row.fields.get("form") == "i":
+            fields["N_i"] = int(row.fields["N"])
+        elif row.fields.get("form") == "f":
+            fields["N_f"] = float(row.fields["N"])
+        written.append(file_row(row, **fields))
+    source.write("Account", written)
+
+
+def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
+    forms = {row.fields.get("form") for row in rows} - {None}
+    of_type = str if "text" in forms else float if "f" in forms else int
+
+    def value(text: str | None) -> Any:
+        return None if text is None else of_type(text)
+
+    return sorted(
+        (one.key, one.start, one.end, one.active, one.fields["Name"], value(one.fields["N"]))
+        for one in landed.versions(rows, 1_000)
+    )
+
+
+@pytest.mark.parametrize(
+    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 30))]
+)
+def test_a_table_is_a_function_of_its_files(tmp_path: Path, seed: int) -> None:
+    """However the files come into runs, and whatever their fields become on the way."""
+    chance = random.Random(seed)
+    pipeline = Pipeline(tmp_path)
+    files = 7
+    rows = _random_rows(seed, files=files, rows=30)
+    done = 0
+    while done < files:
+        upto = min(files, done + chance.choice([1, 2, 3]))
+        for number in range(done, upto):
+            _write_file(pipeline.source, [row for row in rows if row.place[0] == number])
+        done = upto
+        pipeline.done()
+        found = pipeline.versions("Name", "N")
+        assert found == _expected([row for row in rows if row.place[0] < done])
+        assert table.verify(pipeline.lake, TableName("crm", "Account")).holds
+
+
+@pytest.mark.long
+def test_ten_thousand_files_with_three_hundred_schemas(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    chance = random.Random(5)
+    schemas = [
+        [f"F{field}" for field in sorted(chance.sample(range(400), chance.randrange(3, 12)))]
+        for _ in range(300)
+    ]
+    files = 10_000
+    for number in range(files):
+        names = schemas[number % len(schemas)]
+        fields: dict[str, Any] = dict.fromkeys(names, f"{number}")
+        fields[f"{names[0]}_i"] = number
+        pipeline.source.write("Account", [_row(f"k{number % 500}", number, "1", **fields)])
+
+    pipeline.done()
+
+    found = pipeline.rows()
+    assert len(found) == files
+    assert sum(row[ACTIVE] for row in found) == 500
+    assert table.verify(pipeline.lake, TableName("crm", "Account")).holds

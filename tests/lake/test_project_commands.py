@@ -1,0 +1,154 @@
+"""The commands around pipelines, as a person and a script use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chronolake.config import FileConfig
+from commands import ran_words
+from datalakes import DataLake, project
+
+_T = 1_767_225_600_000_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = DataLake(tmp_path / "source")
+    source.write("Account", [_row("1", 1, "1", Name="one"), _row("1", 2, "2", Name="two")])
+    source.write("Contact", [_row("7", 1, "1", Name="seven")])
+    project(tmp_path, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n")
+    return tmp_path
+
+
+def _row(key: str, at: int, sequence: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "Id": key,
+        "source__modified": _T + at * 1_000_000,
+        "grax__idseq": sequence,
+        **fields,
+    }
+
+
+def _ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    return ran_words(capsys, *words, "--project", str(folder))
+
+
+def test_a_pipeline_from_its_check_to_its_rebuild(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told, _ = _ran(folder, capsys, "check", "--json")
+    assert code == 0
+    assert [(one["what"], one["ok"]) for one in json.loads(told)] == [
+        ("lake", True),
+        ("pipelines.crm", True),
+    ]
+    _, told, _ = _ran(folder, capsys, "discover", "crm", "--json")
+    assert [(one["stream"], one["files"], one["sees"]) for one in json.loads(told)] == [
+        ("Account", 1, "observed-changes"),
+        ("Contact", 1, "observed-changes"),
+    ]
+    _, told, _ = _ran(folder, capsys, "status", "--json")
+    assert [(one["mode"], one["files_waiting"]) for one in json.loads(told)] == [(None, 1)] * 2
+
+    code, told, _ = _ran(folder, capsys, "sync", "--json")
+
+    assert code == 0
+    events = [json.loads(line) for line in told.splitlines()]
+    assert [event["event"] for event in events] == [
+        "run-began",
+        *["stream-began", "published", "stream-ended"] * 2,
+        "run-ended",
+    ]
+    assert events[-1]["status"] == "succeeded"
+    assert (events[2]["table"], events[2]["rows"], events[2]["files_left"]) == ("crm.Account", 2, 0)
+    _, told, _ = _ran(folder, capsys, "status", "--json")
+    assert [(one["mode"], one["files_waiting"]) for one in json.loads(told)] == [("history", 0)] * 2
+    _, told, _ = _ran(folder, capsys, "runs", "--json")
+    (run,) = json.loads(told)
+    assert run["status"] == "succeeded"
+    assert [stream["written"] for stream in run["streams"]] == [2, 1]
+    _, told, _ = _ran(folder, capsys, "state", "show", "crm")
+    assert set(json.loads(told)) == {"Account", "Contact"}
+    code, told, _ = _ran(folder, capsys, "rebuild", "crm.Account", "--json")
+    assert (code, json.loads(told)) == (0, {"table": "crm.Account", "rows": 2})
+    code, told, _ = _ran(folder, capsys, "resync", "crm", "--stream", "Contact", "--json")
+    assert (code, json.loads(told)) == (0, {"table": "crm.Contact", "rows": 1})
+    code, _, _ = _ran(folder, capsys, "state", "reset", "crm", "--stream", "Account")
+    assert code == 0
+    _, told, _ = _ran(folder, capsys, "status")
+    assert "crm.Account" in told
+
+
+def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _ran(folder, capsys, "sync")[0] == 0
+
+    code, _, told = ran_words(
+        capsys,
+        *("mode", "crm.Account", "live", "--lake", str(folder / "lake")),
+        *("--config", str(folder / "chronolake.yml")),
+    )
+
+    assert code == 1
+    assert "pipelines.crm.streams.Account.mode: live" in " ".join(told.split())
+
+
+def test_a_run_that_is_partly_done_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broken,) = (folder / "source").rglob("object=Contact/batch=*/*.parquet")
+    broken.write_bytes(b"nothing")
+
+    code, told, _ = _ran(folder, capsys, "sync")
+
+    assert code == 3
+    assert "failed" in told
+    assert "partial" in told
+    (whole,) = (folder / "source").rglob("object=Account/batch=*/*.parquet")
+    whole.write_bytes(b"nothing")
+    _ran(folder, capsys, "state", "reset", "crm", "--stream", "Account")
+    assert _ran(folder, capsys, "sync")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("sync", "crn"), "Did you mean 'crm'?"),
+        (("sync", "crm", "--stream", "Acount"), "It has: Account, Contact."),
+        (("sync", "crm", "--every", "soon"), "write a time such as 30s"),
+        (("rebuild", "crm.Other"), "No pipeline of"),
+        (("state", "set", "crm", "Account", "x"), "Agree with --yes"),
+    ],
+)
+def test_what_is_asked_wrongly_is_explained(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    code, _, told = _ran(folder, capsys, *words)
+
+    assert code in {1, 2}
+    assert message in " ".join(told.replace("│", " ").split())
+
+
+def test_a_new_project_is_right_and_known_to_editors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ran_words(capsys, "init", "shop")[0] == 0
+
+    text = (tmp_path / "shop" / "chronolake.yml").read_text()
+    schema = json.loads((tmp_path / "shop" / "chronolake.schema.json").read_text())
+
+    assert schema == json.loads(json.dumps(FileConfig.model_json_schema()))
+    # What stands in the comments is right as well.
+    told = "\n".join(line.replace("  # ", "  ", 1) for line in text.splitlines())
+    monkeypatch.setenv("LAKE_PASSWORD", "secret")
+    pipelines = FileConfig.model_validate(yaml.safe_load(told)).pipelines
+    assert pipelines["crm"].streams["Account"].table == "accounts"
+    assert _ran(tmp_path / "shop", capsys, "check")[0] == 0
+    assert ran_words(capsys, "init", "shop")[0] == 1

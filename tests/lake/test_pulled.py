@@ -1,0 +1,159 @@
+"""Tables that are pulled are a function of the rows that were landed for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import DataFrame
+from sqlalchemy import NullPool, create_engine
+
+import landed
+from chronolake import table
+from chronolake.changes import (
+    DELETED_AT,
+    LANDED_FILE,
+    LANDED_ROW,
+    MODIFIED,
+    PURGED_AT,
+    SEQUENCE,
+)
+from chronolake.lake import Lake
+from chronolake.table.landed import write_versions
+from chronolake.table.pulled import create_pulled
+from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
+from lakes import lake_config
+from landed import LandedRow
+
+_T: Final = 1_704_067_200_000_000
+_MS: Final = 1_000
+_numbers = count()
+_COLUMNS: Final = (
+    Column("Id", ColumnType(Kind.STRING), primary_key=True),
+    Column("Name", ColumnType(Kind.STRING)),
+    Column("Size", ColumnType(Kind.LONG)),
+)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    folder = tmp_path_factory.mktemp("pulled")
+    return Lake.open(folder, config=lake_config(folder))
+
+
+def _frame(lake: Lake, rows: Sequence[LandedRow]) -> DataFrame:
+    columns = {
+        "Id": pa.array([row.key for row in rows], pa.string()),
+        "Name": pa.array([row.fields.get("Name") for row in rows], pa.string()),
+        "Size": pa.array([row.fields.get("Size") for row in rows], pa.int64()),
+        MODIFIED: pa.array([row.modified for row in rows], pa.int64()),
+        SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
+        DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
+        PURGED_AT: pa.array([row.purged for row in rows], pa.int64()),
+        LANDED_FILE: pa.array([f"data-{row.place[0]:x}.parquet" for row in rows], pa.string()),
+        LANDED_ROW: pa.array([row.place[1] for row in rows], pa.int64()),
+    }
+    return lake.spark.createDataFrame(pa.table(columns))
+
+
+def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> list[LandedRow]:
+    """Rows of a few records: duplicates, late ones, deletes, revivals, purges."""
+    chance = random.Random(seed)
+    found = []
+    for file in range(files):
+        for place in range(rows):
+            modified = _T + chance.randrange(12) * step
+            purged = deleted = None
+            if chance.random() < 0.12:
+                purged = modified + chance.randrange(-3, 9) * step
+            if chance.random() < 0.2:
+                deleted = modified + chance.randrange(-2, 6) * step
+            fields = {"Name": f"n{file}.{place}", "Size": chance.choice([None, place])}
+            found.append(
+                LandedRow(
+                    key=f"k{chance.randrange(keys)}",
+                    modified=modified,
+                    sequence=chance.choice(["9", "a", "b", "10", "1a"]),
+                    place=(file + 1, place),
+                    deleted=deleted,
+                    purged=purged,
+                    fields={} if purged is not None else fields,
+                )
+            )
+    return found
+
+
+def _read(lake: Lake, name: TableName) -> list[dict[str, Any]]:
+    catalog = SqlCatalog(
+        "chronolake", uri=f"sqlite:///{lake.config.catalog_file}", warehouse=lake.warehouse
+    )
+    catalog.engine.dispose()
+    catalog.engine = create_engine(f"sqlite:///{lake.config.catalog_file}", poolclass=NullPool)
+    rows = catalog.load_table((name.schema, name.table)).scan().to_arrow()
+    for column in (START, END):
+        if column in rows.column_names:
+            number = rows.column_names.index(column)
+            rows = rows.set_column(number, column, rows[column].cast(pa.int64()))
+    return rows.to_pylist()
+
+
+def _check(lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], eps: int) -> None:
+    found = _read(lake, name)
+    if mode is Mode.HISTORY:
+        got = sorted(
+            (row["Id"], row[START], row[END], row[ACTIVE], row["Name"], row["Size"])
+            for row in found
+        )
+        wanted = sorted(
+            (one.key, one.start, one.end, one.active, one.fields["Name"], one.fields["Size"])
+            for one in landed.versions(rows, eps)
+        )
+        assert table.verify(lake, name).holds
+    else:
+        is_soft = mode is Mode.SOFT_DELETE
+        got = sorted(
+            (row["Id"], row[DELETED] if is_soft else False, row["Name"], row["Size"])
+            for row in found
+        )
+        wanted = sorted(
+            (one.key, one.deleted, one.fields["Name"], one.fields["Size"])
+            for one in landed.current(rows)
+            if is_soft or not one.deleted
+        )
+    assert got == wanted
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize(
+    ("seed", "eps", "step"), [(1, _MS, 3_600_000_000), (2, _MS, 400), (3, 1, 1)]
+)
+def test_a_table_is_a_function_of_what_was_landed(
+    lake: Lake, mode: Mode, seed: int, eps: int, step: int
+) -> None:
+    files, chance = 9, random.Random(seed)
+    rows = _random_rows(seed, files=files, rows=120, keys=60, step=step)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    done = 0
+    while done < files:
+        upto = min(files, done + chance.choice([1, 1, 2, 3]))
+        batch = [row for row in rows if done < row.place[0] <= upto]
+        chance.shuffle(batch)
+        write_versions(
+            lake,
+            name,
+            _frame(lake, batch),
+            synced_micros=_T,
+            batch=f"b{upto}",
+            properties={"chronolake.watermark": str(upto)},
+        )
+        done = upto
+        _check(lake, name, mode, [row for row in rows if row.place[0] <= done], eps)
+    # Applied once more, all of it changes nothing.
+    write_versions(lake, name, _frame(lake, rows), synced_micros=_T, batch="again", properties={})
+    _check(lake, name, mode, rows, eps)

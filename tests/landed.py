@@ -1,0 +1,99 @@
+"""What a pulled table is, in plain Python, without any Chronolake: a function of all landed rows.
+
+Written from `seeds/data-lake-v2.txt` and issue 3. Times are microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+TMAX: Final = 253_402_300_799_999_000
+
+
+@dataclass(frozen=True)
+class LandedRow:
+    """One row of a file; `place` orders rows by file, then by their place in it."""
+
+    key: Any
+    modified: int
+    sequence: str
+    place: tuple[int, int]
+    deleted: int | None = None
+    purged: int | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a record in a history table."""
+
+    key: Any
+    start: int
+    end: int
+    active: bool
+    modified: int
+    fields: dict[str, Any]
+
+
+def versions(rows: Iterable[LandedRow], epsilon: int) -> list[Version]:
+    """All versions of all records, by key and start."""
+    records: dict[Any, dict[int, list[LandedRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        records[row.key][row.modified].append(row)
+    found = []
+    for key in sorted(records):
+        found += _of_record(key, records[key], epsilon)
+    return found
+
+
+def _of_record(key: Any, by_time: dict[int, list[LandedRow]], epsilon: int) -> list[Version]:
+    told: list[tuple[LandedRow, list[int]]] = []
+    purges: list[int] = []
+    for modified in sorted(by_time):
+        ranked = sorted(
+            by_time[modified], key=lambda row: (len(row.sequence), row.sequence, row.place)
+        )
+        telling = [row for row in ranked if row.purged is None]
+        purging = [row for row in ranked if row.purged is not None]
+        purges += [max(row.purged, modified) for row in purging if row.purged is not None]
+        if telling:
+            marks = [telling[-1].deleted, *(row.deleted for row in purging)]
+            told.append((telling[-1], [mark for mark in marks if mark is not None]))
+    starts: list[int] = []
+    for row, _ in told:
+        starts.append(max(row.modified, starts[-1] + epsilon) if starts else row.modified)
+    result = []
+    for number, (row, deleted) in enumerate(told):
+        start = starts[number]
+        ends = deleted + [purge for purge in purges if purge >= row.modified]
+        if number + 1 < len(told):
+            ends.append(starts[number + 1] - epsilon)
+        end = max(start, min(ends)) if ends else TMAX
+        result.append(Version(key, start, end, not ends, row.modified, row.fields))
+    return result
+
+
+@dataclass(frozen=True)
+class Current:
+    """A record in a live or soft-delete table."""
+
+    key: Any
+    modified: int
+    deleted: bool
+    fields: dict[str, Any]
+
+
+def current(rows: Iterable[LandedRow]) -> list[Current]:
+    """The newest version of each record, gone or not."""
+    rows = list(rows)
+    newest: dict[Any, Current] = {}
+    # Apart by nothing: what is newest, and whether it is gone, does not depend on where versions of
+    # the same instant are moved.
+    for version in versions(rows, 0):
+        newest[version.key] = Current(
+            version.key, version.modified, not version.active, version.fields
+        )
+    return list(newest.values())
