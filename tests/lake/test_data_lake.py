@@ -18,7 +18,7 @@ from chronolake.config import Project
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
 from chronolake.lake import Lake
 from chronolake.pipeline.lease import Lease, leased
-from chronolake.pipeline.rebuild import rebuild
+from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.state import move, positions
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import streams_of
@@ -384,7 +384,7 @@ def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
 
 def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
     rows = _random_rows(7, files=4, rows=40)
-    _write_random(pipeline.source, rows, random.Random(7))
+    _write_random(pipeline.source, rows)
     pipeline.done()
     before = pipeline.versions("Name")
     old = iceberg(pipeline.project, "crm", "Account")
@@ -402,6 +402,26 @@ def test_a_table_made_anew_is_the_table(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("zz", 1, "1", Name="after")])
     pipeline.done()
     assert ("zz", _T + _SECOND, TMAX_MICROS, True, "after") in pipeline.versions("Name")
+
+
+def test_a_table_is_compared_with_its_lake(pipeline: Pipeline) -> None:
+    _write_random(pipeline.source, _random_rows(3, files=3, rows=30))
+    pipeline.done()
+    (stream,) = streams_of(pipeline.project, "crm")
+    usage = pipeline.lake.catalog.load(stream.table).properties
+
+    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+        same = differences(pipeline.lake, stream, lease)
+        spark, name = pipeline.lake.spark, f"chronolake.{stream.table.sql}"
+        spark.sql(f"DELETE FROM {name} WHERE _fivetran_active AND Id <= 'k4'")
+        spark.sql(f"UPDATE {name} SET Name = 'other' WHERE _fivetran_active AND Id = 'k5'")
+        other = differences(pipeline.lake, stream, lease)
+
+    assert (same.missing, same.extra) == (0, 0)
+    assert same.rows == other.rows + other.missing - other.extra
+    assert other.missing > other.extra == 1
+    # To compare is no use of the table.
+    assert pipeline.lake.catalog.load(stream.table).properties == usage
 
 
 def _random_rows(seed: int, *, files: int, rows: int) -> list[LandedRow]:
@@ -432,7 +452,7 @@ def _random_rows(seed: int, *, files: int, rows: int) -> list[LandedRow]:
     return found
 
 
-def _write_random(source: DataLake, rows: Sequence[LandedRow], chance: random.Random) -> None:
+def _write_random(source: DataLake, rows: Sequence[LandedRow]) -> None:
     for number in sorted({row.place[0] for row in rows}):
         _write_file(source, [row for row in rows if row.place[0] == number])
 

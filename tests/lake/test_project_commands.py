@@ -74,6 +74,15 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert [stream["written"] for stream in run["streams"]] == [2, 1]
     _, told, _ = _ran(folder, capsys, "state", "show", "crm")
     assert set(json.loads(told)) == {"Account", "Contact"}
+    code, told, _ = ran_words(
+        capsys,
+        *("verify", "crm.Account", "--against-lake", "--json"),
+        *("--lake", str(folder / "lake"), "--config", str(folder / "chronolake.yml")),
+    )
+    assert code == 0
+    assert (
+        json.loads(told)[0]["promises"][-1]["promise"] == "the table holds what its raw lake holds"
+    )
     code, told, _ = _ran(folder, capsys, "rebuild", "crm.Account", "--json")
     assert (code, json.loads(told)) == (0, {"table": "crm.Account", "rows": 2})
     code, told, _ = _ran(folder, capsys, "resync", "crm", "--stream", "Contact", "--json")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.store import Status
     from chronolake.pipeline.streams import Stream
+    from chronolake.table import VerifyReport
+    from chronolake.types import TableName
 
 #: Exit code of a run in which some streams failed and others did not.
 PARTIAL: Final = 3
@@ -195,15 +198,9 @@ def rebuild(
 
     name = table_name(table)
     wanted = project_of(project, lake, settings)
-    found = [stream for stream in _every_stream(wanted) if stream.table == name]
-    if not found:
-        raise ConfigurationError(
-            f"No pipeline of {wanted.file} fills the table.",
-            table=str(name),
-            hint="`chronolake status` lists the tables of all pipelines.",
-        )
-    with opened(wanted) as there, leased(Store.open(wanted.lake), found[0].pipeline) as lease:
-        rows = run(there, found[0], lease)
+    stream = _stream_of(wanted, name)
+    with opened(wanted) as there, leased(Store.open(wanted.lake), stream.pipeline) as lease:
+        rows = run(there, stream, lease)
     if json:
         print_json({"table": str(name), "rows": rows})
     else:
@@ -242,7 +239,49 @@ def resync(
                 console().print(f"{one.table} is made anew: {rows:,} rows")
 
 
-def _every_stream(project: Project) -> list[Stream]:
+def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
+    """A table's promises, and whether it holds what its raw lake holds.
+
+    Args:
+        lake: the lake.
+        report: what is known of the table.
+        place: the chronolake.yml, or a folder; the working folder's is taken if that has none.
+
+    Raises:
+        ConfigurationError: there is no chronolake.yml, or no pipeline in it fills the table.
+        PipelineBusyError: the pipeline runs.
+        SourceError: the lake cannot be read.
+    """
+    from chronolake.config import FILE_NAME
+    from chronolake.pipeline.lease import leased
+    from chronolake.pipeline.rebuild import differences
+    from chronolake.pipeline.store import Store
+    from chronolake.table import Promise
+
+    is_there = place.is_file() or (place / FILE_NAME).is_file()
+    wanted = project_of(place if is_there else Path(), lake.config.path, None)
+    stream = _stream_of(wanted, report.table)
+    with leased(Store.open(lake.config), stream.pipeline) as lease:
+        found = differences(lake, stream, lease)
+    told = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
+    promise = Promise(
+        "the table holds what its raw lake holds",
+        found.missing + found.extra,
+        told if found.missing or found.extra else None,
+    )
+    return replace(report, promises=(*report.promises, promise))
+
+
+def _stream_of(project: Project, table: TableName) -> Stream:
+    """The stream that fills a table."""
     from chronolake.pipeline.streams import streams_of
 
-    return [stream for name in project.pipelines for stream in streams_of(project, name)]
+    for name in project.pipelines:
+        for stream in streams_of(project, name):
+            if stream.table == table:
+                return stream
+    raise ConfigurationError(
+        f"No pipeline of {project.file} fills the table.",
+        table=str(table),
+        hint="`chronolake status` lists the tables of all pipelines.",
+    )

@@ -87,18 +87,31 @@ def verify(
     *,
     lake: LakeOption,
     every: Annotated[bool, typer.Option("--all", help="Check every table of the lake.")] = False,
+    against_lake: Annotated[
+        bool,
+        typer.Option(
+            "--against-lake",
+            help="Compare a table that a pipeline fills with its raw lake, too. This makes the "
+            "table once more, unseen.",
+        ),
+    ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
     """Check what a table promises, with one Spark query; exit code 1 if a promise is broken."""
+    from chronolake.cli.piping import compared
     from chronolake.table import verify as checked
 
     if (table is None) is not every:
         raise typer.BadParameter("name one table, or give --all", param_hint="TABLE")
+    if against_lake and table is None:
+        raise typer.BadParameter("name the table to compare", param_hint="--against-lake")
     wanted = None if table is None else table_name(table)
     with existing(configuration(lake, config, settings)) as opened:
         reports = [checked(opened, name) for name in _chosen(opened, wanted)]
+        if against_lake:
+            reports = [compared(opened, report, config or lake) for report in reports]
     if json:
         print_json([shown.verified_json(report) for report in reports])
     else:

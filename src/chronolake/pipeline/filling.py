@@ -71,8 +71,21 @@ class Filling:
         )
 
 
-def write(filling: Filling, name: TableName, landed: Landing, seen: SeenByField) -> int:
-    """Write landed rows to a table that has the columns for what was seen."""
+def write(
+    filling: Filling, name: TableName, landed: Landing, seen: SeenByField, *, counts: bool = True
+) -> int:
+    """Write landed rows to a table that has the columns for what was seen.
+
+    Args:
+        filling: whose table it is, and under which lease.
+        name: the table.
+        landed: the files.
+        seen: what was seen of every field in the table's files and these.
+        counts: whether what is written counts for the month's usage.
+
+    Returns:
+        Rows of the table that are new or changed.
+    """
     stream = filling.stream
     by_name = {column.name: column for column in columns_for(stream, seen)}
     stored = layout_of(describe_loaded(filling.lake.catalog.load(name))).data
@@ -90,6 +103,7 @@ def write(filling: Filling, name: TableName, landed: Landing, seen: SeenByField)
             **filling.properties,
         },
         guard=filling.lease.guard,
+        counts=counts,
     )
     log.info(
         "files_applied",

@@ -93,6 +93,7 @@ def write_versions(
     batch: str,
     properties: Mapping[str, str],
     guard: Callable[[IcebergTable], None] | None = None,
+    counts: bool = True,
 ) -> PullResult:
     """Apply record versions to a table, all of them or nothing.
 
@@ -110,6 +111,7 @@ def write_versions(
         properties: properties of the table to publish together with the rows.
         guard: gets the table as it is when the rows are published, and raises if this process must
             not write to it any more.
+        counts: whether the rows count for the month's usage.
 
     Raises:
         TableNotFoundError: there is no such table.
@@ -139,7 +141,7 @@ def write_versions(
             expect_unaltered(attempt, description)
             outcome = _stage(attempt, pulled, layout, synced_micros, watch)
             result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
-            counted = usage.counted(attempt.table, outcome.sketch)
+            counted = usage.counted(attempt.table, outcome.sketch if counts else None)
             return {**properties, BATCH_PROPERTY: batch, **counted}
 
         staged(lake, name, write, watch, guard=guard)
