@@ -40,7 +40,14 @@ class DataLake:
     files: int = 0
     types: dict[str, pa.DataType] = field(default_factory=lambda: dict(TYPES))
 
-    def write(self, name: str, rows: Sequence[dict[str, Any]], **types: pa.DataType) -> Path:
+    def write(
+        self,
+        name: str,
+        rows: Sequence[dict[str, Any]],
+        *,
+        statistics: bool = True,
+        **types: pa.DataType,
+    ) -> Path:
         """Write one file of an object; a column is in it if some row has it."""
         self.files += 1
         columns = dict.fromkeys(column for row in rows for column in row)
@@ -53,7 +60,7 @@ class DataLake:
         }
         path = self.path(name, self.files)
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(arrays), path)
+        pq.write_table(pa.table(arrays), path, write_statistics=statistics)
         return path
 
     def path(self, name: str, number: int) -> Path:

@@ -23,6 +23,7 @@ from chronolake.pipeline.state import move, positions
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
+from chronolake.rawlake import landing
 from chronolake.types import ACTIVE, END, START, TMAX_MICROS, TableName
 from datalakes import DataLake, file_row, iceberg, project
 from landed import LandedRow
@@ -524,3 +525,36 @@ def test_ten_thousand_files_with_three_hundred_schemas(tmp_path: Path) -> None:
     assert len(found) == files
     assert sum(row[ACTIVE] for row in found) == 500
     assert table.verify(pipeline.lake, TableName("crm", "Account")).holds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_footers_and_columns_tell_what_forms_fields_have(pipeline: Pipeline, seed: int) -> None:
+    """Whatever files know of themselves: some have no statistics, some are empty."""
+    chance = random.Random(seed)
+    forms: dict[str, set[str]] = {}
+    for number in range(12):
+        rows = []
+        for place in range(chance.choice([1, 2, 3])):
+            row: dict[str, Any] = _row(f"k{place}", number, "1")
+            for name in chance.sample(["A", "B", "C", "D"], 3):
+                value, typed = chance.choice(
+                    [(None, {}), ("", {}), ("x", {}), ("7", {"_i": 7}), ("0.5", {"_f": 0.5}),
+                     (str(2**40), {"_i": 2**40}), ("true", {"_b": True})]
+                )  # fmt: skip
+                row |= {name: value} | {name + ending: cell for ending, cell in typed.items()}
+                if value:
+                    form = next(iter(typed), "text") + ("l" if value == str(2**40) else "")
+                    forms.setdefault(name, set()).add(form)
+            rows.append(row)
+        pipeline.source.write("Account", rows, statistics=number % 3 > 0)
+
+    files = streams_of(pipeline.project, "crm")[0].folder.files()
+    found = landing(pipeline.lake.spark, files).seen
+
+    words = {"_i": "int", "_il": "long", "_f": "float", "_b": "boolean", "text": "text"}
+    for every in forms.values():
+        # Of integers, the greatest decides.
+        every -= {"_i"} if "_il" in every else set()
+    assert {name: {seen.value for seen in every} for name, every in found.items() if every} == {
+        name: {words[form] for form in every} for name, every in forms.items()
+    }

@@ -165,6 +165,14 @@ def grouped(schemas: Iterable[tuple[Fields, Sequence[int]]]) -> list[Group]:
     return [Group(fields, tuple(sorted(files))) for fields, files in groups]
 
 
+def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:
+    """The forms of every field."""
+    found: dict[str, dict[Form, Field]] = {}
+    for field in fields.values():
+        found.setdefault(field.name, {})[field.form] = field
+    return found
+
+
 def is_field(name: str) -> bool:
     """Whether a field is one of the record, or tells about its versions."""
     return name not in _OF_THE_LAKE

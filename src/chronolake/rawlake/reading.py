@@ -1,18 +1,15 @@
 """Files of a raw lake as record versions, read by Spark.
 
 The files' footers tell their schemas; files that agree are read together, by Spark's own reader.
-One pass tells what forms the fields have, which decides the types of the table; another reads the
-rows in these types.
+What forms the fields have decides the types of the table: mostly the footers tell that, too, and
+for the other fields one pass looks at their columns. Then the rows are read in these types.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Final
 
 from chronolake.changes import (
     DELETED_AT,
@@ -23,17 +20,20 @@ from chronolake.changes import (
     RESERVED,
     SEQUENCE,
 )
-from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
-from chronolake.rawlake.fields import GUARANTEED, Field, Group, fields_of, grouped, is_field
+from chronolake.rawlake.fields import Group, by_field, grouped, is_field
+from chronolake.rawlake.footers import Footers, footers
 from chronolake.rawlake.forms import Form, Seen, of_integers, type_of
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chronolake.rawlake.fields import Field
+    from chronolake.rawlake.footers import ColumnStatistics
     from chronolake.rawlake.layout import DataFile
 
 #: The column that identifies a record.
@@ -41,8 +41,6 @@ KEY: Final = Column(lake_fields.ID, ColumnType(Kind.STRING), primary_key=True)
 #: When the source says that a record was modified: a column where no history column tells it.
 SOURCE_TIME: Final = Column(lake_fields.MODIFIED, ColumnType(Kind.UTC_DATETIME))
 
-_FOOTERS: Final = "number int, schema binary, problem string"
-_FOOTERS_PER_TASK: Final = 50
 _SIMPLE: Final = {
     Form.TEXT: Seen.TEXT,
     Form.BOOLEAN: Seen.BOOLEAN,
@@ -95,7 +93,7 @@ class Landing:
         return reduce(lambda one, other: one.unionByName(other), frames)
 
     def _versions_of(self, group: Group, columns: Sequence[Column]) -> DataFrame:
-        by_name = _by_field(group)
+        by_name = by_field(group.fields)
         system = {
             MODIFIED: _time(by_name, lake_fields.MODIFIED),
             SEQUENCE: f"CAST({quoted(lake_fields.SEQUENCE)} AS STRING)",
@@ -125,14 +123,52 @@ def landing(spark: SparkSession, files: Sequence[DataFile]) -> Landing:
         SourceError: a file cannot be read, lacks a column that every file has, or has a column that
             cannot be read.
     """
-    groups = tuple(grouped(_schemas(spark, files)))
+    found = footers(spark, files)
+    groups = tuple(grouped((one.fields, one.numbers) for one in found))
+    # In the order in which the files brought them.
     seen: dict[str, frozenset[Seen]] = {}
-    rows = 0
+    asked: set[str] = set()
+    for one in sorted(found, key=lambda one: one.numbers):
+        told, unknown = told_by(one)
+        seen, asked = united(seen, told), asked | unknown
     for group in groups:
-        found, count = _seen_in(_read(spark, files, group), group)
-        rows += count
-        seen = united(seen, found)
-    return Landing(spark, tuple(files), groups, seen, rows)
+        seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
+    return Landing(spark, tuple(files), groups, seen, sum(one.rows for one in found))
+
+
+def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
+    """What footers tell of the forms of fields, and the fields of which they do not tell enough."""
+    seen: dict[str, frozenset[Seen]] = {}
+    unknown: set[str] = set()
+    for name, forms in by_field(footer.fields).items():
+        if not is_field(name):
+            continue
+        known = {form: _known(footer, field) for form, field in forms.items()}
+        typed = [known[form] for form in forms if form is not Form.TEXT]
+        marks = {
+            _one_seen(form, told.values > 0, told.bounds)
+            for form, told in known.items()
+            if form is not Form.TEXT
+        }
+        if text := known.get(Form.TEXT):
+            # Where every row has a typed value, no text stands alone; where none has, all do.
+            if not any(told.values for told in typed):
+                marks.add(Seen.TEXT if text.has_text else None)
+            elif text.has_text and all(told.values < footer.rows for told in typed):
+                unknown.add(name)
+        if not all(told.is_complete for told in known.values()):
+            unknown.add(name)
+        seen[name] = frozenset(mark for mark in marks if mark is not None)
+    return seen, unknown
+
+
+def _known(footer: Footers, field: Field) -> ColumnStatistics:
+    told = footer.columns[field.column]
+    if field.form is not Form.TEXT or field.physical.ddl == "string":
+        return told
+    # Bounds say nothing about the texts of other types: numbers have one, bytes may be empty.
+    is_complete = told.is_complete and field.physical.ddl != "binary"
+    return replace(told, has_text=told.values > 0, is_complete=is_complete)
 
 
 def united(one: Mapping[str, frozenset[Seen]], other: Mapping[str, frozenset[Seen]]) -> SeenByField:
@@ -145,82 +181,6 @@ def columns_of(seen: Mapping[str, Iterable[Seen]]) -> tuple[Column, ...]:
     """The columns of a table of fields of which this was seen, the key first."""
     types = {name: type_of(every) for name, every in seen.items()}
     return (KEY, *(Column(name, kind) for name, kind in types.items() if kind is not None))
-
-
-# ------------------------------------------------------------------ footers
-
-
-def _schemas(
-    spark: SparkSession, files: Sequence[DataFile]
-) -> list[tuple[lake_fields.Fields, list[int]]]:
-    """The fields of the files, each schema once with the numbers of its files."""
-    listed = pa.table(
-        {
-            "number": pa.array(range(len(files)), pa.int32()),
-            "path": pa.array([str(file.path) for file in files], pa.string()),
-        }
-    )
-    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(files) // _FOOTERS_PER_TASK))
-    footers = spark.createDataFrame(listed).repartition(tasks).mapInArrow(_footers, _FOOTERS)
-    found = footers.selectExpr("number", "schema", "problem").groupBy("schema", "problem")
-    schemas = []
-    for row in found.agg({"number": "collect_list"}).collect():
-        numbers = sorted(row[2])
-        first = files[numbers[0]]
-        if row["problem"] is not None:
-            raise SourceError(
-                f"The file is no Parquet file that can be read: {row['problem']}.",
-                file=str(first.path),
-                hint="Restore the file, or remove it if nothing of it was applied.",
-            )
-        schemas.append((_fields(pa.ipc.read_schema(pa.py_buffer(row["schema"])), first), numbers))
-    return schemas
-
-
-def _footers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        schemas: list[bytes | None] = []
-        problems: list[str | None] = []
-        for path in batch.column("path").to_pylist():
-            try:
-                # What other tools keep beside a schema says nothing about it.
-                schema = pq.read_schema(path).remove_metadata()
-            except (OSError, pa.ArrowInvalid) as failure:
-                schemas.append(None)
-                problems.append(str(failure).partition("\n")[0])
-            else:
-                schemas.append(schema.serialize().to_pybytes())
-                problems.append(None)
-        yield pa.RecordBatch.from_arrays(
-            [
-                batch.column("number"),
-                pa.array(schemas, pa.binary()),
-                pa.array(problems, pa.string()),
-            ],
-            names=["number", "schema", "problem"],
-        )
-
-
-def _fields(schema: pa.Schema, file: DataFile) -> lake_fields.Fields:
-    physical = {field.name: lake_fields.physical(field.type) for field in schema}
-    for name in GUARANTEED:
-        if name not in physical:
-            raise SourceError(
-                f"The file has no column {name}, which every file of a data lake has.",
-                file=str(file.path),
-                column=name,
-                hint="Check that the folder is a Data Lake v2.",
-            )
-    for field in schema:
-        fits = physical[field.name].ddl is not None
-        if not fits or (lake_fields.is_time(field.name) and not pa.types.is_timestamp(field.type)):
-            raise SourceError(
-                f"A column of the Parquet type {field.type} cannot be read here.",
-                file=str(file.path),
-                column=field.name,
-                hint="Fields are texts, with typed values beside them; times are timestamps.",
-            )
-    return fields_of(physical)
 
 
 def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataFrame:
@@ -236,13 +196,6 @@ def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataF
 
 
 # ------------------------------------------------------------------ values
-
-
-def _by_field(group: Group) -> dict[str, dict[Form, Field]]:
-    found: dict[str, dict[Form, Field]] = {}
-    for field in group.fields.values():
-        found.setdefault(field.name, {})[field.form] = field
-    return found
 
 
 def _cell(field: Field) -> str:
@@ -286,37 +239,42 @@ def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:
 # ------------------------------------------------------------------ what was seen
 
 
-def _seen_in(rows: DataFrame, group: Group) -> tuple[SeenByField, int]:
-    """What forms the fields of a group's files have, and how many rows there are."""
+def _seen_in(rows: DataFrame, group: Group, asked: AbstractSet[str]) -> SeenByField:
+    """What forms some fields have in a group's files, by a look at their columns."""
     measured: list[str] = []
     meaning: list[tuple[str, Form]] = []
-    for name, forms in _by_field(group).items():
-        if not is_field(name):
+    for name, forms in by_field(group.fields).items():
+        if name not in asked:
             continue
         typed = [_cell(field) for form, field in forms.items() if form is not Form.TEXT]
         for form, field in forms.items():
             cell = _cell(field)
+            found = f"any({cell} IS NOT NULL)"
             if form is Form.TEXT:
                 is_typed = " OR ".join(f"{other} IS NOT NULL" for other in typed) or "false"
-                pair = [f"any({cell} IS NOT NULL AND NOT ({is_typed}))", "NULL"]
-            elif form is Form.INTEGER:
-                pair = [f"min({cell})", f"max({cell})"]
-            else:
-                pair = [f"any({cell} IS NOT NULL)", "NULL"]
-            measured += pair
+                found = f"any({cell} IS NOT NULL AND NOT ({is_typed}))"
+            bounds = [f"min({cell})", f"max({cell})"] if form is Form.INTEGER else ["NULL", "NULL"]
+            measured += [found, *bounds]
             meaning.append((name, form))
-    aliased = [f"{value} AS {RESERVED}{number}" for number, value in enumerate(measured)]
-    (row,) = rows.selectExpr(*aliased, "count(1)").collect()
+    if not measured:
+        return {}
+    aliased = (f"{value} AS {RESERVED}{number}" for number, value in enumerate(measured))
+    (row,) = rows.selectExpr(*aliased).collect()
     seen: dict[str, frozenset[Seen]] = {}
     for number, (name, form) in enumerate(meaning):
-        first, second = row[2 * number], row[2 * number + 1]
-        one = _one_seen(form, first, second)
+        is_there, least, greatest = row[3 * number : 3 * number + 3]
+        one = _one_seen(form, is_there, None if least is None else (least, greatest))
         if one is not None:
             seen[name] = seen.get(name, frozenset()) | {one}
-    return seen, int(row[-1])
+    return seen
 
 
-def _one_seen(form: Form, first: Any, second: Any) -> Seen | None:
+def _one_seen(
+    form: Form,
+    is_there: bool | None,  # noqa: FBT001
+    bounds: tuple[int, int] | None,
+) -> Seen | None:
+    """What values of a form amount to."""
     if form is Form.INTEGER:
-        return None if first is None else of_integers(first, second)
-    return _SIMPLE[form] if first else None
+        return None if bounds is None else of_integers(*bounds)
+    return _SIMPLE[form] if is_there else None

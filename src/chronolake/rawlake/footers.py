@@ -1,0 +1,196 @@
+"""What the footers of files tell: their schemas, and what their statistics know of their columns.
+
+Footers are read by Spark's tasks, and summed up there: what reaches the driver is one row for each
+different schema and task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chronolake.errors import SourceError
+from chronolake.rawlake import fields as lake_fields
+from chronolake.rawlake.fields import GUARANTEED, fields_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.rawlake.fields import Fields
+    from chronolake.rawlake.layout import DataFile
+
+_FILES_PER_TASK: Final = 50
+_SCHEMA: Final = "numbers array<int>, schema binary, rows bigint, columns binary, problem string"
+
+
+@dataclass(frozen=True)
+class ColumnStatistics:
+    """What is known of a column in some files, without a look at it.
+
+    Attributes:
+        values: how many cells are not null.
+        bounds: the least and the greatest integer; None if there are none.
+        has_text: whether some text is not empty.
+        is_complete: whether every file tells; if not, there may be more values than these.
+    """
+
+    values: int = 0
+    bounds: tuple[int, int] | None = None
+    has_text: bool = False
+    is_complete: bool = True
+
+    def with_(self, other: ColumnStatistics) -> ColumnStatistics:
+        """What is known of these files and others."""
+        bounds = [bound for one in (self, other) if one.bounds for bound in one.bounds]
+        return ColumnStatistics(
+            self.values + other.values,
+            (min(bounds), max(bounds)) if bounds else None,
+            self.has_text or other.has_text,
+            self.is_complete and other.is_complete,
+        )
+
+
+@dataclass(frozen=True)
+class Footers:
+    """Files of one schema.
+
+    Attributes:
+        fields: what their columns mean.
+        numbers: their numbers in the list that was read.
+        rows: how many rows they have.
+        columns: what their statistics know, by column.
+    """
+
+    fields: Fields
+    numbers: tuple[int, ...]
+    rows: int
+    columns: dict[str, ColumnStatistics]
+
+
+def footers(spark: SparkSession, files: Sequence[DataFile]) -> list[Footers]:
+    """Read the footers of files.
+
+    Raises:
+        SourceError: a file cannot be read, lacks a column that every file has, or has a column that
+            cannot be read.
+    """
+    found: dict[bytes, list[Any]] = {}
+    for row in _read(spark, files).collect():
+        if row["problem"] is not None:
+            raise SourceError(
+                f"The file is no Parquet file that can be read: {row['problem']}.",
+                file=str(files[row["numbers"][0]].path),
+                hint="Restore the file, or remove it if nothing of it was applied.",
+            )
+        found.setdefault(bytes(row["schema"]), []).append(row)
+    read = []
+    for text, rows in found.items():
+        numbers = tuple(sorted(number for row in rows for number in row["numbers"]))
+        schema = pa.ipc.read_schema(pa.py_buffer(text))
+        columns: dict[str, ColumnStatistics] = {}
+        for row in rows:
+            for name, told in orjson.loads(row["columns"]).items():
+                known = ColumnStatistics(**told)
+                columns[name] = known.with_(columns.get(name, ColumnStatistics()))
+        fields = _fields(schema, files[numbers[0]])
+        read.append(Footers(fields, numbers, sum(row["rows"] for row in rows), columns))
+    return read
+
+
+def _read(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+    listed = pa.table(
+        {
+            "number": pa.array(range(len(files)), pa.int32()),
+            "path": pa.array([str(file.path) for file in files], pa.string()),
+        }
+    )
+    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(files) // _FILES_PER_TASK))
+    return spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summed, _SCHEMA)
+
+
+def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Footers by schema, in an executor."""
+    by_schema: dict[bytes, tuple[list[int], list[int], dict[str, ColumnStatistics]]] = {}
+    problems: list[tuple[int, str]] = []
+    for batch in batches:
+        paths = batch.column("path").to_pylist()
+        for number, path in zip(batch.column("number").to_pylist(), paths, strict=True):
+            try:
+                footer = pq.read_metadata(path)
+                # What other tools keep beside a schema says nothing about it.
+                schema = footer.schema.to_arrow_schema().remove_metadata()
+            except (OSError, pa.ArrowException) as failure:
+                problems.append((number, str(failure).partition("\n")[0]))
+                continue
+            key = schema.serialize().to_pybytes()
+            numbers, rows, sums = by_schema.setdefault(key, ([], [], {}))
+            numbers.append(number)
+            rows.append(footer.num_rows)
+            for name, known in _statistics(footer):
+                sums[name] = known.with_(sums.get(name, ColumnStatistics()))
+    told: list[tuple[list[int], bytes | None, int, bytes | None, str | None]] = [
+        (numbers, key, sum(rows), orjson.dumps(sums), None)
+        for key, (numbers, rows, sums) in by_schema.items()
+    ]
+    told += [([number], None, 0, None, problem) for number, problem in problems]
+    kinds = [pa.list_(pa.int32()), pa.binary(), pa.int64(), pa.binary(), pa.string()]
+    columns = zip(*told, strict=True) if told else [[]] * len(kinds)
+    yield pa.RecordBatch.from_arrays(
+        [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)],
+        names=["numbers", "schema", "rows", "columns", "problem"],
+    )
+
+
+def _statistics(footer: pq.FileMetaData) -> Iterator[tuple[str, ColumnStatistics]]:
+    for group in range(footer.num_row_groups):
+        found = footer.row_group(group)
+        for number in range(found.num_columns):
+            column = found.column(number)
+            yield column.path_in_schema, _known(column.statistics, found.num_rows)
+
+
+def _known(told: pq.Statistics | None, rows: int) -> ColumnStatistics:
+    if told is None or not told.has_null_count:
+        return ColumnStatistics(is_complete=False)
+    values = rows - told.null_count
+    if not values:
+        return ColumnStatistics()
+    if not told.has_min_max:
+        return ColumnStatistics(values, is_complete=False)
+    try:
+        least, greatest = told.min, told.max
+    except UnicodeDecodeError:
+        # A text that was cut within a character is not empty.
+        return ColumnStatistics(values, has_text=True)
+    if isinstance(greatest, str):
+        return ColumnStatistics(values, has_text=bool(greatest))
+    is_integer = isinstance(greatest, int) and not isinstance(greatest, bool)
+    return ColumnStatistics(values, bounds=(least, greatest) if is_integer else None)
+
+
+def _fields(schema: pa.Schema, file: DataFile) -> Fields:
+    physical = {field.name: lake_fields.physical(field.type) for field in schema}
+    for name in GUARANTEED:
+        if name not in physical:
+            raise SourceError(
+                f"The file has no column {name}, which every file of a data lake has.",
+                file=str(file.path),
+                column=name,
+                hint="Check that the folder is a Data Lake v2.",
+            )
+    for field in schema:
+        fits = physical[field.name].ddl is not None
+        if not fits or (lake_fields.is_time(field.name) and not pa.types.is_timestamp(field.type)):
+            raise SourceError(
+                f"A column of the Parquet type {field.type} cannot be read here.",
+                file=str(file.path),
+                column=field.name,
+                hint="Fields are texts, with typed values beside them; times are timestamps.",
+            )
+    return fields_of(physical)
