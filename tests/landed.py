@@ -38,18 +38,20 @@ class Version:
     fields: dict[str, Any]
 
 
-def versions(rows: Iterable[LandedRow], epsilon: int) -> list[Version]:
-    """All versions of all records, by key and start."""
+def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -> list[Version]:
+    """All versions of all records, by key and start; a purge may erase what they say."""
     records: dict[Any, dict[int, list[LandedRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         records[row.key][row.modified].append(row)
     found = []
     for key in sorted(records):
-        found += _of_record(key, records[key], epsilon)
+        found += _of_record(key, records[key], epsilon, erases=erases)
     return found
 
 
-def _of_record(key: Any, by_time: dict[int, list[LandedRow]], epsilon: int) -> list[Version]:
+def _of_record(
+    key: Any, by_time: dict[int, list[LandedRow]], epsilon: int, *, erases: bool
+) -> list[Version]:
     told: list[tuple[LandedRow, list[int]]] = []
     purges: list[int] = []
     for modified in sorted(by_time):
@@ -72,7 +74,9 @@ def _of_record(key: Any, by_time: dict[int, list[LandedRow]], epsilon: int) -> l
         if number + 1 < len(told):
             ends.append(starts[number + 1] - epsilon)
         end = max(start, min(ends)) if ends else TMAX
-        result.append(Version(key, start, end, not ends, row.modified, row.fields))
+        erased = erases and any(purge >= row.modified for purge in purges)
+        fields = dict.fromkeys(row.fields) if erased else row.fields
+        result.append(Version(key, start, end, not ends, row.modified, fields))
     return result
 
 
@@ -86,13 +90,13 @@ class Current:
     fields: dict[str, Any]
 
 
-def current(rows: Iterable[LandedRow]) -> list[Current]:
+def current(rows: Iterable[LandedRow], *, erases: bool = False) -> list[Current]:
     """The newest version of each record, gone or not."""
     rows = list(rows)
     newest: dict[Any, Current] = {}
     # Apart by nothing: what is newest, and whether it is gone, does not depend on where versions of
     # the same instant are moved.
-    for version in versions(rows, 0):
+    for version in versions(rows, 0, erases=erases):
         newest[version.key] = Current(
             version.key, version.modified, not version.active, version.fields
         )

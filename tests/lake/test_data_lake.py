@@ -190,6 +190,17 @@ def test_absent_null_and_empty_are_null(pipeline: Pipeline) -> None:
     assert "Empty" not in pipeline.types()
 
 
+def test_names_may_hold_what_patterns_consist_of(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path / "[a] {b}*?")
+    pipeline.source.write("Account's {x}", [_row("1", 1, "1", Name="x")])
+
+    pipeline.done()
+
+    rows = pipeline.lake.table("crm.Account's {x}").df.collect()
+    assert [row["Name"] for row in rows] == ["x"]
+    assert {path.name for path in tmp_path.iterdir()} == {"[a] {b}*?"}
+
+
 def test_every_kind_of_typed_field_and_of_time(pipeline: Pipeline) -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, 123456)
     typed = {
@@ -228,6 +239,30 @@ def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
     assert pipeline.versions("Name") == [
         ("1", _T + _SECOND, _T + 2 * _SECOND - 1_000, False, "kept"),
         ("1", _T + 2 * _SECOND, _T + 9 * _SECOND, False, "late"),
+    ]
+
+
+def test_a_purge_may_erase_what_versions_said(pipeline: Pipeline) -> None:
+    pipeline.source.write(
+        "Account", [_row("1", 1, "1", Name="a"), _row("1", 5, "2", Name="b"), _row("2", 1, "1")]
+    )
+    pipeline.done()
+    pipeline.source.write("Account", [_row("1", 5, "3", grax__purged=_T + 9 * _SECOND)])
+    pipeline.done()
+    assert [row[4] for row in pipeline.versions("Name")] == ["a", "b", None]
+
+    # Configured later, it is true of what is there as well, and of what comes late.
+    pipeline.configure("    on_purge: erase\n    keep_source_timestamp: true\n")
+    pipeline.source.write("Account", [_row("1", 3, "4", Name="late"), _row("1", 20, "5", Name="c")])
+    pipeline.done()
+
+    assert pipeline.versions("Name", "source__modified") == [
+        ("1", _T + _SECOND, _T + 3 * _SECOND - 1_000, False, None, _T + _SECOND),
+        ("1", _T + 3 * _SECOND, _T + 5 * _SECOND - 1_000, False, None, _T + 3 * _SECOND),
+        ("1", _T + 5 * _SECOND, _T + 9 * _SECOND, False, None, _T + 5 * _SECOND),
+        # The record came back, with data of its own.
+        ("1", _T + 20 * _SECOND, TMAX_MICROS, True, "c", _T + 20 * _SECOND),
+        ("2", _T + _SECOND, TMAX_MICROS, True, None, _T + _SECOND),
     ]
 
 

@@ -102,7 +102,9 @@ def _read(lake: Lake, name: TableName) -> list[dict[str, Any]]:
     return rows.to_pylist()
 
 
-def _check(lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], eps: int) -> None:
+def _check(
+    lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], eps: int, *, erases: bool
+) -> None:
     found = _read(lake, name)
     if mode is Mode.HISTORY:
         got = sorted(
@@ -111,7 +113,7 @@ def _check(lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], e
         )
         wanted = sorted(
             (one.key, one.start, one.end, one.active, one.fields["Name"], one.fields["Size"])
-            for one in landed.versions(rows, eps)
+            for one in landed.versions(rows, eps, erases=erases)
         )
         assert table.verify(lake, name).holds
     else:
@@ -122,38 +124,54 @@ def _check(lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], e
         )
         wanted = sorted(
             (one.key, one.deleted, one.fields["Name"], one.fields["Size"])
-            for one in landed.current(rows)
+            for one in landed.current(rows, erases=erases)
             if is_soft or not one.deleted
         )
     assert got == wanted
 
 
+_WORLDS: Final = [
+    # seed, epsilon, distance of modification times, whether purges erase
+    (1, _MS, 3_600_000_000, False),
+    (2, _MS, 400, True),
+    pytest.param(3, 1, 1, False, marks=pytest.mark.long),
+    *(
+        pytest.param(seed, *world, marks=pytest.mark.long)
+        for seed in range(4, 12)
+        for world in [(_MS, 400, False), (1, 3_600_000_000, True)]
+    ),
+]
+
+
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize(
-    ("seed", "eps", "step"), [(1, _MS, 3_600_000_000), (2, _MS, 400), (3, 1, 1)]
-)
+@pytest.mark.parametrize(("seed", "eps", "step", "erases"), _WORLDS)
 def test_a_table_is_a_function_of_what_was_landed(
-    lake: Lake, mode: Mode, seed: int, eps: int, step: int
+    lake: Lake, mode: Mode, seed: int, eps: int, step: int, *, erases: bool
 ) -> None:
-    files, chance = 9, random.Random(seed)
-    rows = _random_rows(seed, files=files, rows=120, keys=60, step=step)
+    files, chance = 6, random.Random(seed)
+    rows = _random_rows(seed, files=files, rows=150, keys=50, step=step)
     name = TableName("pulled", f"t{next(_numbers)}")
     create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
-    done = 0
-    while done < files:
-        upto = min(files, done + chance.choice([1, 1, 2, 3]))
-        batch = [row for row in rows if done < row.place[0] <= upto]
+
+    def write(batch: list[LandedRow]) -> None:
         chance.shuffle(batch)
         write_versions(
             lake,
             name,
             _frame(lake, batch),
             synced_micros=_T,
-            batch=f"b{upto}",
-            properties={"chronolake.watermark": str(upto)},
+            batch="some",
+            properties={},
+            erased=["Name", "Size"] if erases else [],
         )
+
+    done = 0
+    while done < files:
+        upto = min(files, done + chance.choice([1, 2, 3]))
+        write([row for row in rows if done < row.place[0] <= upto])
         done = upto
-        _check(lake, name, mode, [row for row in rows if row.place[0] <= done], eps)
+        landed_so_far = [row for row in rows if row.place[0] <= done]
+        _check(lake, name, mode, landed_so_far, eps, erases=erases)
     # Applied once more, all of it changes nothing.
-    write_versions(lake, name, _frame(lake, rows), synced_micros=_T, batch="again", properties={})
-    _check(lake, name, mode, rows, eps)
+    write(list(rows))
+    _check(lake, name, mode, rows, eps, erases=erases)

@@ -145,14 +145,12 @@ def sync(
 def _sync(
     lake: Lake, project: Project, name: str, only: Sequence[str], progress: Progress
 ) -> Status | None:
-    """Run one pipeline; None if it could not begin."""
+    """Run one pipeline; None if it could not begin: others may, and perhaps this one next time."""
     from chronolake.pipeline.sync import sync as run
 
     try:
         return run(lake, project, name, only=only, watch=progress.show).status
     except ChronolakeError as failure:
-        if len(project.pipelines) == 1 and not progress.json:
-            raise
         show_error(failure, json=progress.json)
         return None
 

@@ -24,7 +24,7 @@ for a plain `${`. Values that may be secret are left out of every `repr`, log li
 """
 
 from chronolake.config.loading import FILE_NAME, keys, load, load_project, variable_of
-from chronolake.config.pipelines import DataLakeSource, PipelineConfig, StreamConfig
+from chronolake.config.pipelines import DataLakeSource, OnPurge, PipelineConfig, StreamConfig
 from chronolake.config.project import FileConfig, Project
 from chronolake.config.sections import (
     CatalogConfig,
@@ -42,6 +42,7 @@ __all__ = [
     "FileConfig",
     "LakeConfig",
     "MaintenanceConfig",
+    "OnPurge",
     "PipelineConfig",
     "Project",
     "SparkConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
@@ -25,6 +26,15 @@ class DataLakeSource(Section):
     )
 
 
+class OnPurge(StrEnum):
+    """What becomes of a record whose data the source has forgotten."""
+
+    #: Its versions end, and keep what they say.
+    CLOSE = "close"
+    #: They end, and keep nothing but their key and times.
+    ERASE = "erase"
+
+
 class StreamConfig(Section):
     """How one stream of a source is kept."""
 
@@ -36,6 +46,10 @@ class StreamConfig(Section):
         default=None,
         description="In history mode, whether the source's own time stays as a column beside "
         "_fivetran_start.",
+    )
+    on_purge: OnPurge | None = Field(
+        default=None,
+        description="close: versions of a purged record end; erase: their data goes as well.",
     )
 
 
@@ -54,6 +68,9 @@ class PipelineConfig(Section):
     )
     keep_source_timestamp: bool = Field(
         default=False, description="The same for streams that do not say their own."
+    )
+    on_purge: OnPurge = Field(
+        default=OnPurge.CLOSE, description="The same for streams that do not say their own."
     )
     streams: dict[str, StreamConfig] = Field(
         default_factory=dict, description="What is different for single streams, by their names."

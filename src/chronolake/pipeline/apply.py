@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.description import describe_loaded
 from chronolake.failpoints import reach
-from chronolake.pipeline.filling import Filling, columns_for, expect_own, seen_of, write
+from chronolake.pipeline.filling import (
+    Filling,
+    columns_for,
+    expect_own,
+    keeps_source_time,
+    seen_of,
+    write,
+)
+from chronolake.pipeline.properties import ON_PURGE_PROPERTY
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.rawlake import DataFile, Landing, landing, united
+from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.table.alter import alter
 from chronolake.table.convert import is_in_place
 from chronolake.table.pulled import with_system_columns
@@ -96,13 +105,24 @@ def _apply(filling: Filling, landed: Landing) -> int:
     filling.lease.guard(table)
     seen = united(seen_of(table), landed.seen)
     columns = columns_for(stream, seen)
-    if describe_loaded(table).mode is not stream.mode or _needs_rebuild(table, columns):
+    if _is_kept_otherwise(table, stream) or _needs_rebuild(table, columns):
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
     wanted = with_system_columns(columns, stream.mode)
     # Fields keep their place; new ones come last.
     alter(lake, stream.table, wanted, drop_columns=False)
     reach("sync.table-ready")
     return write(filling, stream.table, landed, seen)
+
+
+def _is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
+    """Whether the configuration has changed what the table's rows are."""
+    on_purge = table.property_of(ON_PURGE_PROPERTY)
+    keeps_time = SOURCE_TIME.name in describe_loaded(table).by_name
+    return (
+        describe_loaded(table).mode is not stream.mode
+        or on_purge != stream.on_purge
+        or keeps_time is not keeps_source_time(stream)
+    )
 
 
 def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:

@@ -15,16 +15,18 @@ from uuid import uuid4
 import orjson
 import structlog
 
+from chronolake.config import OnPurge
 from chronolake.description import describe_loaded
 from chronolake.pipeline.properties import (
     FIELDS_PROPERTY,
+    ON_PURGE_PROPERTY,
     SIGHT_PROPERTY,
     STREAM_PROPERTY,
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
 from chronolake.rawlake import Landing, Seen, columns_of
-from chronolake.rawlake.reading import SOURCE_TIME
+from chronolake.rawlake.reading import KEY, SOURCE_TIME
 from chronolake.table.landed import write_versions
 from chronolake.table.pulled import create_pulled, layout_of
 from chronolake.types import Mode
@@ -56,6 +58,7 @@ class Filling:
         return {
             STREAM_PROPERTY: self.stream.identity,
             SIGHT_PROPERTY: self.stream.sight,
+            ON_PURGE_PROPERTY: self.stream.on_purge,
             **self.lease.properties,
         }
 
@@ -104,6 +107,7 @@ def write(
         },
         guard=filling.lease.guard,
         counts=counts,
+        erased=_erased(stream, stored),
     )
     log.info(
         "files_applied",
@@ -118,12 +122,24 @@ def write(
     return result.written
 
 
+def _erased(stream: Stream, columns: Sequence[str]) -> list[str]:
+    """The columns that a purge empties: what the record said, not what it is and since when."""
+    if stream.on_purge is OnPurge.CLOSE:
+        return []
+    return [name for name in columns if name not in {KEY.name, SOURCE_TIME.name}]
+
+
 def columns_for(stream: Stream, seen: SeenByField) -> tuple[Column, ...]:
     """The columns that the stream's table needs for fields of which this was seen."""
-    if stream.mode is Mode.HISTORY and not stream.keep_source_timestamp:
+    if not keeps_source_time(stream):
         return columns_of(seen)
     key, *others = columns_of(seen)
     return (key, SOURCE_TIME, *others)
+
+
+def keeps_source_time(stream: Stream) -> bool:
+    """Whether the stream's table has the source's own time as a column."""
+    return stream.mode is not Mode.HISTORY or stream.keep_source_timestamp
 
 
 def seen_of(table: IcebergTable) -> SeenByField:

@@ -14,3 +14,5 @@ WATERMARK_PROPERTY: Final = "chronolake.watermark"
 FIELDS_PROPERTY: Final = "chronolake.fields"
 #: What the stream can see of its source.
 SIGHT_PROPERTY: Final = "chronolake.sight"
+#: What becomes of records whose data the source has forgotten: `close` or `erase`.
+ON_PURGE_PROPERTY: Final = "chronolake.on-purge"

@@ -214,7 +214,9 @@ def _engine(config: LakeConfig) -> sql.Engine:
     name = config.catalog_file if uri is None else config.path / "chronolake.db"
     config.path.mkdir(parents=True, exist_ok=True)
     engine = sql.create_engine(
-        f"sqlite:///{name}", poolclass=NullPool, connect_args={"timeout": _BUSY_SECONDS}
+        sql.URL.create("sqlite", database=str(name)),
+        poolclass=NullPool,
+        connect_args={"timeout": _BUSY_SECONDS},
     )
 
     @sql.event.listens_for(engine, "begin")

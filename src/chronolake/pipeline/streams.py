@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chronolake.config import StreamConfig
+from chronolake.config import OnPurge, StreamConfig
 from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import StreamTraits, check_mode
 from chronolake.rawlake import ObjectFolder, objects_of
@@ -43,6 +43,7 @@ class Stream:
         keep_source_timestamp: whether a history table keeps the source's own time as a column.
         sight: what the stream can see.
         epsilon_micros: microseconds between versions of a record.
+        on_purge: what becomes of a record whose data the source has forgotten.
         folder: the stream's record versions.
     """
 
@@ -53,6 +54,7 @@ class Stream:
     keep_source_timestamp: bool
     sight: Sight
     epsilon_micros: int
+    on_purge: OnPurge
     folder: ObjectFolder
 
     @property
@@ -165,5 +167,6 @@ def _stream(project: Project, pipeline: str, name: str, folder: ObjectFolder) ->
         # A backup looks at its source now and then.
         sight=Sight.OBSERVED_CHANGES,
         epsilon_micros=EPSILON_MICROS,
+        on_purge=own.on_purge or config.on_purge,
         folder=folder,
     )

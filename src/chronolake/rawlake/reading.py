@@ -7,6 +7,7 @@ for the other fields one pass looks at their columns. Then the rows are read in 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,7 @@ from chronolake.types import Column, ColumnType, Kind, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -191,8 +193,13 @@ def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataF
         spark.read.schema(columns)
         # Otherwise the folders' names would become columns.
         .option("recursiveFileLookup", "true")
-        .parquet(*(str(files[number].path) for number in group.files))
+        .parquet(*(_literally(files[number].path) for number in group.files))
     )
+
+
+def _literally(path: Path) -> str:
+    """A path that Spark takes as it is, and not as a pattern."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
 
 # ------------------------------------------------------------------ values

@@ -8,7 +8,7 @@ source is a property that is published with the rows, so that both are there or 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -51,7 +51,7 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -94,6 +94,7 @@ def write_versions(
     properties: Mapping[str, str],
     guard: Callable[[IcebergTable], None] | None = None,
     counts: bool = True,
+    erased: Sequence[str] = (),
 ) -> PullResult:
     """Apply record versions to a table, all of them or nothing.
 
@@ -112,6 +113,7 @@ def write_versions(
         guard: gets the table as it is when the rows are published, and raises if this process must
             not write to it any more.
         counts: whether the rows count for the month's usage.
+        erased: the data columns that a purge empties in the versions that it ends.
 
     Raises:
         TableNotFoundError: there is no such table.
@@ -126,7 +128,7 @@ def write_versions(
             "The table does not exist.", table=str(name), hint="Create it before writing to it."
         )
     description = describe_loaded(table)
-    layout = layout_of(description)
+    layout = replace(layout_of(description), erased=tuple(erased))
     ensure_hidden(table)
     watch = Stopwatch()
     result = PullResult(batch, 0, 0, 0, watch.seconds)
@@ -289,7 +291,7 @@ def _remove(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout:
         f"{TABLE}._file BETWEEN {KEYS}.{FILE} AND {KEYS}.{FILE}",
     ]
     if layout.mode is Mode.HISTORY:
-        conditions.append(_in_reach(pulled, layout))
+        conditions += _in_reach(pulled, layout)
     write.delete(
         f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {FILE}, {POSITION} "
         f"FROM {rows} WHERE {REMOVED}",
@@ -314,16 +316,17 @@ def _reached(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
     version starts or later.
     """
     keys = (
-        f"SELECT {numbered(layout.key)}, min({MODIFIED}) AS since FROM {pulled.view} "
-        f"GROUP BY {listed(layout.key)}"
+        f"SELECT {numbered(layout.key)}, min({MODIFIED}) AS since, max({PURGED_AT}) AS purged "
+        f"FROM {pulled.view} GROUP BY {listed(layout.key)}"
     )
     conditions = _same_key(pulled, layout)
     if layout.mode is Mode.HISTORY:
         since = f"timestamp_micros({KEYS}.since - {layout.epsilon})"
-        conditions += [
-            f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since})",
-            _in_reach(pulled, layout),
-        ]
+        reached = f"{TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since}"
+        if layout.erased:
+            # Such a purge changes all that was before it.
+            reached += f" OR {KEYS}.purged IS NOT NULL"
+        conditions += [f"({reached})", *_in_reach(pulled, layout)]
     return (
         f"SELECT {broadcast(KEYS, pulled.rows)} {of_stored(layout, hidden=False)} "
         f"FROM {write.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {' AND '.join(conditions)}"
@@ -352,7 +355,9 @@ def _same_key(pulled: _Pulled, layout: Layout) -> list[str]:
     return conditions
 
 
-def _in_reach(pulled: _Pulled, layout: Layout) -> str:
-    """A SQL condition that all versions meet which landed rows can change: it prunes files."""
+def _in_reach(pulled: _Pulled, layout: Layout) -> list[str]:
+    """SQL conditions that all versions meet which landed rows can change: they prune files."""
+    if layout.erased and pulled.purges:
+        return []
     since = ((pulled.since or 0) - layout.epsilon) // _HOUR_MICROS * _HOUR_MICROS
-    return f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= timestamp_micros({since}L))"
+    return [f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= timestamp_micros({since}L))"]

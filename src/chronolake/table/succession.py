@@ -10,7 +10,8 @@ pulled is a function of the set of rows that were landed for it:
   one before are moved to the next free instant, in the order of their modification times.
 * A version ends an epsilon before the next one starts, or when it was deleted if that is earlier,
   but never before it starts. A purge ends all versions from before it (and it is not before the
-  version that it was landed with). The newest version is active unless it was deleted or purged.
+  version that it was landed with); where the table erases, they keep their key and times only. The
+  newest version is active unless it was deleted or purged.
 
 A table has state besides the rows that readers see: a purge ends versions that land later, and in a
 live table a deleted record must not come back with an older version. Such rows are *hidden*: they
@@ -46,6 +47,7 @@ from chronolake.types import (
     TMAX_MICROS,
     VERSION,
     Mode,
+    quoted,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ _NEXT: Final = f"{RESERVED}next"
 _PURGES: Final = f"{RESERVED}purges"
 _GONE: Final = f"{RESERVED}gone"
 _FINISH: Final = f"{RESERVED}finish"
+_IS_ERASED: Final = f"{RESERVED}is_erased"
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,14 @@ class Layout:
         data: the columns that landed rows have, the key among them.
         mode: the table's mode.
         epsilon: microseconds between a version's end and the start of the next.
+        erased: the data columns that a purge empties in the versions that it ends.
     """
 
     key: tuple[str, ...]
     data: tuple[str, ...]
     mode: Mode
     epsilon: int
+    erased: tuple[str, ...] = ()
 
     @property
     def system(self) -> tuple[str, ...]:
@@ -240,7 +245,12 @@ def _ending(layout: Layout) -> str:
     gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {purged})"
     end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
     is_active = f"{_NEXT} IS NULL AND {gone} IS NULL"
-    return f"{gone} AS {_GONE}, IF({is_active}, {TMAX_MICROS}L, {end}) AS {_FINISH}"
+    # A row that has nothing to lose is erased already.
+    holds = " OR ".join(f"{quoted(name)} IS NOT NULL" for name in layout.erased) or "false"
+    return (
+        f"{gone} AS {_GONE}, IF({is_active}, {TMAX_MICROS}L, {end}) AS {_FINISH}, "
+        f"{purged} IS NOT NULL AND ({holds}) AS {_IS_ERASED}"
+    )
 
 
 def _cells(layout: Layout, synced: int) -> str:
@@ -255,7 +265,13 @@ def _cells(layout: Layout, synced: int) -> str:
         VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {SEQUENCE})",
     }
     system = ", ".join(f"{cells[name]} AS {name}" for name in layout.system)
-    return f"{listed(layout.data)}, {system}"
+    data = ", ".join(
+        f"IF({_IS_ERASED}, NULL, {quoted(name)}) AS {quoted(name)}"
+        if name in layout.erased
+        else quoted(name)
+        for name in layout.data
+    )
+    return f"{data}, {system}"
 
 
 def _verdict(layout: Layout) -> str:
@@ -272,8 +288,9 @@ def _verdict(layout: Layout) -> str:
             is_shown = f"({is_newest} AND {_GONE} IS NULL)"
             is_concealed = f"({_IS_PURGE} OR ({is_newest} AND {_GONE} IS NOT NULL))"
             unchanged = "true"
+    unchanged = f"{unchanged} AND NOT {_IS_ERASED}"
     stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged})"
-    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true)"
+    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND NOT {_IS_ERASED})"
     verdict = {
         REMOVED: f"{FILE} IS NOT NULL AND NOT {stays}",
         ADDED: f"{is_shown} AND NOT {stays}",
