@@ -24,6 +24,7 @@ from chronolake.types import (
     HISTORY_COLUMNS,
     START,
     SYNCED,
+    TMIN_MICROS,
     VERSION,
     Mode,
     quoted,
@@ -68,6 +69,8 @@ class LakeTable:
     def history(self, **key: Any) -> DataFrame:
         """Versions ordered by key and start; of one record, if its key columns are given.
 
+        Where the table was switched to history mode, a `HistoryWarning` says since when it has any.
+
         Args:
             key: values of key columns; None means null.
 
@@ -77,6 +80,7 @@ class LakeTable:
             ValueRefusedError: a value that is none of its column's type.
         """
         description = self._history_description()
+        self._warn_before(TMIN_MICROS, description)
         rows = self.df
         for column, value in key.items():
             if column not in description.record_key:
@@ -182,7 +186,7 @@ class LakeTable:
             return
         warnings.warn(
             f"{self.name} has history since {cells.instant(since)}, when it was switched to "
-            f"history mode: what it was at {cells.instant(micros)} is not known.",
+            "history mode: what it was before is not known.",
             HistoryWarning,
             # The caller of the method that asks.
             stacklevel=3,

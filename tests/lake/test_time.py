@@ -197,6 +197,8 @@ def test_a_question_about_the_time_before_the_switch_is_answered_with_a_warning(
     assert lake.table(name).as_of("2024-01-03").count() == 2
     with pytest.warns(HistoryWarning, match=r"history since 2024-01-03T00:00:00Z"):
         assert lake.table(name).as_of("2024-01-02T23:59:59Z").count() == 0
+    with pytest.warns(HistoryWarning, match=r"history since 2024-01-03T00:00:00Z"):
+        lake.table(name).history()
     copy = TableName(name.schema, f"{name.table}_copy")
     migration.copy_table(lake, name, copy)
     with pytest.warns(HistoryWarning):
