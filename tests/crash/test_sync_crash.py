@@ -141,12 +141,16 @@ def test_a_rebuild_may_be_killed_at_every_step(tmp_path: Path, point: str) -> No
     synced.write(_SECOND_FILE)
     assert synced.run("sync", "crm") == 0, synced.told
     whole = _model(_FIRST, _SECOND_FILE)
+    before = iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id
 
     _killed(synced, point, "rebuild", "crm.Account")
 
     assert synced.versions() == whole
+    now = iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id
+    assert (now != before) == (point == "rewrite.after-commit")
     assert synced.run("rebuild", "crm.Account") == 0, synced.told
     assert synced.versions() == whole
+    assert iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id != before
     late = [LandedRow("a", _T + 3 * _SECOND, "9", (3, 0), fields={"Name": "after"})]
     synced.write(late)
     assert synced.run("sync", "crm") == 0, synced.told

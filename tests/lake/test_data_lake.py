@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from datetime import date, datetime
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime, time
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import landed
@@ -17,11 +19,12 @@ from chronolake import table
 from chronolake.config import Project
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
 from chronolake.lake import Lake
+from chronolake.pipeline import rebuild as rebuild_module
 from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.state import move, positions
 from chronolake.pipeline.store import Status, Store
-from chronolake.pipeline.streams import streams_of
+from chronolake.pipeline.streams import Stream, streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
 from chronolake.rawlake import landing
 from chronolake.types import ACTIVE, END, START, TMAX_MICROS, TableName
@@ -205,7 +208,8 @@ def test_every_kind_of_typed_field_and_of_time(pipeline: Pipeline) -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, 123456)
     typed = {
         "B": "true", "B_b": True, "D": "2026-01-02", "D_d": date(2026, 1, 2),
-        "Ts": "2026-01-02T03:04:05.123Z", "Ts_ts": at,
+        "Ts": "2026-01-02T03:04:05.123Z", "Ts_ts": at, "T": "03:04:05.120Z",
+        "T_t": time(3, 4, 5, 120_000),
     }  # fmt: skip
     for number, unit in enumerate(("ms", "us", "ns")):
         kind = pa.timestamp(unit, tz=None if number % 2 else "UTC")
@@ -214,17 +218,24 @@ def test_every_kind_of_typed_field_and_of_time(pipeline: Pipeline) -> None:
             [{**_row(str(number), 0, "1", **typed), "source__modified": at}],
             source__modified=kind,
             Ts_ts=kind,
+            T_t=pa.time32("ms") if unit == "ms" else pa.time64(unit),
         )
 
     pipeline.done()
 
     assert pipeline.types() | {"B": "boolean", "D": "date", "Ts": "timestamptz"} == pipeline.types()
     micros = 1_767_323_045_123_456
-    assert {row["Id"]: (row[START], row["B"], row["D"]) for row in pipeline.rows()} == {
-        "0": (micros // 1000 * 1000, True, date(2026, 1, 2)),
-        "1": (micros, True, date(2026, 1, 2)),
-        "2": (micros, True, date(2026, 1, 2)),
+    found = {row["Id"]: (row[START], row["B"], row["D"], row["T"]) for row in pipeline.rows()}
+    told = (True, date(2026, 1, 2), "03:04:05.12")
+    assert found == {
+        "0": (micros // 1000 * 1000, *told),
+        "1": (micros, *told),
+        "2": (micros, *told),
     }
+    # Once the field is a text, it is the source's own.
+    pipeline.source.write("Account", [_row("3", 0, "1", T="noon")])
+    pipeline.done()
+    assert {row["T"] for row in pipeline.rows()} == {"03:04:05.120Z", "noon"}
 
 
 def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
@@ -264,6 +275,94 @@ def test_a_purge_may_erase_what_versions_said(pipeline: Pipeline) -> None:
         ("1", _T + 20 * _SECOND, TMAX_MICROS, True, "c", _T + 20 * _SECOND),
         ("2", _T + _SECOND, TMAX_MICROS, True, None, _T + _SECOND),
     ]
+
+
+def test_what_files_may_look_like(pipeline: Pipeline) -> None:
+    """Columns of no type, dates beyond Python's, INT96, statistics here and there, no rows."""
+    folder = pipeline.source.path("Account", 0).parent
+    folder.mkdir(parents=True)
+    times = pa.array([_T], pa.timestamp("us", tz="UTC"))
+    base = {"Id": ["1"], "source__modified": times, "grax__idseq": ["1"]}
+    beyond = pa.array([2_932_897 + 400_000], pa.int32()).cast(pa.date32())
+    first = pa.table({**base, "Empty": pa.nulls(1), "D": ["12000-01-01"], "D_d": beyond})
+    pq.write_table(first, folder / "data-01.parquet")
+    second = pa.table({**base, "Id": ["2"], "N": ["5"], "N_i": [5]})
+    pq.write_table(second, folder / "data-02.parquet", write_statistics=["N"])
+    third = pa.table({**base, "Id": ["3"]})
+    pq.write_table(third, folder / "data-03.parquet", use_deprecated_int96_timestamps=True)
+    pq.write_table(third.slice(0, 0), folder / "data-04.parquet")
+
+    pipeline.done()
+
+    scan = iceberg(pipeline.project, "crm", "Account").scan(selected_fields=("Id",))
+    assert sorted(scan.to_arrow()["Id"].to_pylist()) == ["1", "2", "3"]
+    types = pipeline.types()
+    assert (types["N"], types["D"], "Empty" in types) == ("int", "date", False)
+
+
+def test_a_row_that_says_what_is_there_already_changes_nothing(pipeline: Pipeline) -> None:
+    rows = [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name=None), _row("2", 1, "1", Name="b")]
+    pipeline.source.write("Account", rows)
+    pipeline.done()
+    before = pipeline.rows()
+
+    pipeline.source.write("Account", [rows[0], rows[1], _row("2", 1, "1", Name="other")])
+    result = pipeline.sync()
+
+    # Of equal sequences the later file counts, where it says something else.
+    assert result.streams[0].written == 1
+    changed = [row for row in pipeline.rows() if row not in before]
+    assert [(row["Id"], row["Name"]) for row in changed] == [("2", "other")]
+
+
+def test_a_column_of_somebody_else_stays(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="a")])
+    pipeline.done()
+    name = "chronolake.crm.`Account`"
+    pipeline.lake.spark.sql(f"ALTER TABLE {name} ADD COLUMN note string")
+    pipeline.lake.spark.sql(f"UPDATE {name} SET note = 'mine'")
+
+    pipeline.source.write("Account", [_row("1", 5, "2", Name="b")])
+    pipeline.done()
+
+    found = sorted(pipeline.rows(), key=lambda row: row[START])
+    assert [(row["Name"], row["note"]) for row in found] == [("a", "mine"), ("b", None)]
+
+
+def test_a_field_with_the_name_of_a_system_column_is_refused(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", _fivetran_deleted="true")])
+
+    (stream,) = pipeline.sync().streams
+
+    assert "_fivetran_deleted, which is a column of Chronolake's own" in (stream.error or "")
+
+
+def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:
+    path = pipeline.source.write("Account", [_row("1", 1, "1", N="5", N_i=5)])
+    pipeline.source.write("Account", [_row("2", 1, "1", N="6", N_i=6)])
+    pipeline.done()
+    before = pipeline.rows()
+    path.unlink()
+
+    # A type that changes would make it anew.
+    pipeline.source.write("Account", [_row("3", 1, "1", N="x")])
+    (stream,) = pipeline.sync().streams
+
+    assert "Of the 2 files that the table was made of, 1 are not" in (stream.error or "")
+    assert pipeline.rows() == before
+
+
+def test_a_lost_store_does_not_stop_a_pipeline(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="a")])
+    pipeline.done()
+    pipeline.done()
+    with Store.open(pipeline.project.lake).transaction() as connection:
+        connection.exec_driver_sql("DELETE FROM chronolake_leases")
+
+    pipeline.source.write("Account", [_row("1", 2, "2", Name="b")])
+    pipeline.done()
+
+    assert len(pipeline.rows()) == 2
 
 
 def test_one_failing_stream_does_not_stop_the_others(pipeline: Pipeline) -> None:
@@ -336,9 +435,29 @@ def test_who_lost_the_lease_publishes_nothing(pipeline: Pipeline) -> None:
     with pytest.raises(LeaseLostError, match="Another process"):
         rebuild(pipeline.lake, stream, Lease("crm", 1))
     with pytest.raises(LeaseLostError, match="Another process"):
+        _write_late(pipeline, stream)
+    with pytest.raises(LeaseLostError, match="Another process"):
         move(pipeline.lake, stream, Lease("crm", 1), None)
 
     assert pipeline.rows() == before
+
+
+def _write_late(pipeline: Pipeline, stream: Stream) -> None:
+    """A rebuild whose lease passes on after it has looked at the table for the first time."""
+    lease = Lease("crm", 2)
+    made = rebuild_module._made_of_lake
+
+    @contextmanager
+    def overtaken(*given: Any) -> Iterator[Any]:
+        with made(*given) as found:
+            with leased(Store.open(pipeline.project.lake), "crm") as newer:
+                assert newer.token > lease.token
+                move(pipeline.lake, stream, newer, stream.folder.files()[-1].mark)
+            yield found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rebuild_module, "_made_of_lake", overtaken)
+        rebuild(pipeline.lake, stream, lease)
 
 
 def test_a_table_that_something_else_fills_is_refused(pipeline: Pipeline) -> None:
@@ -359,6 +478,11 @@ def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> N
     pipeline.done()
     history = pipeline.versions("Name")
 
+    for mode, names in (("live", ["b"]), ("soft-delete", ["b", "c"])):
+        # Also where no new file comes.
+        pipeline.configure(f"    mode: {mode}\n")
+        pipeline.done()
+        assert sorted(row["Name"] for row in pipeline.rows()) == names
     for mode, names in (("live", ["b", "d"]), ("soft-delete", ["b", "c", "d"])):
         pipeline.configure(f"    mode: {mode}\n")
         pipeline.source.write("Account", [_row("3", 1, "1", Name="d")])

@@ -61,13 +61,14 @@ def test_older_batches_are_not_looked_into(tmp_path: Path) -> None:
     for batch, name in [("01", "10"), ("02", "20")]:
         _write(tmp_path, batch, f"data-{name}.parquet")
     old = tmp_path / "parquet/v2/org=X/object=Account/batch=01"
-    old.rename(old.with_name("batch=01.moved"))
-    # A folder would be listed; what cannot be listed is an error.
+    old.rename(tmp_path / "moved")
+    # What is no folder cannot be listed.
     old.write_bytes(b"no folder")
+    folder = ObjectFolder(tmp_path, "X", "Account")
 
-    found = ObjectFolder(tmp_path, "X", "Account").files(after="batch=02/data-15.parquet")
-
-    assert [file.name for file in found] == ["20"]
+    assert [file.name for file in folder.files(after="batch=02/data-15.parquet")] == ["20"]
+    with pytest.raises(SourceError, match="cannot be listed"):
+        folder.files()
 
 
 def test_files_on_their_way_are_not_files(tmp_path: Path) -> None:
@@ -133,6 +134,12 @@ def test_a_column_of_another_type_than_its_ending_is_a_field_of_its_own() -> Non
         "A_b": ("A_b", "text"),
         "A_i": ("A_i", "float"),
     }
+
+
+def test_only_texts_have_typed_values_beside_them() -> None:
+    found = _fields(A=pa.int64(), A_i=pa.int64())
+
+    assert _meaning(found) == {"A": ("A", "integer"), "A_i": ("A_i", "integer")}
 
 
 def test_a_field_may_have_a_name_that_looks_typed() -> None:

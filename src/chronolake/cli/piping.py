@@ -30,10 +30,12 @@ from chronolake.errors import ChronolakeError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from chronolake.cli.progress import Progress
     from chronolake.config import Project
     from chronolake.lake import Lake
+    from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.store import Status
     from chronolake.pipeline.streams import Stream
     from chronolake.table import VerifyReport
@@ -134,12 +136,24 @@ def sync(
     with opened(wanted) as there:
         while True:
             began = time.monotonic()
+            wanted = _read_again(wanted, project, lake, settings, json=json)
             with Progress(json=json) as progress:
                 ended = [_sync(there, wanted, name, stream or (), progress) for name in names]
             if pause is None:
                 break
             time.sleep(max(0.0, pause - (time.monotonic() - began)))
     _leave(ended)
+
+
+def _read_again(
+    known: Project, folder: Path, lake: Path | None, settings: Sequence[str] | None, *, json: bool
+) -> Project:
+    """The project as its file is now, or as it was if the file is wrong now."""
+    try:
+        return project_of(folder, lake, settings)
+    except ChronolakeError as failure:
+        show_error(failure, json=json)
+        return known
 
 
 def _sync(
@@ -190,14 +204,12 @@ def rebuild(
 
     Readers see the old table until then; it comes as far as the old one was.
     """
-    from chronolake.pipeline.lease import leased
     from chronolake.pipeline.rebuild import rebuild as run
-    from chronolake.pipeline.store import Store
 
     name = table_name(table)
     wanted = project_of(project, lake, settings)
     stream = _stream_of(wanted, name)
-    with opened(wanted) as there, leased(Store.open(wanted.lake), stream.pipeline) as lease:
+    with opened(wanted) as there, _leased(there, [stream]) as lease:
         rows = run(there, stream, lease)
     if json:
         print_json({"table": str(name), "rows": rows})
@@ -220,21 +232,31 @@ def resync(
     A Data Lake v2 keeps every version, so that nothing of the past is lost: each table is made anew
     of all files that there are now.
     """
-    from chronolake.pipeline.lease import leased
     from chronolake.pipeline.rebuild import rebuild as run
-    from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import chosen, streams_of
 
     wanted = project_of(project, lake, settings)
     streams = chosen(streams_of(wanted, pipeline), pipeline, stream or ())
-    with opened(wanted) as there, leased(Store.open(wanted.lake), pipeline) as lease:
+    with opened(wanted) as there, _leased(there, streams) as lease:
         for one in streams:
+            if there.catalog.find(one.table) is None:
+                console(stderr=True).print(f"{one.table} is not there yet: the next sync makes it")
+                continue
             files = one.folder.files()
             rows = run(there, one, lease, upto=files[-1] if files else None)
             if json:
                 print_json({"table": str(one.table), "rows": rows}, pretty=False)
             else:
                 console().print(f"{one.table} is made anew: {rows:,} rows")
+
+
+def _leased(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
+    """The lease of the pipeline of some streams, above all that their tables know."""
+    from chronolake.pipeline.lease import greatest_token, leased
+    from chronolake.pipeline.store import Store
+
+    above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
+    return leased(Store.open(lake.config), streams[0].pipeline, above=above)
 
 
 def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
@@ -251,15 +273,13 @@ def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
         SourceError: the lake cannot be read.
     """
     from chronolake.config import FILE_NAME
-    from chronolake.pipeline.lease import leased
     from chronolake.pipeline.rebuild import differences
-    from chronolake.pipeline.store import Store
     from chronolake.table import Promise
 
     is_there = place.is_file() or (place / FILE_NAME).is_file()
     wanted = project_of(place if is_there else Path(), lake.config.path, None)
     stream = _stream_of(wanted, report.table)
-    with leased(Store.open(lake.config), stream.pipeline) as lease:
+    with _leased(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
     told = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
     promise = Promise(
@@ -275,7 +295,13 @@ def _stream_of(project: Project, table: TableName) -> Stream:
     from chronolake.pipeline.streams import streams_of
 
     for name in project.pipelines:
-        for stream in streams_of(project, name):
+        try:
+            streams = streams_of(project, name)
+        except ChronolakeError as failure:
+            # Another pipeline's source may be away.
+            show_error(failure, json=False)
+            continue
+        for stream in streams:
             if stream.table == table:
                 return stream
     raise ConfigurationError(

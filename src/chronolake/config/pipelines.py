@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from chronolake.config.sections import Section
 from chronolake.types import Mode
@@ -24,6 +24,13 @@ class DataLakeSource(Section):
     objects: list[str] | None = Field(
         default=None, description="The objects to bring; every object there is when left out."
     )
+
+    @field_validator("path")
+    @classmethod
+    def _folder(cls, path: str) -> str:
+        if "://" in path:
+            raise ValueError("a data lake is a folder; object stores are not read yet")
+        return path
 
 
 class OnPurge(StrEnum):

@@ -11,17 +11,17 @@ from chronolake.pipeline.filling import (
     Filling,
     columns_for,
     expect_own,
-    keeps_source_time,
+    is_kept_otherwise,
     seen_of,
     write,
 )
-from chronolake.pipeline.properties import ON_PURGE_PROPERTY
+from chronolake.pipeline.properties import FILES_PROPERTY, WATERMARK_PROPERTY
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.rawlake import DataFile, Landing, landing, united
-from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.table.alter import alter
 from chronolake.table.convert import is_in_place
 from chronolake.table.pulled import with_system_columns
+from chronolake.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,10 +71,11 @@ def apply(lake: Lake, stream: Stream, lease: Lease, files: Sequence[DataFile]) -
         CommitError: a step could not be published; those before it are.
     """
     filling = Filling(lake, stream, lease)
+    _settle(filling)
     for step in _steps(files):
         landed = landing(lake.spark, step)
         reach("sync.surveyed")
-        written = _apply(filling, landed)
+        written = _apply(filling, landed) if landed.rows else 0
         yield Applied(
             landed.watermark, len(step), sum(file.size for file in step), landed.rows, written
         )
@@ -100,29 +101,36 @@ def _apply(filling: Filling, landed: Landing) -> int:
         columns = columns_for(stream, landed.seen)
         filling.create(stream.table, columns, properties=filling.properties)
         reach("sync.table-ready")
-        return write(filling, stream.table, landed, landed.seen)
+        return write(filling, stream.table, landed, landed.seen, files=len(landed.files))
     expect_own(table, stream)
     filling.lease.guard(table)
     seen = united(seen_of(table), landed.seen)
     columns = columns_for(stream, seen)
-    if _is_kept_otherwise(table, stream) or _needs_rebuild(table, columns):
+    if _needs_rebuild(table, columns):
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
     wanted = with_system_columns(columns, stream.mode)
     # Fields keep their place; new ones come last.
     alter(lake, stream.table, wanted, drop_columns=False)
     reach("sync.table-ready")
-    return write(filling, stream.table, landed, seen)
+    files = int(table.property_of(FILES_PROPERTY) or 0) + len(landed.files)
+    return write(filling, stream.table, landed, seen, files=files)
 
 
-def _is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
-    """Whether the configuration has changed what the table's rows are."""
-    on_purge = table.property_of(ON_PURGE_PROPERTY)
-    keeps_time = SOURCE_TIME.name in describe_loaded(table).by_name
-    return (
-        describe_loaded(table).mode is not stream.mode
-        or on_purge != stream.on_purge
-        or keeps_time is not keeps_source_time(stream)
-    )
+def _settle(filling: Filling) -> None:
+    """Make a table as the configuration wants it by now, before any new data."""
+    lake, stream = filling.lake, filling.stream
+    table = lake.catalog.find(stream.table)
+    if table is None:
+        return
+    expect_own(table, stream)
+    filling.lease.guard(table)
+    if not is_kept_otherwise(table, stream):
+        return
+    if table.property_of(WATERMARK_PROPERTY) is None:
+        # Nothing was ever applied to it.
+        lake.catalog.drop(stream.table, purge=True)
+        return
+    rebuild(lake, stream, filling.lease)
 
 
 def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:
@@ -134,6 +142,10 @@ def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:
     return any(
         column.name in stored
         and stored[column.name].type != column.type
-        and not is_in_place(stored[column.name].type, column.type)
+        and (
+            not is_in_place(stored[column.name].type, column.type)
+            # In place, times of day would keep a spelling of our own.
+            or stored[column.name].type.kind is Kind.NAIVE_TIME
+        )
         for column in columns
     )

@@ -15,10 +15,13 @@ from uuid import uuid4
 import orjson
 import structlog
 
+from chronolake.changes import RESERVED
 from chronolake.config import OnPurge
 from chronolake.description import describe_loaded
+from chronolake.errors import SourceError
 from chronolake.pipeline.properties import (
     FIELDS_PROPERTY,
+    FILES_PROPERTY,
     ON_PURGE_PROPERTY,
     SIGHT_PROPERTY,
     STREAM_PROPERTY,
@@ -28,7 +31,7 @@ from chronolake.pipeline.streams import expect_filled_by
 from chronolake.rawlake import Landing, Seen, columns_of
 from chronolake.rawlake.reading import KEY, SOURCE_TIME
 from chronolake.table.landed import write_versions
-from chronolake.table.pulled import create_pulled, layout_of
+from chronolake.table.pulled import SYSTEM_COLUMNS, create_pulled, layout_of
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -75,7 +78,13 @@ class Filling:
 
 
 def write(
-    filling: Filling, name: TableName, landed: Landing, seen: SeenByField, *, counts: bool = True
+    filling: Filling,
+    name: TableName,
+    landed: Landing,
+    seen: SeenByField,
+    *,
+    files: int,
+    counts: bool = True,
 ) -> int:
     """Write landed rows to a table that has the columns for what was seen.
 
@@ -84,15 +93,18 @@ def write(
         name: the table.
         landed: the files.
         seen: what was seen of every field in the table's files and these.
+        files: how many files the table has with these.
         counts: whether what is written counts for the month's usage.
 
     Returns:
         Rows of the table that are new or changed.
     """
     stream = filling.stream
+    description = describe_loaded(filling.lake.catalog.load(name))
     by_name = {column.name: column for column in columns_for(stream, seen)}
-    stored = layout_of(describe_loaded(filling.lake.catalog.load(name))).data
-    ordered = [by_name[column] for column in stored]
+    stored = layout_of(description).data
+    # A column that somebody else gave the table is none of the source's: new rows have null there.
+    ordered = [by_name.get(column) or description.by_name[column] for column in stored]
     marks = {field: sorted(every) for field, every in seen.items() if every}
     result = write_versions(
         filling.lake,
@@ -102,6 +114,7 @@ def write(
         batch=f"{stream.identity}-{uuid4().hex[:8]}",
         properties={
             WATERMARK_PROPERTY: landed.watermark,
+            FILES_PROPERTY: str(files),
             FIELDS_PROPERTY: orjson.dumps(marks).decode(),
             **filling.properties,
         },
@@ -130,7 +143,19 @@ def _erased(stream: Stream, columns: Sequence[str]) -> list[str]:
 
 
 def columns_for(stream: Stream, seen: SeenByField) -> tuple[Column, ...]:
-    """The columns that the stream's table needs for fields of which this was seen."""
+    """The columns that the stream's table needs for fields of which this was seen.
+
+    Raises:
+        SourceError: a field has the name of a system column.
+    """
+    for name, every in seen.items():
+        if every and (name in SYSTEM_COLUMNS or name.startswith(RESERVED)):
+            raise SourceError(
+                f"The source has a field {name}, which is a column of Chronolake's own.",
+                table=str(stream.table),
+                column=name,
+                hint="The field must have another name in the lake.",
+            )
     if not keeps_source_time(stream):
         return columns_of(seen)
     key, *others = columns_of(seen)
@@ -140,6 +165,17 @@ def columns_for(stream: Stream, seen: SeenByField) -> tuple[Column, ...]:
 def keeps_source_time(stream: Stream) -> bool:
     """Whether the stream's table has the source's own time as a column."""
     return stream.mode is not Mode.HISTORY or stream.keep_source_timestamp
+
+
+def is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
+    """Whether the configuration has changed what the table's rows are."""
+    on_purge = table.property_of(ON_PURGE_PROPERTY)
+    keeps_time = SOURCE_TIME.name in describe_loaded(table).by_name
+    return (
+        describe_loaded(table).mode is not stream.mode
+        or on_purge != stream.on_purge
+        or keeps_time is not keeps_source_time(stream)
+    )
 
 
 def seen_of(table: IcebergTable) -> SeenByField:

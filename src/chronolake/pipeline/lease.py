@@ -23,7 +23,7 @@ from chronolake.pipeline.properties import LEASE_PROPERTY
 from chronolake.pipeline.store import LEASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import sqlalchemy as sql
 
@@ -74,14 +74,23 @@ def holder() -> str:
 
 
 @contextmanager
-def leased(store: Store, pipeline: str, *, seconds: float = _SECONDS) -> Iterator[Lease]:
+def leased(
+    store: Store, pipeline: str, *, seconds: float = _SECONDS, above: int = 0
+) -> Iterator[Lease]:
     """Hold the lease of a pipeline while the block runs.
+
+    Args:
+        store: where leases are kept.
+        pipeline: the pipeline.
+        seconds: how long the lease lasts without being renewed.
+        above: the greatest token that a table of the pipeline has: the lease's is greater, also
+            when the store was lost or restored.
 
     Raises:
         PipelineBusyError: another process holds it.
         LakeError: the store does not answer.
     """
-    lease = _taken(store, pipeline, seconds)
+    lease = _taken(store, pipeline, seconds, above)
     done = threading.Event()
     renewing = threading.Thread(
         target=_renew, args=(store, lease, seconds, done), name=f"lease-{pipeline}", daemon=True
@@ -96,7 +105,13 @@ def leased(store: Store, pipeline: str, *, seconds: float = _SECONDS) -> Iterato
             _set_expiry(connection, lease, 0.0)
 
 
-def _taken(store: Store, pipeline: str, seconds: float) -> Lease:
+def greatest_token(tables: Iterable[IcebergTable | None]) -> int:
+    """The greatest token that tables were written under."""
+    stored = (table.property_of(LEASE_PROPERTY) for table in tables if table is not None)
+    return max((int(token) for token in stored if token is not None), default=0)
+
+
+def _taken(store: Store, pipeline: str, seconds: float, above: int) -> Lease:
     with store.transaction() as connection:
         row = connection.execute(
             LEASES.select().where(LEASES.c.pipeline == pipeline).with_for_update()
@@ -108,15 +123,14 @@ def _taken(store: Store, pipeline: str, seconds: float) -> Lease:
                 "on another machine passes within a minute.",
             )
         values = {"holder": holder(), "expires": time.time() + seconds}
+        token = max(above, 0 if row is None else row.token) + 1
         if row is None:
-            connection.execute(LEASES.insert().values(pipeline=pipeline, token=1, **values))
-            return Lease(pipeline, 1)
+            connection.execute(LEASES.insert().values(pipeline=pipeline, token=token, **values))
+            return Lease(pipeline, token)
         connection.execute(
-            LEASES.update()
-            .where(LEASES.c.pipeline == pipeline)
-            .values(token=row.token + 1, **values)
+            LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=token, **values)
         )
-        return Lease(pipeline, row.token + 1)
+        return Lease(pipeline, token)
 
 
 def _is_dead(who: str) -> bool:

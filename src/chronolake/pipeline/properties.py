@@ -10,6 +10,8 @@ STREAM_PROPERTY: Final = "chronolake.stream"
 LEASE_PROPERTY: Final = "chronolake.lease"
 #: The last file that was applied.
 WATERMARK_PROPERTY: Final = "chronolake.watermark"
+#: How many files were applied up to there.
+FILES_PROPERTY: Final = "chronolake.files"
 #: What forms were seen of every field, as JSON.
 FIELDS_PROPERTY: Final = "chronolake.fields"
 #: What the stream can see of its source.

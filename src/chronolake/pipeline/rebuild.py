@@ -6,20 +6,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chronolake.errors import SourceError, TableNotFoundError
+from chronolake.errors import ConfigurationError, SourceError, TableNotFoundError
 from chronolake.iceberg import SCRATCH_SCHEMA
-from chronolake.pipeline.filling import Filling, columns_for, expect_own, seen_of, write
-from chronolake.pipeline.properties import WATERMARK_PROPERTY
+from chronolake.pipeline.filling import (
+    Filling,
+    columns_for,
+    expect_own,
+    is_kept_otherwise,
+    seen_of,
+    write,
+)
+from chronolake.pipeline.properties import FILES_PROPERTY, WATERMARK_PROPERTY
 from chronolake.rawlake import landing, united
 from chronolake.session import CATALOG
 from chronolake.table.aside import expect_replaceable, lasting_properties, take_place
+from chronolake.table.publishing import TableMovedError
 from chronolake.table.rewrite import drop_abandoned, folder_in
 from chronolake.table.sql import listed
 from chronolake.table.staging import stage_name
 from chronolake.types import SYNCED, TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
@@ -53,11 +61,19 @@ def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None =
     table = lake.catalog.load(stream.table)
     expect_own(table, stream)
     lease.guard(table)
-    last = upto.mark if upto is not None else table.property_of(WATERMARK_PROPERTY)
+    before = table.property_of(WATERMARK_PROPERTY)
+    last = upto.mark if upto is not None else before
+
+    def unmoved(current: IcebergTable) -> None:
+        # What the table has is what the lake has up to its watermark: compacted or not.
+        lease.guard(current)
+        same = str(current.metadata.uuid()) == str(table.metadata.uuid())
+        if not same or current.property_of(WATERMARK_PROPERTY) != before:
+            raise TableMovedError("Another process applied files first.", table=str(stream.table))
+
     with _made_of_lake(Filling(lake, stream, lease), table, last) as (made, written):
         with lake.writing(stream.table):
-            lease.guard(lake.catalog.load(stream.table))
-            take_place(table, made)
+            take_place(table, made, expect=unmoved)
         return written
 
 
@@ -92,18 +108,25 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
     expect_own(table, stream)
+    if is_kept_otherwise(table, stream):
+        raise ConfigurationError(
+            "chronolake.yml wants the table otherwise than it is.",
+            table=str(stream.table),
+            hint=f"Run `chronolake sync {stream.pipeline}` first.",
+        )
     last = table.property_of(WATERMARK_PROPERTY)
     with _made_of_lake(Filling(lake, stream, lease), table, last) as (made, _):
         # When a row was synced is nothing that the lake knows.
-        names = [field.name for field in table.fields if field.name != SYNCED]
-        ours, theirs = (
+        theirs = {field.name for field in made.fields} - {SYNCED}
+        names = [field.name for field in table.fields if field.name in theirs]
+        ours, others = (
             f"SELECT {listed(names)} FROM {CATALOG}.{name.sql}"
             for name in (stream.table, made.name)
         )
         (found,) = lake.spark.sql(
             f"SELECT (SELECT count(1) FROM ({ours})) AS rows, "
-            f"(SELECT count(1) FROM ({theirs} EXCEPT ALL {ours})) AS missing, "
-            f"(SELECT count(1) FROM ({ours} EXCEPT ALL {theirs})) AS extra"
+            f"(SELECT count(1) FROM ({others} EXCEPT ALL {ours})) AS missing, "
+            f"(SELECT count(1) FROM ({ours} EXCEPT ALL {others})) AS extra"
         ).collect()
     return Differences(found["rows"], found["missing"], found["extra"])
 
@@ -125,7 +148,9 @@ def _made_of_lake(
             file=last,
             hint="Restore the lake's files: the table can only be made of what they hold.",
         )
-    landed = landing(lake.spark, every[: place + 1])
+    files = every[: place + 1]
+    _expect_all_there(table, stream, every)
+    landed = landing(lake.spark, files)
     # Columns stay where they are in the table.
     seen = united({name: frozenset() for name in seen_of(table)}, landed.seen)
     hidden = TableName(SCRATCH_SCHEMA, stage_name())
@@ -136,8 +161,27 @@ def _made_of_lake(
             properties=lasting_properties(table),
             location=folder_in(table),
         )
-        written = write(filling, hidden, landed, seen, counts=False)
+        written = write(filling, hidden, landed, seen, files=len(files), counts=False)
         yield lake.catalog.load(hidden), written
     finally:
         # Its files are the table's by now, or orphans in its folder that maintenance removes.
         lake.catalog.drop(hidden, purge=False)
+
+
+def _expect_all_there(table: IcebergTable, stream: Stream, files: Sequence[DataFile]) -> None:
+    """Refuse to make a table anew of fewer files than it was made of.
+
+    Raises:
+        SourceError: some are not in the lake any more.
+    """
+    applied = int(table.property_of(FILES_PROPERTY) or 0)
+    later = stream.folder.files(after=table.property_of(WATERMARK_PROPERTY))
+    gone = applied - (len(files) - len(later))
+    if gone > 0:
+        raise SourceError(
+            f"Of the {applied:,} files that the table was made of, {gone:,} are not in the lake "
+            "any more: made anew, it would lose what they say.",
+            table=str(stream.table),
+            hint="Restore the files. Without them the table cannot be made anew; drop it if it is "
+            "to begin with what there is.",
+        )

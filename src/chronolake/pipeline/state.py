@@ -9,6 +9,7 @@ from chronolake import look
 from chronolake.errors import TableNotFoundError
 from chronolake.look.catalog import look_up
 from chronolake.pipeline.properties import (
+    FILES_PROPERTY,
     LEASE_PROPERTY,
     SIGHT_PROPERTY,
     STREAM_PROPERTY,
@@ -107,8 +108,11 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
     """
     from chronolake.table.publishing import publish  # noqa: PLC0415 - only this needs Spark
 
+    files = 0
     if watermark is not None:
         stream.folder.expect(watermark)
+        after = stream.folder.files(after=watermark)
+        files = len(stream.folder.files()) - len(after)
     with lake.writing(stream.table):
         table = lake.catalog.find(stream.table)
         if table is None:
@@ -123,8 +127,11 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
             lease.guard(current)
             builder = current.builder()
             if watermark is None:
-                builder.removeProperties(current.catalog.set([WATERMARK_PROPERTY]))
+                gone = current.catalog.set([WATERMARK_PROPERTY, FILES_PROPERTY])
+                builder.removeProperties(gone)
             return builder
 
-        marks = {} if watermark is None else {WATERMARK_PROPERTY: watermark}
+        marks = (
+            {} if watermark is None else {WATERMARK_PROPERTY: watermark, FILES_PROPERTY: str(files)}
+        )
         publish(table, moved, {LEASE_PROPERTY: str(lease.token), **marks})

@@ -1,8 +1,8 @@
 """What is known of runs: an operational store beside the catalog, in tables of our own.
 
-It lies in the catalog's database (SQLite or PostgreSQL; a SQLite file in the lake's folder where
-the catalog is a REST service). Nothing in it decides what a table holds: positions are published
-with the tables' rows. It tells who runs a pipeline, and what became of its runs.
+It lies in the catalog's database, SQLite or PostgreSQL. Nothing in it decides what a table holds:
+positions are published with the tables' rows. It tells who runs a pipeline, and what became of its
+runs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
 
 _BUSY_SECONDS: Final = 30
+_KEPT_RUNS: Final = 1_000
 
 _metadata = sql.MetaData()
 
@@ -136,7 +137,7 @@ class Store:
         """Open the store of a lake, and make its tables where they are missing.
 
         Raises:
-            LakeError: the database cannot be reached or written.
+            LakeError: the database cannot be reached or written, or the catalog is a REST service.
         """
         store = cls(_engine(config))
         with store.transaction() as connection:
@@ -161,8 +162,23 @@ class Store:
             ) from failure
 
     def begin_run(self, run: Run) -> None:
-        """Note that a run has begun; others of the pipeline that are open have died."""
+        """Note that a run has begun; others of the pipeline that are open have died.
+
+        Of older runs the newest thousand are kept.
+        """
+        of_pipeline = sql.select(RUNS.c.id).where(RUNS.c.pipeline == run.pipeline)
+        newest = of_pipeline.order_by(RUNS.c.began.desc()).limit(_KEPT_RUNS)
         with self.transaction() as connection:
+            kept = set(connection.execute(newest).scalars())
+            outdated = set(connection.execute(of_pipeline).scalars()) - kept
+            connection.execute(STREAM_RUNS.delete().where(STREAM_RUNS.c.run.in_(outdated)))
+            connection.execute(RUNS.delete().where(RUNS.c.id.in_(outdated)))
+            open_streams = (STREAM_RUNS.c.status == Status.RUNNING) & STREAM_RUNS.c.run.in_(kept)
+            connection.execute(
+                STREAM_RUNS.update()
+                .where(open_streams)
+                .values(status=Status.FAILED, error="The process ended before the stream did.")
+            )
             connection.execute(
                 RUNS.update()
                 .where(RUNS.c.pipeline == run.pipeline, RUNS.c.status == Status.RUNNING)
@@ -208,13 +224,19 @@ def now() -> str:
 
 def _engine(config: LakeConfig) -> sql.Engine:
     uri = config.catalog.uri
-    if uri is not None and config.catalog.kind is CatalogKind.POSTGRESQL:
+    if config.catalog.kind is CatalogKind.REST:
+        # Leases have to be where every process of the lake sees them.
+        raise LakeError(
+            "Pipelines need a catalog in SQLite or PostgreSQL: a REST catalog has no place for "
+            "their runs and leases.",
+            hint="Set lake.catalog.uri to a PostgreSQL database, or leave it out.",
+        )
+    if uri is not None:
         url = sql.make_url(uri).set(drivername="postgresql+psycopg")
         return sql.create_engine(url, poolclass=NullPool)
-    name = config.catalog_file if uri is None else config.path / "chronolake.db"
     config.path.mkdir(parents=True, exist_ok=True)
     engine = sql.create_engine(
-        sql.URL.create("sqlite", database=str(name)),
+        sql.URL.create("sqlite", database=str(config.catalog_file)),
         poolclass=NullPool,
         connect_args={"timeout": _BUSY_SECONDS},
     )

@@ -91,6 +91,15 @@ def streams_of(project: Project, pipeline: str) -> list[Stream]:
     root = (project.file.parent / Path(config.source.path).expanduser()).resolve()
     there = objects_of(root, config.source.org)
     names = there if config.source.objects is None else list(dict.fromkeys(config.source.objects))
+    for name in names:
+        # Nothing may have been written for an object yet; but one that is nearly there is a slip.
+        near = difflib.get_close_matches(name, set(there) - set(names), n=1, cutoff=0.8)
+        if name not in there and near:
+            raise ConfigurationError(
+                f"{project.file}: pipelines.{pipeline}.source.objects: the source has no object "
+                f"{name!r}.",
+                hint=f"Did you mean {near[0]!r}?",
+            )
     for name in config.streams:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)

@@ -19,7 +19,7 @@ from chronolake.errors import ChronolakeError, LeaseLostError
 from chronolake.iceberg import java_message_of
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.filling import watermark_of
-from chronolake.pipeline.lease import holder, leased
+from chronolake.pipeline.lease import greatest_token, holder, leased
 from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
 from chronolake.pipeline.streams import chosen, streams_of
 
@@ -105,7 +105,8 @@ def sync(
     """
     streams = chosen(streams_of(project, pipeline), pipeline, only)
     store = Store.open(lake.config)
-    with leased(store, pipeline) as lease:
+    above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
+    with leased(store, pipeline, above=above) as lease:
         run = Run(uuid4().hex, pipeline, now(), None, Status.RUNNING, holder())
         store.begin_run(run)
         report = _Report(store, run, watch)
@@ -120,7 +121,7 @@ def sync(
                 status = Status.PARTIAL
         finally:
             store.end_run(run.id, status)
-        report.tell(EventKind.RUN_ENDED, status=status, streams=len(streams))
+            report.tell(EventKind.RUN_ENDED, status=status, streams=len(streams))
     return RunResult(run.id, pipeline, status, tuple(results))
 
 
@@ -163,7 +164,7 @@ def _sync_stream(lake: Lake, stream: Stream, lease: Lease, report: _Report) -> S
         state = replace(state, status=Status.SUCCEEDED)
     except LeaseLostError:
         raise
-    except (ChronolakeError, PySparkException, Py4JError, OSError) as failure:
+    except Exception as failure:  # noqa: BLE001 - the next stream must not suffer
         state = replace(state, status=Status.FAILED, error=_words(failure))
         log.warning(
             "stream_failed",
@@ -178,4 +179,8 @@ def _sync_stream(lake: Lake, stream: Stream, lease: Lease, report: _Report) -> S
 
 
 def _words(failure: BaseException) -> str:
-    return str(failure) if isinstance(failure, ChronolakeError) else java_message_of(failure)
+    if isinstance(failure, ChronolakeError):
+        return str(failure)
+    if isinstance(failure, PySparkException | Py4JError):
+        return java_message_of(failure)
+    return f"{type(failure).__name__}: {failure}"

@@ -76,9 +76,20 @@ class Field:
 Fields = dict[str, Field]
 
 
+_TEXTS: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES: Final = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary_view,
+)
 _READ_AS: Final = (
-    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "string", Form.TEXT),
-    (pa.types.is_binary, "binary", Form.TEXT),
+    (
+        lambda kind: any(is_text(kind) for is_text in _TEXTS),
+        "string",
+        Form.TEXT,
+    ),
+    (lambda kind: any(is_bytes(kind) for is_bytes in _BYTES), "binary", Form.TEXT),
     (pa.types.is_boolean, "boolean", Form.BOOLEAN),
     # Its greatest values are no BIGINT.
     (pa.types.is_uint64, "decimal(20,0)", Form.TEXT),
@@ -100,7 +111,7 @@ def physical(kind: pa.DataType) -> Physical:
     if pa.types.is_time(kind):
         ddl = "int" if pa.types.is_time32(kind) else "bigint"
         return Physical(ddl, Form.TIME, per_second=_PER_SECOND[kind.unit])
-    if pa.types.is_decimal128(kind):
+    if pa.types.is_decimal(kind):
         return Physical(f"decimal({kind.precision},{kind.scale})", Form.TEXT)
     found = (Physical(ddl, form) for fits, ddl, form in _READ_AS if fits(kind))
     return next(found, Physical(None, Form.TEXT))
@@ -119,6 +130,7 @@ def fields_of(columns: Mapping[str, Physical]) -> Fields:
         is_typed = (
             stem in found
             and found[stem].name == stem
+            and found[stem].form is Form.TEXT
             and stem not in _OF_THE_LAKE
             and name not in _OF_THE_LAKE
         )

@@ -18,7 +18,7 @@ from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.fields import GUARANTEED, fields_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from chronolake.rawlake.layout import DataFile
 
 _FILES_PER_TASK: Final = 50
+#: Spark's own name for where a row stands.
+_METADATA: Final = "_metadata"
 _SCHEMA: Final = "numbers array<int>, schema binary, rows bigint, columns binary, problem string"
 
 
@@ -74,7 +76,7 @@ class Footers:
 
 
 def footers(spark: SparkSession, files: Sequence[DataFile]) -> list[Footers]:
-    """Read the footers of files.
+    """Read the footers of files; of those that have rows.
 
     Raises:
         SourceError: a file cannot be read, lacks a column that every file has, or has a column that
@@ -98,8 +100,10 @@ def footers(spark: SparkSession, files: Sequence[DataFile]) -> list[Footers]:
             for name, told in orjson.loads(row["columns"]).items():
                 known = ColumnStatistics(**told)
                 columns[name] = known.with_(columns.get(name, ColumnStatistics()))
-        fields = _fields(schema, files[numbers[0]])
-        read.append(Footers(fields, numbers, sum(row["rows"] for row in rows), columns))
+        count = sum(row["rows"] for row in rows)
+        if count:
+            fields = _fields(schema, files[numbers[0]], columns)
+            read.append(Footers(fields, numbers, count, columns))
     return read
 
 
@@ -123,8 +127,7 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, path in zip(batch.column("number").to_pylist(), paths, strict=True):
             try:
                 footer = pq.read_metadata(path)
-                # What other tools keep beside a schema says nothing about it.
-                schema = footer.schema.to_arrow_schema().remove_metadata()
+                schema = _schema_of(footer)
             except (OSError, pa.ArrowException) as failure:
                 problems.append((number, str(failure).partition("\n")[0]))
                 continue
@@ -147,6 +150,21 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     )
 
 
+def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
+    # What other tools keep beside a schema says nothing about it.
+    schema = footer.schema.to_arrow_schema().remove_metadata()
+    for number, field in enumerate(schema):
+        if field.type == pa.timestamp("ns") and _is_int96(footer, field.name):
+            # Spark reads these as its own timestamps, and not as numbers.
+            schema = schema.set(number, pa.field(field.name, pa.timestamp("us")))
+    return schema
+
+
+def _is_int96(footer: pq.FileMetaData, name: str) -> bool:
+    columns = (footer.schema.column(number) for number in range(len(footer.schema)))
+    return any(one.path == name and one.physical_type == "INT96" for one in columns)
+
+
 def _statistics(footer: pq.FileMetaData) -> Iterator[tuple[str, ColumnStatistics]]:
     for group in range(footer.num_row_groups):
         found = footer.row_group(group)
@@ -159,22 +177,25 @@ def _known(told: pq.Statistics | None, rows: int) -> ColumnStatistics:
     if told is None or not told.has_null_count:
         return ColumnStatistics(is_complete=False)
     values = rows - told.null_count
-    if not values:
-        return ColumnStatistics()
-    if not told.has_min_max:
-        return ColumnStatistics(values, is_complete=False)
+    if not values or not told.has_min_max:
+        return ColumnStatistics(values, is_complete=not values)
     try:
         least, greatest = told.min, told.max
     except UnicodeDecodeError:
         # A text that was cut within a character is not empty.
         return ColumnStatistics(values, has_text=True)
-    if isinstance(greatest, str):
-        return ColumnStatistics(values, has_text=bool(greatest))
+    except (OverflowError, ValueError):
+        # A date or time beyond what Python has; that there are values is all that is asked.
+        return ColumnStatistics(values)
     is_integer = isinstance(greatest, int) and not isinstance(greatest, bool)
-    return ColumnStatistics(values, bounds=(least, greatest) if is_integer else None)
+    return ColumnStatistics(
+        values,
+        bounds=(least, greatest) if is_integer else None,
+        has_text=isinstance(greatest, str) and bool(greatest),
+    )
 
 
-def _fields(schema: pa.Schema, file: DataFile) -> Fields:
+def _fields(schema: pa.Schema, file: DataFile, columns: Mapping[str, ColumnStatistics]) -> Fields:
     physical = {field.name: lake_fields.physical(field.type) for field in schema}
     for name in GUARANTEED:
         if name not in physical:
@@ -185,12 +206,18 @@ def _fields(schema: pa.Schema, file: DataFile) -> Fields:
                 hint="Check that the folder is a Data Lake v2.",
             )
     for field in schema:
-        fits = physical[field.name].ddl is not None
-        if not fits or (lake_fields.is_time(field.name) and not pa.types.is_timestamp(field.type)):
+        known = columns.get(field.name, ColumnStatistics(is_complete=False))
+        is_empty = known.is_complete and not known.values
+        is_wanted = pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
+        if physical[field.name].ddl is not None and is_wanted and field.name != _METADATA:
+            continue
+        if not is_empty and not pa.types.is_null(field.type):
             raise SourceError(
                 f"A column of the Parquet type {field.type} cannot be read here.",
                 file=str(file.path),
                 column=field.name,
                 hint="Fields are texts, with typed values beside them; times are timestamps.",
             )
+        # A field without any value may have any type.
+        del physical[field.name]
     return fields_of(physical)

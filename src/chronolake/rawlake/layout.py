@@ -148,7 +148,15 @@ def _files_in(batch: str, folder: Path) -> Iterator[DataFile]:
     for path in _listed(folder):
         # Other names are files on their way, or somebody else's.
         if matched := _FILE.fullmatch(path.name):
-            yield DataFile(batch, matched[1], path, path.stat().st_size)
+            try:
+                size = path.stat().st_size
+            except OSError as failure:
+                raise SourceError(
+                    f"The file cannot be looked at: {failure.strerror}.",
+                    file=str(path),
+                    hint="Files of a data lake stay where they are; sync again.",
+                ) from failure
+            yield DataFile(batch, matched[1], path, size)
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ from chronolake.changes import (
 )
 from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
-from chronolake.rawlake.footers import Footers, footers
+from chronolake.rawlake.footers import ColumnStatistics, Footers, footers
 from chronolake.rawlake.forms import Form, Seen, of_integers, type_of
 from chronolake.types import Column, ColumnType, Kind, quoted
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.rawlake.fields import Field
-    from chronolake.rawlake.footers import ColumnStatistics
     from chronolake.rawlake.layout import DataFile
 
 #: The column that identifies a record.
@@ -98,7 +97,7 @@ class Landing:
         by_name = by_field(group.fields)
         system = {
             MODIFIED: _time(by_name, lake_fields.MODIFIED),
-            SEQUENCE: f"CAST({quoted(lake_fields.SEQUENCE)} AS STRING)",
+            SEQUENCE: f"nullif(CAST({quoted(lake_fields.SEQUENCE)} AS STRING), '')",
             DELETED_AT: _time(by_name, lake_fields.DELETED),
             PURGED_AT: _time(by_name, lake_fields.PURGED),
             LANDED_FILE: "_metadata.file_name",
@@ -107,7 +106,7 @@ class Landing:
         data = {
             column.name: _value(by_name.get(column.name, {}), column.type) for column in columns
         }
-        data[KEY.name] = f"CAST({quoted(KEY.name)} AS STRING)"
+        data[KEY.name] = f"nullif(CAST({quoted(KEY.name)} AS STRING), '')"
         if SOURCE_TIME.name in data:
             data[SOURCE_TIME.name] = f"timestamp_micros({system[MODIFIED]})"
         chosen = (f"{value} AS {quoted(name)}" for name, value in {**data, **system}.items())
@@ -134,7 +133,8 @@ def landing(spark: SparkSession, files: Sequence[DataFile]) -> Landing:
         told, unknown = told_by(one)
         seen, asked = united(seen, told), asked | unknown
     for group in groups:
-        seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
+        if any(field.name in asked for field in group.fields.values()):
+            seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
     return Landing(spark, tuple(files), groups, seen, sum(one.rows for one in found))
 
 
@@ -152,7 +152,8 @@ def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
             for form, told in known.items()
             if form is not Form.TEXT
         }
-        if text := known.get(Form.TEXT):
+        text = known.get(Form.TEXT)
+        if text is not None and all(told.is_complete for told in typed):
             # Where every row has a typed value, no text stands alone; where none has, all do.
             if not any(told.values for told in typed):
                 marks.add(Seen.TEXT if text.has_text else None)
@@ -165,7 +166,7 @@ def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
 
 
 def _known(footer: Footers, field: Field) -> ColumnStatistics:
-    told = footer.columns[field.column]
+    told = footer.columns.get(field.column, ColumnStatistics(is_complete=False))
     if field.form is not Form.TEXT or field.physical.ddl == "string":
         return told
     # Bounds say nothing about the texts of other types: numbers have one, bytes may be empty.
@@ -225,7 +226,10 @@ def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:
     """A field's value in the type of its column, as SQL."""
     cells = {form: _cell(field) for form, field in forms.items()}
     found: list[str] = []
-    if kind.kind is Kind.DOUBLE:
+    if kind.kind is Kind.NAIVE_TIME:
+        # Written in one way, whatever the source's texts look like.
+        found = [cells[form] for form in (Form.TIME, Form.TEXT) if form in cells]
+    elif kind.kind is Kind.DOUBLE:
         found = [cells[form] for form in (Form.FLOAT, Form.INTEGER) if form in cells]
     elif kind.kind in _FORM_OF:
         found = [cells[_FORM_OF[kind.kind]]] if _FORM_OF[kind.kind] in cells else []
@@ -263,8 +267,6 @@ def _seen_in(rows: DataFrame, group: Group, asked: AbstractSet[str]) -> SeenByFi
             bounds = [f"min({cell})", f"max({cell})"] if form is Form.INTEGER else ["NULL", "NULL"]
             measured += [found, *bounds]
             meaning.append((name, form))
-    if not measured:
-        return {}
     aliased = (f"{value} AS {RESERVED}{number}" for number, value in enumerate(measured))
     (row,) = rows.selectExpr(*aliased).collect()
     seen: dict[str, frozenset[Seen]] = {}

@@ -13,6 +13,7 @@ snapshots are orphans in that folder, which maintenance removes after their grac
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,10 +34,13 @@ from chronolake.table.staging import stage_name
 from chronolake.types import HISTORY_SINCE_PROPERTY, TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from chronolake.lake import Lake
     from chronolake.types import Column
+
+#: Table property: when the table was replaced as a whole, in microseconds since 1970.
+REPLACED_PROPERTY: Final = "chronolake.replaced-at"
 
 #: Properties that tell about the rows a table had, and not about the table.
 _OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY}
@@ -125,12 +129,19 @@ def lasting_properties(table: IcebergTable) -> dict[str, str]:
     }
 
 
-def take_place(table: IcebergTable, made: IcebergTable) -> None:
+def take_place(
+    table: IcebergTable,
+    made: IcebergTable,
+    *,
+    expect: Callable[[IcebergTable], None] | None = None,
+) -> None:
     """Give a table the metadata of one that was made aside, in one step.
 
     Args:
         table: the state that the other was made from.
         made: a table in a folder of that table's (`rewrite.folder_in`).
+        expect: gets the table as it is when the other takes its place, and raises if that must not
+            be; by default it must be the state that the other was made from.
 
     Raises:
         CommitConflictError: another writer published meanwhile; nothing has changed.
@@ -138,13 +149,17 @@ def take_place(table: IcebergTable, made: IcebergTable) -> None:
     """
 
     def replaced(current: IcebergTable) -> Any:
-        expect_unmoved(table, current)
+        if expect is None:
+            expect_unmoved(table, current)
+        else:
+            expect(current)
         builder = current.catalog.builder_from(made.metadata)
         builder.assignUUID(current.metadata.uuid())
         return builder.setLocation(current.location)
 
     reach("rewrite.before-commit")
-    publish(table.refreshed(), replaced, {})
+    # Files of the old snapshots are orphans at once: maintenance must not take them from readers.
+    publish(table.refreshed(), replaced, {REPLACED_PROPERTY: str(time.time_ns() // 1_000)})
     reach("rewrite.after-commit")
 
 

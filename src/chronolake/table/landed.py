@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from chronolake.changes import MODIFIED, PURGED_AT, SEQUENCE
+from chronolake.changes import LANDED_FILE, LANDED_ROW, MODIFIED, PURGED_AT, SEQUENCE
 from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
@@ -186,8 +186,10 @@ def _measure(lake: Lake, view: str, description: TableDescription, layout: Layou
     needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
     sketch = usage.sketching(_counted(layout), f"{PURGED_AT} IS NULL")
+    place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
     found = [
         "count(1) AS rows",
+        f"min({place}) FILTER (WHERE {incomplete}) AS place",
         f"count_if({PURGED_AT} IS NOT NULL) AS purges",
         f"count_if({incomplete}) AS incomplete",
         f"min({MODIFIED}) AS since",
@@ -199,8 +201,11 @@ def _measure(lake: Lake, view: str, description: TableDescription, layout: Layou
     (row,) = lake.spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
     if row["incomplete"]:
         raise BatchError(
-            f"{row['incomplete']} rows lack their key, modification time or sequence.",
+            f"{row['incomplete']} rows lack their key, modification time or sequence; this is the "
+            "first.",
             table=str(description.name),
+            file=row["place"]["file"],
+            row=row["place"]["row"] + 1,
             hint=f"Every row needs {', '.join(layout.key)}, a time and a sequence.",
         )
     return _Pulled(

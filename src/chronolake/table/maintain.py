@@ -15,6 +15,7 @@ from chronolake.description import describe_loaded
 from chronolake.errors import CommitConflictError, TableNotFoundError
 from chronolake.iceberg import java_class_of, java_message_of
 from chronolake.session import CATALOG
+from chronolake.table.aside import REPLACED_PROPERTY
 from chronolake.table.rewrite import drop_abandoned
 from chronolake.types import START, quoted
 
@@ -251,6 +252,11 @@ def _expire(lake: Lake, name: TableName) -> int:
 
 
 def _remove_orphans(lake: Lake, name: TableName) -> int:
+    replaced = lake.catalog.load(name).property_of(REPLACED_PROPERTY)
+    grace = lake.config.maintenance.orphan_age_hours * 3600
+    if replaced is not None and int(replaced) / 1_000_000 > time.time() - grace:
+        # What the table had before became orphans then, however old the files are.
+        return 0
     rows = lake.spark.sql(
         f"CALL {CATALOG}.system.remove_orphan_files(table => {_text(name.sql)}, "
         f"older_than => {_ago(lake.config.maintenance.orphan_age_hours)}, stream_results => true)"

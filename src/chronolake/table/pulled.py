@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from chronolake.errors import BatchError, SchemaError
+from chronolake.errors import BatchError, LakeError, SchemaError
 from chronolake.iceberg import HIDDEN
 from chronolake.table.create import (
     check_columns,
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import TableName
 
-_SYSTEM: Final = {
+#: The columns that such tables have besides the source's, by their mode.
+SYSTEM_COLUMNS: Final = {
     START: Kind.UTC_DATETIME,
     END: Kind.UTC_DATETIME,
     ACTIVE: Kind.BOOLEAN,
@@ -102,6 +103,12 @@ def create_pulled(
 def ensure_hidden(table: IcebergTable) -> None:
     """Give a table without rows the branch of hidden rows, if a crash left it without."""
     if table.branch(HIDDEN) is None:
+        if table.snapshot_id is not None:
+            raise LakeError(
+                f"The table has lost its branch {HIDDEN}, and with it what later writes must know.",
+                table=str(table.name),
+                hint="Make it anew of its raw lake: `chronolake rebuild`.",
+            )
         # An empty table's branch gets an empty snapshot, which is what the hidden rows begin with.
         table.java.manageSnapshots().createBranch(HIDDEN).commit()
 
@@ -112,7 +119,7 @@ def with_system_columns(columns: Sequence[Column], mode: Mode) -> tuple[Column, 
     system = (
         Column(
             name,
-            ColumnType(_SYSTEM[name]),
+            ColumnType(SYSTEM_COLUMNS[name]),
             # A history table's key tells its versions apart.
             primary_key=name == START,
         )
@@ -142,6 +149,6 @@ def layout_of(description: TableDescription) -> Layout:
             table=str(description.name),
             hint="Choose another table for the stream.",
         )
-    data = [column for column in description.columns if column.name not in _SYSTEM]
+    data = [column for column in description.columns if column.name not in SYSTEM_COLUMNS]
     key = description.record_key
     return Layout(key, tuple(column.name for column in data), description.mode, description.epsilon)

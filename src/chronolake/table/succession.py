@@ -85,6 +85,10 @@ REVEALED: Final = f"{RESERVED}revealed"
 #: The source brought this version, and it is written.
 COUNTED: Final = f"{RESERVED}counted"
 
+_SAYS: Final = f"{RESERVED}says"
+_FIRST_SAYS: Final = f"{RESERVED}first_says"
+_STORED_SAYS: Final = f"{RESERVED}stored_says"
+_IS_FIRST: Final = f"{RESERVED}is_first"
 _IS_VERSION: Final = f"{RESERVED}is_version"
 _IS_PURGE: Final = f"{RESERVED}is_purge"
 _PURGE_DELETED: Final = f"{RESERVED}purge_deleted"
@@ -210,20 +214,29 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         f"lag({name}) OVER ({in_version}) <=> {name}" for name in (PURGED_AT, DELETED_AT)
     )
     of_version = (
-        f"{tells} AND row_number() OVER ({in_version}) = 1 AS {_IS_VERSION}, "
+        f"{tells} AND row_number() OVER ({in_version}) = 1 AS {_IS_FIRST}, "
+        f"first_value({_SAYS}) OVER ({in_version} {so_far}) AS {_FIRST_SAYS}, "
+        f"max(IF({tells} AND {_STORED} IS NOT NULL, {_SAYS}, NULL)) OVER ({in_version} {whole}) "
+        f"AS {_STORED_SAYS}, "
         f"NOT ({tells} OR ({repeats})) AS {_IS_PURGE}, "
         f"min(IF({tells}, NULL, {DELETED_AT})) OVER ({in_version} {whole}) AS {_PURGE_DELETED}, "
         # A version that was moved stays at least there when another row takes its place.
         f"max({_OLD_START}) OVER ({in_version} {whole}) AS {_NOT_BEFORE}"
     )
+    # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
+    stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
+    is_version = f"{tells} AND IF({stands}, {_STORED} IS NOT NULL, {_IS_FIRST}) AS {_IS_VERSION}"
+    says = ", ".join(f"{name}, {name} IS NULL" for name in map(quoted, layout.data))
     in_record = f"PARTITION BY {key} ORDER BY {MODIFIED}"
     moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
     purge = f"IF({_IS_PURGE}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
     return (
         f"WITH events AS ({' UNION ALL '.join(events)}), "
         # All that follows is by key: one shuffle and one sort serve it.
-        f"together AS (SELECT * FROM events DISTRIBUTE BY {key}), "
-        f"versions AS (SELECT *, {of_version} FROM together), "
+        f"together AS (SELECT *, xxhash64({SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {says}) "
+        f"AS {_SAYS} FROM events DISTRIBUTE BY {key}), "
+        f"ranked AS (SELECT *, {of_version} FROM together), "
+        f"versions AS (SELECT *, {is_version} FROM ranked), "
         # Rows that the source superseded have nothing to say, but stored ones have to go.
         f"telling AS (SELECT * FROM versions "
         f"WHERE {_IS_VERSION} OR {_IS_PURGE} OR {_STORED} IS NOT NULL), "
@@ -256,12 +269,16 @@ def _ending(layout: Layout) -> str:
 def _cells(layout: Layout, synced: int) -> str:
     """The columns of the table."""
     times = [f"coalesce(CAST({name} AS STRING), '-')" for name in (DELETED_AT, PURGED_AT)]
+    is_new = f"{_STORED} IS NULL"
+    if layout.mode is Mode.SOFT_DELETE:
+        # A record that is marked by what another row said is news to those who go by the time.
+        is_new += f" OR NOT (({_GONE} IS NOT NULL) <=> {_OLD_MARK})"
     cells = {
         START: f"timestamp_micros({_BEGIN})",
         END: f"timestamp_micros({_FINISH})",
         ACTIVE: f"{_FINISH} = {TMAX_MICROS}L",
         DELETED: f"{_GONE} IS NOT NULL",
-        SYNCED: f"IF({_STORED} IS NULL, timestamp_micros({synced}L), {_OLD_SYNCED})",
+        SYNCED: f"IF({is_new}, timestamp_micros({synced}L), {_OLD_SYNCED})",
         VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {SEQUENCE})",
     }
     system = ", ".join(f"{cells[name]} AS {name}" for name in layout.system)
