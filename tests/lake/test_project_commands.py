@@ -125,6 +125,22 @@ def test_a_run_that_is_partly_done_says_so(
     assert _ran(folder, capsys, "sync")[0] == 1
 
 
+def test_a_source_that_is_away_does_not_hide_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
+    project(folder, source + source.replace("crm", "away").replace("path: source", "path: gone"))
+
+    code, told, problem = _ran(folder, capsys, "status", "--json")
+
+    assert code == 1
+    assert [row["table"] for row in json.loads(told)] == ["crm.Account", "crm.Contact"]
+    assert "gone holds no parquet/v2/org=X" in json.loads(problem)["message"]
+    code, told, _ = _ran(folder, capsys, "check", "--json")
+    assert code == 1
+    assert [one["ok"] for one in json.loads(told)] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

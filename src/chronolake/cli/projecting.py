@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.cli.app import JsonOption, SettingOption, app, console, fail, print_json
+from chronolake.cli.app import JsonOption, SettingOption, app, console, fail, print_json, show_error
 from chronolake.cli.piping import (
     PipelineArgument,
     ProjectLakeOption,
@@ -113,7 +113,8 @@ def check(
 ) -> None:
     """Check chronolake.yml, that sources and lake can be reached, and that tables are free.
 
-    Nothing is written but the lake's folder. Exit code 1 if something is wrong.
+    Nothing is written but the lake's folder and the tables of the operational store. Exit code 1 if
+    something is wrong.
     """
     from chronolake.pipeline.store import Store
 
@@ -146,7 +147,7 @@ def _checked(what: str, look: Any) -> dict[str, Any]:
 
 
 def _reached(_: object) -> str:
-    return "its catalog answers"
+    return "its database answers"
 
 
 def _pipeline_words(project: Project, name: str) -> str:
@@ -217,12 +218,20 @@ def status(
 
     wanted = project_of(project, lake, settings)
     rows = []
+    is_whole = True
     for name in wanted.pipelines:
-        last = _last_runs(wanted, name)
-        found = positions(wanted.lake, streams_of(wanted, name))
-        rows += [_status_of(position, last.get(position.stream.name)) for position in found]
+        try:
+            last = _last_runs(wanted, name)
+            found = positions(wanted.lake, streams_of(wanted, name))
+            rows += [_status_of(position, last.get(position.stream.name)) for position in found]
+        except ChronolakeError as failure:
+            # Another pipeline's source may be there.
+            show_error(failure, json=json)
+            is_whole = False
     if json:
         print_json(rows)
+        if not is_whole:
+            fail()
         return
     grid = _grid("table", "mode", "sees", "applied up to", "waiting", "last run")
     for row in rows:
@@ -238,6 +247,8 @@ def status(
     for row in rows:
         if row["error"]:
             console().print(Text.assemble((row["table"], "bold"), "  ", (row["error"], "red")))
+    if not is_whole:
+        fail()
 
 
 def _last_runs(project: Project, pipeline: str) -> dict[str, StreamRun]:
