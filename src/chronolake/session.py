@@ -43,6 +43,8 @@ _JAVA_HOMES: Final = (
 )
 _JAVA_VERSIONS: Final = ("17", "21")
 
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
 # Settings of the process: they cannot change once the JVM runs.
 _STATIC: Final[dict[str, str]] = {
     "spark.app.name": "chronolake",
@@ -62,6 +64,9 @@ _STATIC: Final[dict[str, str]] = {
     # Every sort, aggregate and broadcast takes at least one page of memory. By default that is up
     # to 64 MiB, of which a batch of a hundred rows needs some kilobytes.
     "spark.buffer.pageSize": "2m",
+    # The JVM compiles the code of every statement. When the room for that is full, it compiles no
+    # more and can even fail; without optimisations it is 48 MiB, filled in half a minute.
+    _JAVA_OPTIONS: "-XX:ReservedCodeCacheSize=512m",
 }
 
 _OPEN_FIRST: Final = (
@@ -281,6 +286,9 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
         "spark.jars": ",".join(str(path) for path in jars()),
         **conf,
     }
+    if _JAVA_OPTIONS in conf:
+        # Of an option that is given twice, Java takes the last.
+        settings[_JAVA_OPTIONS] = f"{_STATIC[_JAVA_OPTIONS]} {conf[_JAVA_OPTIONS]}"
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

@@ -136,12 +136,12 @@ def sync(
     with opened(wanted) as there:
         while True:
             began = time.monotonic()
-            wanted = _read_again(wanted, project, lake, settings, json=json)
             with Progress(json=json) as progress:
                 ended = [_sync(there, wanted, name, stream or (), progress) for name in names]
             if pause is None:
                 break
             time.sleep(max(0.0, pause - (time.monotonic() - began)))
+            wanted = _read_again(wanted, project, lake, settings, json=json)
     _leave(ended)
 
 

@@ -169,11 +169,11 @@ def keeps_source_time(stream: Stream) -> bool:
 
 def is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
     """Whether the configuration has changed what the table's rows are."""
-    on_purge = table.property_of(ON_PURGE_PROPERTY)
-    keeps_time = SOURCE_TIME.name in describe_loaded(table).by_name
+    description = describe_loaded(table)
+    keeps_time = SOURCE_TIME.name in description.by_name
     return (
-        describe_loaded(table).mode is not stream.mode
-        or on_purge != stream.on_purge
+        description.mode is not stream.mode
+        or table.property_of(ON_PURGE_PROPERTY) != stream.on_purge
         or keeps_time is not keeps_source_time(stream)
     )
 

@@ -3,7 +3,7 @@
 A lease is held for a minute and renewed by a thread. Its *token* increases each time that the lease
 changes hands, and is published with every table as a property: a table that carries a greater token
 than a process has refuses to be written by it. So a process that wakes after its lease has passed
-on can compute what it likes, but publish nothing.
+on can compute what it likes, but publish no rows.
 """
 
 from __future__ import annotations

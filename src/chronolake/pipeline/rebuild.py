@@ -17,7 +17,7 @@ from chronolake.pipeline.filling import (
     write,
 )
 from chronolake.pipeline.properties import FILES_PROPERTY, WATERMARK_PROPERTY
-from chronolake.rawlake import landing, united
+from chronolake.rawlake import applied_of, landing, united
 from chronolake.session import CATALOG
 from chronolake.table.aside import expect_replaceable, lasting_properties, take_place
 from chronolake.table.publishing import TableMovedError
@@ -175,8 +175,7 @@ def _expect_all_there(table: IcebergTable, stream: Stream, files: Sequence[DataF
         SourceError: some are not in the lake any more.
     """
     applied = int(table.property_of(FILES_PROPERTY) or 0)
-    later = stream.folder.files(after=table.property_of(WATERMARK_PROPERTY))
-    gone = applied - (len(files) - len(later))
+    gone = applied - len(applied_of(files, table.property_of(WATERMARK_PROPERTY)))
     if gone > 0:
         raise SourceError(
             f"Of the {applied:,} files that the table was made of, {gone:,} are not in the lake "

@@ -16,6 +16,7 @@ from chronolake.pipeline.properties import (
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
+from chronolake.rawlake import applied_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,8 +112,7 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
     files = 0
     if watermark is not None:
         stream.folder.expect(watermark)
-        after = stream.folder.files(after=watermark)
-        files = len(stream.folder.files()) - len(after)
+        files = len(applied_of(stream.folder.files(), watermark))
     with lake.writing(stream.table):
         table = lake.catalog.find(stream.table)
         if table is None:

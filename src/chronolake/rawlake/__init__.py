@@ -8,7 +8,7 @@ versions (`chronolake.changes`) of them.
 
 from chronolake.rawlake.fields import Field
 from chronolake.rawlake.forms import Form, Seen, type_of
-from chronolake.rawlake.layout import DataFile, ObjectFolder, objects_of
+from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
 from chronolake.rawlake.reading import Landing, columns_of, landing, united
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Landing",
     "ObjectFolder",
     "Seen",
+    "applied_of",
     "columns_of",
     "landing",
     "objects_of",

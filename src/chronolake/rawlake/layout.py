@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from chronolake.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _ROOT: Final = ("parquet", "v2")
@@ -58,6 +58,18 @@ class DataFile:
 def rank(name: str) -> tuple[int, str]:
     """What orders names that increase: by length, then by bytes."""
     return len(name), name
+
+
+def applied_of(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
+    """Those of an object's files that are not later than a watermark; none if there is none.
+
+    Raises:
+        SourceError: `mark` is no watermark.
+    """
+    if mark is None:
+        return []
+    _, name = _parsed(mark)
+    return [file for file in files if file.rank <= rank(name)]
 
 
 @dataclass(frozen=True)

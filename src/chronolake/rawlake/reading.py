@@ -68,7 +68,7 @@ class Landing:
     Attributes:
         files: in the order of their writing.
         groups: the files that are read together, and what their columns mean.
-        seen: what forms every field has in these files; fields without any value are left out.
+        seen: what forms every field has in these files; none for a field without any value.
         rows: how many rows the files have.
     """
 

@@ -41,6 +41,7 @@ from chronolake.table.sql import (
     kept,
     listed,
     numbered,
+    same_row,
     sample,
 )
 from chronolake.table.staging import (
@@ -231,15 +232,10 @@ def _delete(
 ) -> None:
     """Remove the stored versions that go, by file and position."""
     key = description.record_key
-    same_row = [
-        f"{TABLE}._pos = {KEYS}.{POSITION}",
-        # Equal, but not hashed: a file's name is long, and key and position leave little to tell.
-        f"{TABLE}._file BETWEEN {KEYS}.{FILE} AND {KEYS}.{FILE}",
-    ]
     write.delete(
         f"SELECT {broadcast(resolved, outcome.removed)} {numbered(key)}, {FILE}, {POSITION} "
         f"FROM {resolved} WHERE {REMOVED}",
-        " AND ".join([*batch.same_key(key), *same_row, _in_reach(batch)]),
+        " AND ".join([*batch.same_key(key), *same_row(FILE, POSITION), _in_reach(batch)]),
     )
 
 

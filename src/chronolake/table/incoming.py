@@ -18,7 +18,7 @@ from chronolake.table.usage import sketching
 from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Kind, Mode, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chronolake.types import Column
 
 #: Kinds of key columns whose least and greatest value narrow the scan of the table.
-_ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
+ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
 _LONGS: Final = (-(1 << 63), (1 << 63) - 1)
 _INTS: Final = (-(1 << 31), (1 << 31) - 1)
 _DAYS: Final = (date.min.toordinal(), date.max.toordinal())
@@ -79,24 +79,44 @@ class Incoming:
 
         Bounds that all keys of the batch keep stand among them: they prune files and row groups.
         """
-        conditions = []
-        for number, name in enumerate(key):
-            column = f"{TABLE}.{quoted(name)}"
-            # Without nulls, Spark looks a single key up as a number and not as a row.
-            equals = "<=>" if name in self.with_nulls else "="
-            conditions.append(f"{column} {equals} {KEYS}.k{number}")
-            if name in self.bounds:
-                least, greatest = self.bounds[name]
-                conditions += [f"{column} >= {least}", f"{column} <= {greatest}"]
-        return conditions
+        return same_key(key, self.bounds, self.with_nulls)
 
     def ends_since(self) -> str:
         """A SQL condition that the versions of `TABLE` meet which end when the batch begins.
 
         Only for history: versions that end earlier the batch cannot change, unless they are active.
         """
-        since = ((self.since or 0) - EPSILON_MICROS) // _HOUR_MICROS * _HOUR_MICROS
-        return f"{TABLE}.{END} >= timestamp_micros({since})"
+        return ends_since((self.since or 0) - EPSILON_MICROS)
+
+
+def same_key(
+    key: Sequence[str],
+    bounds: Mapping[str, tuple[str, str]],
+    with_nulls: AbstractSet[str] = frozenset(),
+) -> list[str]:
+    """SQL conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`.
+
+    Args:
+        key: the key columns.
+        bounds: what bounds all keys keep, as SQL: they prune files and row groups.
+        with_nulls: key columns that may be null.
+    """
+    conditions = []
+    for number, name in enumerate(key):
+        column = f"{TABLE}.{quoted(name)}"
+        # Without nulls, Spark looks a single key up as a number and not as a row.
+        equals = "<=>" if name in with_nulls else "="
+        conditions.append(f"{column} {equals} {KEYS}.k{number}")
+        if name in bounds:
+            least, greatest = bounds[name]
+            conditions += [f"{column} >= {least}", f"{column} <= {greatest}"]
+    return conditions
+
+
+def ends_since(micros: int) -> str:
+    """A SQL condition: a version of `TABLE` ends at a time or later, rounded down to an hour."""
+    since = micros // _HOUR_MICROS * _HOUR_MICROS
+    return f"{TABLE}.{END} >= timestamp_micros({since})"
 
 
 def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
@@ -192,7 +212,7 @@ def _measure(
 ) -> Incoming:
     is_history = description.mode is Mode.HISTORY and START not in key
     words = range((len(names) + BITS_PER_WORD - 1) // BITS_PER_WORD)
-    ordered = {name for name in key if description.by_name[name].type.kind in _ORDERED}
+    ordered = {name for name in key if description.by_name[name].type.kind in ORDERED}
     statement = _measuring(rows, key, ordered, len(words), is_history=is_history)
     (found,) = spark.sql(statement).collect()
     if is_history and found["timeless"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from chronolake.changes import LANDED_FILE, LANDED_ROW, MODIFIED, PURGED_AT, SEQUENCE
@@ -17,9 +17,9 @@ from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import usage
-from chronolake.table.incoming import bounds_of
+from chronolake.table.incoming import ORDERED, bounds_of, ends_since, same_key
 from chronolake.table.pulled import ensure_hidden, layout_of
-from chronolake.table.sql import KEYS, TABLE, broadcast, kept, listed, numbered
+from chronolake.table.sql import KEYS, TABLE, broadcast, kept, listed, numbered, same_row
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -45,7 +45,6 @@ from chronolake.types import (
     END,
     SYNCED,
     VERSION,
-    Kind,
     Mode,
     quoted,
 )
@@ -59,10 +58,6 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.types import TableName
-
-#: Kinds of key columns whose least and greatest value narrow the scan of the table.
-_ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
-_HOUR_MICROS: Final = 3_600_000_000
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def write_versions(
     """Apply record versions to a table, all of them or nothing.
 
     The table is what all versions ever applied make together, whatever their order; applying the
-    same ones again changes no more than `_fivetran_synced`.
+    same ones again changes no row.
 
     Args:
         lake: the lake.
@@ -182,7 +177,7 @@ class _Outcome:
 
 def _measure(lake: Lake, view: str, description: TableDescription, layout: Layout) -> _Pulled:
     """Look once at the landed rows, without their data columns."""
-    ordered = [name for name in layout.key if description.by_name[name].type.kind in _ORDERED]
+    ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
     needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
     sketch = usage.sketching(_counted(layout), f"{PURGED_AT} IS NULL")
@@ -289,12 +284,7 @@ def _concealed(rows: str, layout: Layout) -> str:
 
 def _remove(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout: Layout) -> None:
     """Remove rows of `main`, by file and position."""
-    conditions = [
-        *_same_key(pulled, layout),
-        f"{TABLE}._pos = {KEYS}.{POSITION}",
-        # Equal, but not hashed: a file's name is long, and key and position leave little to tell.
-        f"{TABLE}._file BETWEEN {KEYS}.{FILE} AND {KEYS}.{FILE}",
-    ]
+    conditions = [*same_key(layout.key, pulled.bounds), *same_row(FILE, POSITION)]
     if layout.mode is Mode.HISTORY:
         conditions += _in_reach(pulled, layout)
     write.delete(
@@ -310,7 +300,7 @@ def _reveal(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout:
     write.hidden.delete(
         f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {VERSION} "
         f"FROM {rows} WHERE {REVEALED}",
-        " AND ".join([*_same_key(pulled, layout), same_version]),
+        " AND ".join([*same_key(layout.key, pulled.bounds), same_version]),
     )
 
 
@@ -324,7 +314,7 @@ def _reached(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
         f"SELECT {numbered(layout.key)}, min({MODIFIED}) AS since, max({PURGED_AT}) AS purged "
         f"FROM {pulled.view} GROUP BY {listed(layout.key)}"
     )
-    conditions = _same_key(pulled, layout)
+    conditions = same_key(layout.key, pulled.bounds)
     if layout.mode is Mode.HISTORY:
         since = f"timestamp_micros({KEYS}.since - {layout.epsilon})"
         reached = f"{TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since}"
@@ -341,28 +331,15 @@ def _reached(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
 def _hidden(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
     """The hidden rows of the landed keys, with all that is known of them."""
     keys = f"SELECT DISTINCT {numbered(layout.key)} FROM {pulled.view}"
-    matched = " AND ".join(_same_key(pulled, layout))
+    matched = " AND ".join(same_key(layout.key, pulled.bounds))
     return (
         f"SELECT {broadcast(KEYS, pulled.rows)} {of_stored(layout, hidden=True)} "
         f"FROM {write.hidden.source} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {matched}"
     )
 
 
-def _same_key(pulled: _Pulled, layout: Layout) -> list[str]:
-    """SQL conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`."""
-    conditions = []
-    for number, name in enumerate(layout.key):
-        column = f"{TABLE}.{quoted(name)}"
-        conditions.append(f"{column} = {KEYS}.k{number}")
-        if name in pulled.bounds:
-            least, greatest = pulled.bounds[name]
-            conditions += [f"{column} >= {least}", f"{column} <= {greatest}"]
-    return conditions
-
-
 def _in_reach(pulled: _Pulled, layout: Layout) -> list[str]:
     """SQL conditions that all versions meet which landed rows can change: they prune files."""
     if layout.erased and pulled.purges:
         return []
-    since = ((pulled.since or 0) - layout.epsilon) // _HOUR_MICROS * _HOUR_MICROS
-    return [f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= timestamp_micros({since}L))"]
+    return [f"({TABLE}.{ACTIVE} OR {ends_since((pulled.since or 0) - layout.epsilon)})"]

@@ -86,6 +86,20 @@ def text(value: str) -> str:
     return f"'{escaped}'"
 
 
+def same_row(file: str, position: str) -> list[str]:
+    """SQL conditions: a row of `TABLE` stands where a row of `KEYS` says.
+
+    Args:
+        file: the column of `KEYS` that has the data file.
+        position: the column of `KEYS` that has the place in it.
+    """
+    return [
+        f"{TABLE}._pos = {KEYS}.{position}",
+        # Equal, but not hashed: a file's name is long, and key and position leave little to tell.
+        f"{TABLE}._file BETWEEN {KEYS}.{file} AND {KEYS}.{file}",
+    ]
+
+
 def numbered(key: Sequence[str]) -> str:
     """Key columns as `k0`, `k1`, …, so that their names clash with none."""
     return ", ".join(f"{quoted(name)} AS k{number}" for number, name in enumerate(key))
