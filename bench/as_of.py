@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -44,8 +45,7 @@ def summed(frame: DataFrame) -> tuple[object, ...]:
 
 
 def as_of(lake: Lake, made: Made, millis: int) -> DataFrame:
-    (at,) = lake.spark.sql(f"SELECT CAST(timestamp_millis({millis}) AS STRING)").collect()[0]
-    return lake.table(made.name).as_of(at)
+    return lake.table(made.name).as_of(datetime.fromtimestamp(millis / 1_000, UTC))
 
 
 def filtered(lake: Lake, made: Made, millis: int) -> DataFrame:
@@ -56,7 +56,7 @@ def filtered(lake: Lake, made: Made, millis: int) -> DataFrame:
 
 
 def main() -> int:
-    parser = lakes.options(__doc__, repeat=7)
+    parser = lakes.options(__doc__, repeat=15)
     parser.add_argument("--rows", type=int, help="records of the table")
     flags: argparse.Namespace = parser.parse_args()
     keys = flags.rows or (5_000 if flags.quick else 1_000_000)
