@@ -13,7 +13,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from sqlalchemy import NullPool, create_engine
 
-from chronolake.config import Project, load_project
+from chronolake.config import LakeConfig, Project, load_project
 from lakes import SPARK
 from landed import LandedRow
 
@@ -100,12 +100,17 @@ def project(folder: Path, pipelines: str) -> Project:
 
 
 def iceberg(found: Project, schema: str, table: str) -> Table:
-    """A table as PyIceberg sees it."""
+    """A table of a project as PyIceberg sees it."""
+    return iceberg_in(found.lake, schema, table)
+
+
+def iceberg_in(config: LakeConfig, schema: str, table: str) -> Table:
+    """A table of a lake as PyIceberg sees it."""
     catalog = SqlCatalog(
         "chronolake",
-        uri=f"sqlite:///{found.lake.catalog_file}",
-        warehouse=found.lake.warehouse_location,
+        uri=f"sqlite:///{config.catalog_file}",
+        warehouse=config.warehouse_location,
     )
     catalog.engine.dispose()
-    catalog.engine = create_engine(f"sqlite:///{found.lake.catalog_file}", poolclass=NullPool)
+    catalog.engine = create_engine(f"sqlite:///{config.catalog_file}", poolclass=NullPool)
     return catalog.load_table((schema, table))

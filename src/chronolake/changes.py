@@ -22,6 +22,10 @@ of a record was landed. Beside the data columns they have
   1970, or null. A row with `PURGED_AT` says nothing about the data columns.
 * `LANDED_FILE` (string), `LANDED_ROW` (bigint): where the row stands. Between rows of one sequence
   the later counts; file names are ordered like sequences.
+
+Versions that are landed in our own raw lake have no file yet, and may have
+
+* `OPERATED` (string): what the source did, in its own words, for those who read the lake.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ DELETED_AT: Final = "__chronolake_deleted_at"
 PURGED_AT: Final = "__chronolake_purged_at"
 LANDED_FILE: Final = "__chronolake_file_name"
 LANDED_ROW: Final = "__chronolake_file_row"
+OPERATED: Final = "__chronolake_operated"
 VERSION_COLUMNS: Final = (MODIFIED, SEQUENCE, DELETED_AT, PURGED_AT, LANDED_FILE, LANDED_ROW)
 
 ROWS_PER_FILE: Final = 2**40

@@ -31,6 +31,8 @@ FAILPOINTS: Final = (
     "rewrite.after-commit",
     "sync.surveyed",
     "sync.table-ready",
+    "land.staged",
+    "land.file-published",
 )
 
 _reached: Counter[str] = Counter()

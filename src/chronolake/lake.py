@@ -41,6 +41,7 @@ class Lake:
     def __init__(self, config: LakeConfig, sessions: session.Sessions) -> None:
         self.config = config
         self.spark = sessions.spark
+        self._wide = sessions.wide
         self._light = sessions.light
         self.catalog = Catalog(sessions.spark)
         self._locks: defaultdict[TableName, threading.RLock] = defaultdict(threading.RLock)
@@ -131,10 +132,18 @@ class Lake:
 
     def session_for(self, name: TableName, batch_bytes: int) -> SparkSession:
         """The session in which a batch of files of so many bytes goes into a table."""
+        return self._light if self._is_small(name, batch_bytes) else self.spark
+
+    def session_for_versions(self, name: TableName, landed_bytes: int) -> SparkSession:
+        """The session in which landed files of so many bytes become versions of a table."""
+        return self._light if self._is_small(name, landed_bytes) else self._wide
+
+    def _is_small(self, name: TableName, size: int) -> bool:
+        if size > _LIGHT_BYTES:
+            return False
         table = self.catalog.find(name)
-        rows = None if table is None else table.rows
-        is_small = rows is not None and rows <= _LIGHT_ROWS and batch_bytes <= _LIGHT_BYTES
-        return self._light if is_small else self.spark
+        rows = 0 if table is None else table.rows
+        return rows is not None and rows <= _LIGHT_ROWS
 
     @contextmanager
     def writing(self, name: TableName) -> Iterator[None]:

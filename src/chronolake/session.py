@@ -98,12 +98,18 @@ _SESSION: Final[dict[str, str]] = {
     f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
 }
 
+#: Settings for statements that carry wide rows through many steps. To find filters that nobody
+#: wrote, Spark keeps all that follows from the equality of columns: for an expression over n of
+#: them, which each get another name, these are 2^n conditions.
+_WIDE: Final[dict[str, str]] = {"spark.sql.constraintPropagation.enabled": "false"}
+
 #: Settings for a few rows: what Spark does to make much data quick costs more than it saves.
 _LIGHT: Final[dict[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
+    **_WIDE,
 }
 
 
@@ -113,10 +119,12 @@ class Sessions:
 
     Attributes:
         spark: for everything that may be large.
+        wide: for statements that carry all columns of a table through many steps.
         light: for statements over a few rows, where most of the time goes into planning.
     """
 
     spark: SparkSession
+    wide: SparkSession
     light: SparkSession
 
 
@@ -261,6 +269,7 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
     own = {key: value for key, value in conf.items() if key.startswith("spark.sql.")}
     return Sessions(
         spark=_session(base, {**settings, **own}),
+        wide=_session(base, {**settings, **_WIDE, **own}),
         light=_session(base, {**settings, **_LIGHT, **own}),
     )
 

@@ -170,6 +170,16 @@ class ColumnType:
             return f"DECIMAL({self.precision},{self.scale})"
         return str(self.kind)
 
+    @classmethod
+    def parse(cls, text: str) -> ColumnType:
+        """The inverse of `str`.
+
+        Raises:
+            ValueError: the text is no type.
+        """
+        name, _, parameters = text.rstrip(")").partition("(")
+        return cls(Kind(name), *(int(number) for number in filter(None, parameters.split(","))))
+
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type of a column of this type."""

@@ -132,6 +132,32 @@ def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
     ]
 
 
+def test_records_have_many_fields(pipeline: Pipeline) -> None:
+    """What Spark concludes from the equality of columns must not grow with their combinations."""
+
+    def wide(key: int, at: int, sequence: str) -> dict[str, Any]:
+        fields = {f"F{number}": (key + 1) * (number + at) for number in range(60)}
+        texts = {name: str(value) for name, value in fields.items()}
+        typed = {f"{name}_i": value for name, value in fields.items()}
+        return _row(str(key), at, sequence, **texts, **typed)
+
+    large = pipeline.source.write("Account", [wide(key, 1, "1") for key in range(3_000)])
+    assert large.stat().st_size > 2**20, "too small to be taken for much data"
+    pipeline.done()
+    pipeline.source.write("Account", [wide(key, 2, "2") for key in range(5)])
+    pipeline.done()
+
+    rows = {(row["Id"], row[ACTIVE]): row for row in pipeline.rows()}
+    assert len(rows) == 3_005
+    for key in range(3_000):
+        wanted = wide(key, 2 if key < 5 else 1, "")
+        assert all(rows[str(key), True][f"F{n}"] == wanted[f"F{n}_i"] for n in range(60))
+    (stream,) = streams_of(pipeline.project, "crm")
+    with leased(Store.open(pipeline.lake.config), "crm") as lease:
+        found = differences(pipeline.lake, stream, lease)
+    assert (found.rows, found.missing, found.extra) == (3_005, 0, 0)
+
+
 def test_a_column_has_the_narrowest_type_and_keeps_the_sources_spelling(
     pipeline: Pipeline,
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from chronolake.description import describe_loaded
+from chronolake.errors import SourceError
 from chronolake.failpoints import reach
 from chronolake.pipeline.filling import (
     Filling,
@@ -73,12 +74,11 @@ def apply(lake: Lake, stream: Stream, lease: Lease, files: Sequence[DataFile]) -
     filling = Filling(lake, stream, lease)
     _settle(filling)
     for step in _steps(files):
-        landed = landing(lake.spark, step)
+        size = sum(file.size for file in step)
+        landed = landing(lake.session_for_versions(stream.table, size), step)
         reach("sync.surveyed")
         written = _apply(filling, landed) if landed.rows else 0
-        yield Applied(
-            landed.watermark, len(step), sum(file.size for file in step), landed.rows, written
-        )
+        yield Applied(landed.watermark, len(step), size, landed.rows, written)
 
 
 def _steps(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
@@ -98,14 +98,15 @@ def _apply(filling: Filling, landed: Landing) -> int:
     lake, stream = filling.lake, filling.stream
     table = lake.catalog.find(stream.table)
     if table is None:
-        columns = columns_for(stream, landed.seen)
+        columns = columns_for(stream, landed.seen, landed.key)
         filling.create(stream.table, columns, properties=filling.properties)
         reach("sync.table-ready")
         return write(filling, stream.table, landed, landed.seen, files=len(landed.files))
     expect_own(table, stream)
     filling.lease.guard(table)
     seen = united(seen_of(table), landed.seen)
-    columns = columns_for(stream, seen)
+    _expect_same_key(table, landed)
+    columns = columns_for(stream, seen, landed.key)
     if _needs_rebuild(table, columns):
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
     wanted = with_system_columns(columns, stream.mode)
@@ -114,6 +115,23 @@ def _apply(filling: Filling, landed: Landing) -> int:
     reach("sync.table-ready")
     files = int(table.property_of(FILES_PROPERTY) or 0) + len(landed.files)
     return write(filling, stream.table, landed, seen, files=files)
+
+
+def _expect_same_key(table: IcebergTable, landed: Landing) -> None:
+    """Refuse files whose records are identified by other fields than the table's.
+
+    Raises:
+        SourceError: they are.
+    """
+    key = describe_loaded(table).record_key
+    if set(key) != set(landed.key):
+        raise SourceError(
+            f"The source identifies a record by {', '.join(landed.key)} now, and the table by "
+            f"{', '.join(key)}.",
+            table=str(table.name),
+            file=landed.watermark,
+            hint="Bring the stream into a new table: give it another `table:` in chronolake.yml.",
+        )
 
 
 def _settle(filling: Filling) -> None:

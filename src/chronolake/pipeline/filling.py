@@ -28,8 +28,8 @@ from chronolake.pipeline.properties import (
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
-from chronolake.rawlake import Landing, Seen, columns_of
-from chronolake.rawlake.reading import KEY, SOURCE_TIME
+from chronolake.rawlake import Landing, columns_of, mark
+from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.table.landed import write_versions
 from chronolake.table.pulled import SYSTEM_COLUMNS, create_pulled, layout_of
 from chronolake.types import Mode
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
     from chronolake.rawlake.reading import SeenByField
+    from chronolake.table.succession import Layout
     from chronolake.types import Column, TableName
 
 log = structlog.get_logger(__name__)
@@ -101,11 +102,11 @@ def write(
     """
     stream = filling.stream
     description = describe_loaded(filling.lake.catalog.load(name))
-    by_name = {column.name: column for column in columns_for(stream, seen)}
-    stored = layout_of(description).data
+    by_name = {column.name: column for column in columns_for(stream, seen, landed.key)}
+    layout = layout_of(description)
     # A column that somebody else gave the table is none of the source's: new rows have null there.
-    ordered = [by_name.get(column) or description.by_name[column] for column in stored]
-    marks = {field: sorted(every) for field, every in seen.items() if every}
+    ordered = [by_name.get(column) or description.by_name[column] for column in layout.data]
+    marks = {field: sorted(map(str, every)) for field, every in seen.items() if every}
     result = write_versions(
         filling.lake,
         name,
@@ -120,7 +121,7 @@ def write(
         },
         guard=filling.lease.guard,
         counts=counts,
-        erased=_erased(stream, stored),
+        erased=_erased(stream, layout),
     )
     log.info(
         "files_applied",
@@ -135,15 +136,20 @@ def write(
     return result.written
 
 
-def _erased(stream: Stream, columns: Sequence[str]) -> list[str]:
+def _erased(stream: Stream, layout: Layout) -> list[str]:
     """The columns that a purge empties: what the record said, not what it is and since when."""
     if stream.on_purge is OnPurge.CLOSE:
         return []
-    return [name for name in columns if name not in {KEY.name, SOURCE_TIME.name}]
+    return [name for name in layout.data if name not in {*layout.key, SOURCE_TIME.name}]
 
 
-def columns_for(stream: Stream, seen: SeenByField) -> tuple[Column, ...]:
+def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[Column, ...]:
     """The columns that the stream's table needs for fields of which this was seen.
+
+    Args:
+        stream: the stream.
+        seen: what was seen of every field.
+        key: the fields that identify a record.
 
     Raises:
         SourceError: a field has the name of a system column.
@@ -156,10 +162,14 @@ def columns_for(stream: Stream, seen: SeenByField) -> tuple[Column, ...]:
                 column=name,
                 hint="The field must have another name in the lake.",
             )
+    columns = columns_of(seen, key)
     if not keeps_source_time(stream):
-        return columns_of(seen)
-    key, *others = columns_of(seen)
-    return (key, SOURCE_TIME, *others)
+        return columns
+    return (
+        *(column for column in columns if column.primary_key),
+        SOURCE_TIME,
+        *(column for column in columns if not column.primary_key),
+    )
 
 
 def keeps_source_time(stream: Stream) -> bool:
@@ -181,7 +191,7 @@ def is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
 def seen_of(table: IcebergTable) -> SeenByField:
     """What forms were seen of every field in the files that a table has."""
     stored = orjson.loads(table.property_of(FIELDS_PROPERTY) or "{}")
-    return {field: frozenset(map(Seen, every)) for field, every in stored.items()}
+    return {field: frozenset(map(mark, every)) for field, every in stored.items()}
 
 
 def watermark_of(lake: Lake, stream: Stream) -> str | None:

@@ -29,6 +29,8 @@ from chronolake.types import SYNCED, TableName
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pyspark.sql import SparkSession
+
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
@@ -71,10 +73,10 @@ def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None =
         if not same or current.property_of(WATERMARK_PROPERTY) != before:
             raise TableMovedError("Another process applied files first.", table=str(stream.table))
 
-    with _made_of_lake(Filling(lake, stream, lease), table, last) as (made, written):
+    with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
         with lake.writing(stream.table):
-            take_place(table, made, expect=unmoved)
-        return written
+            take_place(table, made.table, expect=unmoved)
+        return made.rows
 
 
 @dataclass(frozen=True)
@@ -115,15 +117,15 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
     last = table.property_of(WATERMARK_PROPERTY)
-    with _made_of_lake(Filling(lake, stream, lease), table, last) as (made, _):
+    with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
         # When a row was synced is nothing that the lake knows.
-        theirs = {field.name for field in made.fields} - {SYNCED}
+        theirs = {field.name for field in made.table.fields} - {SYNCED}
         names = [field.name for field in table.fields if field.name in theirs]
         ours, others = (
             f"SELECT {listed(names)} FROM {CATALOG}.{name.sql}"
-            for name in (stream.table, made.name)
+            for name in (stream.table, made.table.name)
         )
-        (found,) = lake.spark.sql(
+        (found,) = made.spark.sql(
             f"SELECT (SELECT count(1) FROM ({ours})) AS rows, "
             f"(SELECT count(1) FROM ({others} EXCEPT ALL {ours})) AS missing, "
             f"(SELECT count(1) FROM ({ours} EXCEPT ALL {others})) AS extra"
@@ -131,11 +133,18 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
     return Differences(found["rows"], found["missing"], found["extra"])
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A hidden table of the files of a lake, its number of rows, and the session that made it."""
+
+    table: IcebergTable
+    rows: int
+    spark: SparkSession
+
+
 @contextmanager
-def _made_of_lake(
-    filling: Filling, table: IcebergTable, last: str | None
-) -> Iterator[tuple[IcebergTable, int]]:
-    """A hidden table of all files up to one, and the number of its rows."""
+def _made_of_lake(filling: Filling, table: IcebergTable, last: str | None) -> Iterator[_Made]:
+    """A hidden table of all files up to one; it lives as long as the block."""
     lake, stream = filling.lake, filling.stream
     every = stream.folder.files()
     place = next((number for number, file in enumerate(every) if file.mark == last), None)
@@ -150,19 +159,20 @@ def _made_of_lake(
         )
     files = every[: place + 1]
     _expect_all_there(table, stream, every)
-    landed = landing(lake.spark, files)
+    spark = lake.session_for_versions(stream.table, sum(file.size for file in files))
+    landed = landing(spark, files)
     # Columns stay where they are in the table.
     seen = united({name: frozenset() for name in seen_of(table)}, landed.seen)
     hidden = TableName(SCRATCH_SCHEMA, stage_name())
     try:
         filling.create(
             hidden,
-            columns_for(stream, seen),
+            columns_for(stream, seen, landed.key),
             properties=lasting_properties(table),
             location=folder_in(table),
         )
         written = write(filling, hidden, landed, seen, files=len(files), counts=False)
-        yield lake.catalog.load(hidden), written
+        yield _Made(lake.catalog.load(hidden), written, spark)
     finally:
         # Its files are the table's by now, or orphans in its folder that maintenance removes.
         lake.catalog.drop(hidden, purge=False)

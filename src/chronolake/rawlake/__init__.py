@@ -7,7 +7,7 @@ versions (`chronolake.changes`) of them.
 """
 
 from chronolake.rawlake.fields import Field
-from chronolake.rawlake.forms import Form, Seen, type_of
+from chronolake.rawlake.forms import Form, Seen, mark, type_of
 from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
 from chronolake.rawlake.reading import Landing, columns_of, landing, united
 
@@ -21,6 +21,7 @@ __all__ = [
     "applied_of",
     "columns_of",
     "landing",
+    "mark",
     "objects_of",
     "type_of",
     "united",

@@ -17,6 +17,8 @@ from chronolake.rawlake.forms import Form
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from chronolake.types import ColumnType
+
 ID: Final = "Id"
 MODIFIED: Final = "source__modified"
 SEQUENCE: Final = "grax__idseq"
@@ -26,9 +28,9 @@ PURGED: Final = "grax__purged"
 GUARANTEED: Final = (ID, MODIFIED, SEQUENCE)
 _TIMES: Final = (MODIFIED, DELETED, PURGED)
 #: Columns that are no fields of the record.
-_OF_THE_LAKE: Final = (*GUARANTEED, DELETED, PURGED)
+OF_THE_LAKE: Final = (*GUARANTEED, DELETED, PURGED)
 
-_SUFFIXES: Final = {
+SUFFIXES: Final = {
     "_b": Form.BOOLEAN,
     "_i": Form.INTEGER,
     "_f": Form.FLOAT,
@@ -61,11 +63,13 @@ class Field:
         name: the field.
         column: the column in the files.
         physical: how the column is read.
+        declared: the type that the source declared, in files of our own.
     """
 
     name: str
     column: str
     physical: Physical
+    declared: ColumnType | None = None
 
     @property
     def form(self) -> Form:
@@ -131,15 +135,15 @@ def fields_of(columns: Mapping[str, Physical]) -> Fields:
             stem in found
             and found[stem].name == stem
             and found[stem].form is Form.TEXT
-            and stem not in _OF_THE_LAKE
-            and name not in _OF_THE_LAKE
+            and stem not in OF_THE_LAKE
+            and name not in OF_THE_LAKE
         )
         found[name] = Field(stem if is_typed and stem else name, name, columns[name])
     return {name: found[name] for name in columns}
 
 
 def _stem_of(name: str, column: Physical) -> str | None:
-    for suffix, form in _SUFFIXES.items():
+    for suffix, form in SUFFIXES.items():
         if name.endswith(suffix) and column.form is form:
             return name.removesuffix(suffix)
     return None
@@ -187,7 +191,7 @@ def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:
 
 def is_field(name: str) -> bool:
     """Whether a field is one of the record, or tells about its versions."""
-    return name not in _OF_THE_LAKE
+    return name not in OF_THE_LAKE
 
 
 def is_time(name: str) -> bool:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
+from chronolake.rawlake.declared import DECLARATION, Declaration, fields_declared, from_json
 from chronolake.rawlake.fields import GUARANTEED, fields_of
 
 if TYPE_CHECKING:
@@ -67,12 +68,14 @@ class Footers:
         numbers: their numbers in the list that was read.
         rows: how many rows they have.
         columns: what their statistics know, by column.
+        declaration: what files of our own declare; empty for those of others.
     """
 
     fields: Fields
     numbers: tuple[int, ...]
     rows: int
     columns: dict[str, ColumnStatistics]
+    declaration: Declaration = ()
 
 
 def footers(spark: SparkSession, files: Sequence[DataFile]) -> list[Footers]:
@@ -102,8 +105,10 @@ def footers(spark: SparkSession, files: Sequence[DataFile]) -> list[Footers]:
                 columns[name] = known.with_(columns.get(name, ColumnStatistics()))
         count = sum(row["rows"] for row in rows)
         if count:
-            fields = _fields(schema, files[numbers[0]], columns)
-            read.append(Footers(fields, numbers, count, columns))
+            first = files[numbers[0]]
+            declaration = _declaration(schema, first)
+            fields = _fields(schema, first, columns, declaration)
+            read.append(Footers(fields, numbers, count, columns, declaration))
     return read
 
 
@@ -152,7 +157,9 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
     # What other tools keep beside a schema says nothing about it.
-    schema = footer.schema.to_arrow_schema().remove_metadata()
+    told = footer.metadata or {}
+    kept = {DECLARATION: told[DECLARATION]} if DECLARATION in told else None
+    schema = footer.schema.to_arrow_schema().with_metadata(kept)
     for number, field in enumerate(schema):
         if field.type == pa.timestamp("ns") and _is_int96(footer, field.name):
             # Spark reads these as its own timestamps, and not as numbers.
@@ -195,7 +202,17 @@ def _known(told: pq.Statistics | None, rows: int) -> ColumnStatistics:
     )
 
 
-def _fields(schema: pa.Schema, file: DataFile, columns: Mapping[str, ColumnStatistics]) -> Fields:
+def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
+    told = (schema.metadata or {}).get(DECLARATION)
+    return () if told is None else from_json(told, file=str(file.path))
+
+
+def _fields(
+    schema: pa.Schema,
+    file: DataFile,
+    columns: Mapping[str, ColumnStatistics],
+    declaration: Declaration,
+) -> Fields:
     physical = {field.name: lake_fields.physical(field.type) for field in schema}
     for name in GUARANTEED:
         if name not in physical:
@@ -220,4 +237,4 @@ def _fields(schema: pa.Schema, file: DataFile, columns: Mapping[str, ColumnStati
             )
         # A field without any value may have any type.
         del physical[field.name]
-    return fields_of(physical)
+    return fields_declared(declaration, physical) if declaration else fields_of(physical)

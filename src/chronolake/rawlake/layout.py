@@ -106,6 +106,18 @@ class ObjectFolder:
         ]
         return sorted(found, key=lambda file: file.rank)
 
+    def newest(self) -> DataFile | None:
+        """The file that was written last, or None.
+
+        Raises:
+            SourceError: the folder cannot be read.
+        """
+        for batch, folder in sorted(self._batches(), key=lambda item: rank(item[0]), reverse=True):
+            found = max(_files_in(batch, folder), key=lambda file: file.rank, default=None)
+            if found is not None:
+                return found
+        return None
+
     def expect(self, mark: str) -> None:
         """Refuse a watermark that names none of the object's files.
 

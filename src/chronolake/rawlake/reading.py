@@ -21,10 +21,12 @@ from chronolake.changes import (
     RESERVED,
     SEQUENCE,
 )
+from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
+from chronolake.rawlake.declared import key_of, types_of
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
 from chronolake.rawlake.footers import ColumnStatistics, Footers, footers
-from chronolake.rawlake.forms import Form, Seen, of_integers, type_of
+from chronolake.rawlake.forms import Form, Mark, Seen, of_integers, type_of
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ _FORM_OF: Final = {
     Kind.NAIVE_DATE: Form.DATE,
 }
 
-SeenByField = dict[str, frozenset[Seen]]
+SeenByField = dict[str, frozenset[Mark]]
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,16 @@ class Landing:
     Attributes:
         files: in the order of their writing.
         groups: the files that are read together, and what their columns mean.
-        seen: what forms every field has in these files; none for a field without any value.
+        key: the fields that identify a record.
+        seen: what forms every field has in these files, or what types it was declared to have; none
+            for a field without any value that nobody declared.
         rows: how many rows the files have.
     """
 
     spark: SparkSession
     files: tuple[DataFile, ...]
     groups: tuple[Group, ...]
+    key: tuple[str, ...]
     seen: SeenByField
     rows: int
 
@@ -87,7 +92,7 @@ class Landing:
         """The rows as record versions (`chronolake.changes`).
 
         Args:
-            columns: the data columns with types that hold what was seen, `KEY` among them, and
+            columns: the data columns with types that hold what was seen, the key among them, and
                 `SOURCE_TIME` if it is wanted.
         """
         frames = [self._versions_of(group, columns) for group in self.groups]
@@ -106,7 +111,8 @@ class Landing:
         data = {
             column.name: _value(by_name.get(column.name, {}), column.type) for column in columns
         }
-        data[KEY.name] = f"nullif(CAST({quoted(KEY.name)} AS STRING), '')"
+        if not any(field.declared for field in group.fields.values()):
+            data[KEY.name] = f"nullif(CAST({quoted(KEY.name)} AS STRING), '')"
         if SOURCE_TIME.name in data:
             data[SOURCE_TIME.name] = f"timestamp_micros({system[MODIFIED]})"
         chosen = (f"{value} AS {quoted(name)}" for name, value in {**data, **system}.items())
@@ -122,12 +128,13 @@ def landing(spark: SparkSession, files: Sequence[DataFile]) -> Landing:
 
     Raises:
         SourceError: a file cannot be read, lacks a column that every file has, or has a column that
-            cannot be read.
+            cannot be read; or the files do not agree on what identifies a record.
     """
     found = footers(spark, files)
+    key = _key_of(found, files)
     groups = tuple(grouped((one.fields, one.numbers) for one in found))
     # In the order in which the files brought them.
-    seen: dict[str, frozenset[Seen]] = {}
+    seen: SeenByField = {}
     asked: set[str] = set()
     for one in sorted(found, key=lambda one: one.numbers):
         told, unknown = told_by(one)
@@ -135,12 +142,31 @@ def landing(spark: SparkSession, files: Sequence[DataFile]) -> Landing:
     for group in groups:
         if any(field.name in asked for field in group.fields.values()):
             seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
-    return Landing(spark, tuple(files), groups, seen, sum(one.rows for one in found))
+    return Landing(spark, tuple(files), groups, key, seen, sum(one.rows for one in found))
+
+
+def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, ...]:
+    keys: dict[tuple[str, ...], DataFile] = {}
+    for one in found:
+        key = key_of(one.declaration) if one.declaration else (KEY.name,)
+        keys.setdefault(key, files[one.numbers[0]])
+    if len(keys) > 1:
+        (one_key, _), (other, file), *_ = keys.items()
+        raise SourceError(
+            f"Some files identify a record by {', '.join(one_key)}, and others by "
+            f"{', '.join(other)}.",
+            file=str(file.path),
+            hint="Bring the stream into a new table, with `table:` in chronolake.yml, and re-sync.",
+        )
+    return next(iter(keys), (KEY.name,))
 
 
 def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
     """What footers tell of the forms of fields, and the fields of which they do not tell enough."""
-    seen: dict[str, frozenset[Seen]] = {}
+    if footer.declaration:
+        types = types_of(footer.declaration)
+        return {name: frozenset({kind}) for name, kind in types.items()}, set()
+    seen: SeenByField = {}
     unknown: set[str] = set()
     for name, forms in by_field(footer.fields).items():
         if not is_field(name):
@@ -174,16 +200,26 @@ def _known(footer: Footers, field: Field) -> ColumnStatistics:
     return replace(told, has_text=told.values > 0, is_complete=is_complete)
 
 
-def united(one: Mapping[str, frozenset[Seen]], other: Mapping[str, frozenset[Seen]]) -> SeenByField:
+def united(one: Mapping[str, frozenset[Mark]], other: Mapping[str, frozenset[Mark]]) -> SeenByField:
     """What was seen here or there."""
     names = dict.fromkeys([*one, *other])
     return {name: one.get(name, frozenset()) | other.get(name, frozenset()) for name in names}
 
 
-def columns_of(seen: Mapping[str, Iterable[Seen]]) -> tuple[Column, ...]:
-    """The columns of a table of fields of which this was seen, the key first."""
+def columns_of(seen: Mapping[str, Iterable[Mark]], key: Sequence[str]) -> tuple[Column, ...]:
+    """The columns of a table of fields of which this was seen.
+
+    Args:
+        seen: what was seen of every field.
+        key: the fields that identify a record.
+    """
     types = {name: type_of(every) for name, every in seen.items()}
-    return (KEY, *(Column(name, kind) for name, kind in types.items() if kind is not None))
+    columns = tuple(
+        Column(name, kind, primary_key=name in key)
+        for name, kind in types.items()
+        if kind is not None
+    )
+    return columns if any(column.primary_key for column in columns) else (KEY, *columns)
 
 
 def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataFrame:
@@ -226,6 +262,9 @@ def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:
     """A field's value in the type of its column, as SQL."""
     cells = {form: _cell(field) for form, field in forms.items()}
     found: list[str] = []
+    declared = next((field.declared for field in forms.values() if field.declared), None)
+    if declared is not None:
+        return _declared_value(forms, declared, kind)
     if kind.kind is Kind.NAIVE_TIME:
         # Written in one way, whatever the source's texts look like.
         found = [cells[form] for form in (Form.TIME, Form.TEXT) if form in cells]
@@ -238,6 +277,18 @@ def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:
         found = [cells[form] for form in Form if form in cells]
     parts = [f"CAST({cell} AS {kind.sql})" for cell in found]
     return f"coalesce({', '.join([*parts, f'CAST(NULL AS {kind.sql})'])})"
+
+
+def _declared_value(forms: Mapping[Form, Field], declared: ColumnType, kind: ColumnType) -> str:
+    """A value that was written by `writing.land`: in files of our own, empty texts are values."""
+    columns = {form: quoted(field.column) for form, field in forms.items()}
+    text = columns[Form.TEXT]
+    typed = next((column for form, column in columns.items() if form is not Form.TEXT), text)
+    if kind.kind is Kind.BINARY:
+        return f"unbase64({text})"
+    # In another type than its own, a text is the value's spelling: 5 does not become 5.0.
+    value = text if kind.sql == "string" and kind != declared else typed
+    return f"CAST({value} AS {kind.sql})"
 
 
 def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:
@@ -269,7 +320,7 @@ def _seen_in(rows: DataFrame, group: Group, asked: AbstractSet[str]) -> SeenByFi
             meaning.append((name, form))
     aliased = (f"{value} AS {RESERVED}{number}" for number, value in enumerate(measured))
     (row,) = rows.selectExpr(*aliased).collect()
-    seen: dict[str, frozenset[Seen]] = {}
+    seen: SeenByField = {}
     for number, (name, form) in enumerate(meaning):
         is_there, least, greatest = row[3 * number : 3 * number + 3]
         one = _one_seen(form, is_there, None if least is None else (least, greatest))

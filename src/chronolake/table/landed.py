@@ -52,7 +52,7 @@ from chronolake.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
@@ -99,9 +99,9 @@ def write_versions(
     Args:
         lake: the lake.
         name: a table made by `create_pulled`.
-        versions: record versions (`chronolake.changes`), made in the session `lake.spark`, with
-            all data columns of the table. It is computed more than once: reading it must always
-            give the same rows.
+        versions: record versions (`chronolake.changes`) with all data columns of the table; their
+            session does the work (`Lake.session_for_versions`). It is computed more than once:
+            reading it must always give the same rows.
         synced_micros: `_fivetran_synced` of rows that are new, in microseconds since 1970.
         batch: the batch's identity, for logs and the table's properties.
         properties: properties of the table to publish together with the rows.
@@ -128,10 +128,11 @@ def write_versions(
     watch = Stopwatch()
     result = PullResult(batch, 0, 0, 0, watch.seconds)
     view = f"chronolake_{uuid4().hex}"
+    spark = versions.sparkSession
     versions.createOrReplaceTempView(view)
     try:
         with watch.stage("read"):
-            pulled = _measure(lake, view, description, layout)
+            pulled = _measure(spark, view, description, layout)
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal result
@@ -141,9 +142,9 @@ def write_versions(
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
             return {**properties, BATCH_PROPERTY: batch, **counted}
 
-        staged(lake, name, write, watch, guard=guard)
+        staged(lake, name, write, watch, spark=spark, guard=guard)
     finally:
-        lake.spark.catalog.dropTempView(view)
+        spark.catalog.dropTempView(view)
     return result
 
 
@@ -175,7 +176,9 @@ class _Outcome:
     sketch: bytes | None = None
 
 
-def _measure(lake: Lake, view: str, description: TableDescription, layout: Layout) -> _Pulled:
+def _measure(
+    spark: SparkSession, view: str, description: TableDescription, layout: Layout
+) -> _Pulled:
     """Look once at the landed rows, without their data columns."""
     ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
     needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
@@ -193,7 +196,7 @@ def _measure(lake: Lake, view: str, description: TableDescription, layout: Layou
     for number, name in enumerate(ordered):
         column = quoted(name)
         found += [f"min({column}) AS least{number}", f"max({column}) AS greatest{number}"]
-    (row,) = lake.spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
+    (row,) = spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
     if row["incomplete"]:
         raise BatchError(
             f"{row['incomplete']} rows lack their key, modification time or sequence; this is the "

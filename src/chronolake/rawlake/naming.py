@@ -1,0 +1,156 @@
+"""Names that only increase: how files of our own raw lake appear in it.
+
+Tasks write files where nobody looks for them. One process at a time then gives them their names,
+each greater than that of every file there, and moves them to their places in the order of their
+names: no file ever appears after one with a greater name, whatever clocks and other processes do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from chronolake.errors import PipelineBusyError, SourceError
+from chronolake.failpoints import reach
+from chronolake.rawlake.layout import DataFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from chronolake.rawlake.layout import ObjectFolder
+
+# Readers of data lakes look for `batch=…` only, and ignore what begins with `_`.
+_STAGING: Final = "_staging"
+_LOCK: Final = "_lock"
+_PATIENCE_SECONDS: Final = 60.0
+#: Names are milliseconds since 1970, hexadecimal; a batch has those of half a day.
+_BATCH_SECONDS: Final = 43_200
+
+
+@contextmanager
+def staging(folder: ObjectFolder) -> Iterator[Path]:
+    """A folder for files on their way, which goes when the block ends.
+
+    What processes have left that died is removed. The lock of a folder falls with its process.
+    """
+    root = folder.path / _STAGING
+    root.mkdir(parents=True, exist_ok=True)
+    place = root / uuid4().hex
+    with ExitStack() as alive:
+        with _held(folder):
+            for name in {path.stem for path in root.iterdir()}:
+                _remove_abandoned(root / name)
+            lock = alive.enter_context(_lock_of(place).open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        place.mkdir()
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+            _lock_of(place).unlink(missing_ok=True)
+
+
+def _remove_abandoned(place: Path) -> None:
+    with _lock_of(place).open("a") as lock:
+        if _is_taken(lock.fileno()):
+            shutil.rmtree(place, ignore_errors=True)
+            _lock_of(place).unlink(missing_ok=True)
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_suffix(".lock")
+
+
+def publish(
+    folder: ObjectFolder, staged: Sequence[Path], *, guard: Callable[[], None]
+) -> list[DataFile]:
+    """Give staged files their names and places.
+
+    After a crash some of them are there, the first ones, and each of them is whole.
+
+    Args:
+        folder: the object.
+        staged: files in the same file system, already durable, in the order of their names to be.
+        guard: called when nobody else can publish; raises if this process must not either.
+
+    Raises:
+        PipelineBusyError: another process has been publishing for a minute.
+        SourceError: the newest file's name is none of ours.
+        Exception: what `guard` raises; no file has appeared then.
+    """
+    with _held(folder):
+        guard()
+        published = []
+        last = _number_of(folder.newest())
+        for path in staged:
+            last = max(last + 1, time.time_ns() // 1_000_000)
+            file = _named(folder, last, path)
+            file.path.parent.mkdir(exist_ok=True)
+            path.rename(file.path)
+            published.append(file)
+            reach("land.file-published")
+        parents = [one for one in folder.path.parents if one.is_relative_to(folder.root)]
+        for place in {folder.path, *parents, *(file.path.parent for file in published)}:
+            make_durable(place)
+        return published
+
+
+def make_durable(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _named(folder: ObjectFolder, number: int, staged: Path) -> DataFile:
+    # Derived from the name, so that both increase together.
+    begin = number // 1_000 // _BATCH_SECONDS * _BATCH_SECONDS
+    batch, name = f"{begin:09x}", f"{number:x}"
+    path = folder.path / f"batch={batch}" / f"data-{name}.parquet"
+    return DataFile(batch, name, path, staged.stat().st_size)
+
+
+def _number_of(newest: DataFile | None) -> int:
+    if newest is None:
+        return 0
+    try:
+        return int(newest.name, 16)
+    except ValueError as failure:
+        raise SourceError(
+            "The newest file has a name that Chronolake does not give: the folder is written by "
+            "something else.",
+            file=str(newest.path),
+            hint="Give the pipeline's raw lake a folder of its own.",
+        ) from failure
+
+
+@contextmanager
+def _held(folder: ObjectFolder) -> Iterator[None]:
+    """Be the only one of all processes that publishes files of an object."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    with (folder.path / _LOCK).open("a") as lock:
+        while not _is_taken(lock.fileno()):
+            if time.monotonic() > patience:
+                raise PipelineBusyError(
+                    f"Another process has been landing files of {folder.name} for a minute.",
+                    file=str(folder.path),
+                    hint="It may be stopped (SIGSTOP, a sleeping machine): wake it, or end it.",
+                )
+            time.sleep(0.02)
+        yield
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,463 @@
+"""Our own raw lake: what is landed is a Data Lake v2, and comes back as it was declared."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import count, permutations
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame
+
+from chronolake import changes
+from chronolake.config import OnPurge
+from chronolake.errors import BatchError, SchemaError, SourceError
+from chronolake.lake import Lake
+from chronolake.pipeline.apply import apply
+from chronolake.pipeline.lease import Lease
+from chronolake.pipeline.rebuild import differences
+from chronolake.pipeline.streams import Sight, Stream
+from chronolake.rawlake import ObjectFolder, landing, mark, type_of
+from chronolake.rawlake.naming import publish, staging
+from chronolake.rawlake.writing import land
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+from datalakes import iceberg_in
+
+_T: Final = 1_767_225_600_000_000
+_SECOND: Final = 1_000_000
+_NAME: Final = re.compile(r"batch=[0-9a-f]{9}/data-[0-9a-f]{11}\.parquet")
+_numbers: Final = count()
+_FIXED: Final = (
+    pa.field(changes.MODIFIED, pa.int64()),
+    pa.field(changes.SEQUENCE, pa.string()),
+    pa.field(changes.DELETED_AT, pa.int64()),
+    pa.field(changes.PURGED_AT, pa.int64()),
+)
+
+
+def column(name: str, kind: Kind | ColumnType, *, key: bool = False) -> Column:
+    return Column(name, kind if isinstance(kind, ColumnType) else ColumnType(kind), key)
+
+
+def version(at: int, sequence: str = "1", **cells: Any) -> dict[str, Any]:
+    return {changes.MODIFIED: _T + at * _SECOND, changes.SEQUENCE: sequence, **cells}
+
+
+class Own:
+    """A stream whose versions are landed by Chronolake, and its table."""
+
+    def __init__(self, lake: Lake, root: Path) -> None:
+        self.lake = lake
+        self.folder = ObjectFolder(root, "shop", "orders")
+        self.stream = Stream(
+            pipeline="shop",
+            name="orders",
+            table=TableName(f"own_{next(_numbers)}", "orders"),
+            mode=Mode.HISTORY,
+            keep_source_timestamp=False,
+            sight=Sight.EVERY_CHANGE,
+            epsilon_micros=1,
+            on_purge=OnPurge.CLOSE,
+            folder=self.folder,
+        )
+        self.mark: str | None = None
+
+    def frame(self, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> DataFrame:
+        fields = [pa.field(one.name, one.type.arrow) for one in columns]
+        extra = {name for row in rows for name in row} & {changes.OPERATED}
+        fields += [*_FIXED, *(pa.field(name, pa.string()) for name in extra)]
+        cells = {field.name: [row.get(field.name) for row in rows] for field in fields}
+        return self.lake.spark.createDataFrame(pa.table(cells, schema=pa.schema(fields)))
+
+    def land(self, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[Path]:
+        frame = self.frame(columns, rows).coalesce(1)
+        files = land(frame, columns, self.folder, guard=lambda: None)
+        return [file.path for file in files]
+
+    def apply(self) -> None:
+        files = self.folder.files(after=self.mark)
+        for step in apply(self.lake, self.stream, Lease("shop", 1), files):
+            self.mark = step.watermark
+
+    def table(self) -> pa.Table:
+        name = self.stream.table
+        return iceberg_in(self.lake.config, name.schema, name.table).scan().to_arrow()
+
+    def rows(self, *names: str) -> list[tuple[Any, ...]]:
+        found = self.table().to_pylist()
+        return sorted((tuple(row[name] for name in names) for row in found), key=repr)
+
+    def agrees(self) -> bool:
+        found = differences(self.lake, self.stream, Lease("shop", 1))
+        return found.missing == found.extra == 0
+
+
+@pytest.fixture
+def own(lake: Lake, tmp_path: Path) -> Own:
+    return Own(lake, tmp_path / "raw")
+
+
+EVERY: Final = (
+    column("id", Kind.LONG, key=True),
+    column("flag", Kind.BOOLEAN),
+    column("small", Kind.SHORT),
+    column("whole", Kind.INT),
+    column("large", Kind.LONG),
+    column("price", ColumnType(Kind.DECIMAL, 38, 10)),
+    column("ratio", Kind.FLOAT),
+    column("exact", Kind.DOUBLE),
+    column("day", Kind.NAIVE_DATE),
+    column("local", Kind.NAIVE_DATETIME),
+    column("instant", Kind.UTC_DATETIME),
+    column("bytes", Kind.BINARY),
+    column("xml", Kind.XML),
+    column("text", Kind.STRING),
+    column("json", Kind.JSON),
+    column("clock", Kind.NAIVE_TIME),
+)
+_LEAST: Final = {
+    "flag": False,
+    "small": -(2**15),
+    "whole": -(2**31),
+    "large": -(2**63),
+    "price": Decimal("-9999999999999999999999999999.9999999999"),
+    "ratio": -3.4028234663852886e38,
+    "exact": 5e-324,
+    "day": date(1, 1, 1),
+    "local": datetime(1, 1, 1),
+    "instant": datetime(1, 1, 1, tzinfo=UTC),
+    "bytes": b"",
+    "xml": "",
+    "text": "",
+    "json": "{}",
+    "clock": "00:00:00",
+}
+_GREATEST: Final = {
+    "flag": True,
+    "small": 2**15 - 1,
+    "whole": 2**31 - 1,
+    "large": 2**63 - 1,
+    "price": Decimal("0.0000000001"),
+    "ratio": float("inf"),
+    "exact": 1.7976931348623157e308,
+    "day": date(9999, 12, 31),
+    "local": datetime(9999, 12, 31, 23, 59, 59, 999999),
+    "instant": datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+    "bytes": bytes(range(256)),
+    "xml": "<a>&amp;</a>",
+    "text": 'null\n"quoted", ünïcödé \U0001f600 ${HOME} \\',
+    "json": '{"a": [1, 2]}',
+    "clock": "23:59:59.999999",
+}
+
+
+def test_every_type_comes_back_as_it_was_declared(own: Own) -> None:
+    rows = [
+        version(1, id=-(2**63), **_LEAST),
+        version(2, id=2**63 - 1, **_GREATEST),
+        version(3, id=0),
+    ]
+    own.land(EVERY, rows)
+    own.apply()
+
+    table = own.table()
+    for one in EVERY:
+        kept = table.schema.field(one.name).type
+        wanted = one.type.arrow
+        large = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+        assert large.get(kept, kept) == wanted, one.name
+    found = {row["id"]: row for row in table.to_pylist()}
+    for row in rows:
+        for one in EVERY:
+            assert found[row["id"]][one.name] == row.get(one.name), one.name
+    assert own.agrees()
+
+
+def test_what_is_landed_is_a_data_lake(own: Own) -> None:
+    columns = (
+        column("id", Kind.LONG, key=True),
+        column("Name", Kind.STRING),
+        column("Age", Kind.INT),
+        column("Empty", Kind.INT),
+        # Fields whose names clash with other columns.
+        column("name", Kind.STRING),
+        column("Age_i", Kind.STRING),
+        column("chronolake__own", Kind.STRING),
+    )
+    cells = {"Name": "Ann", "Age": 41, "name": "ann", "Age_i": "x", "chronolake__own": "o"}
+    (path,) = own.land(columns, [version(1, id=7, **cells, **{changes.OPERATED: "insert"})])
+
+    assert _NAME.fullmatch(str(path.relative_to(own.folder.path)))
+    assert own.folder.path == own.folder.root / "parquet/v2/org=shop/object=orders"
+    # Nothing of ours reads it here.
+    (row,) = pq.read_table(path, partitioning=None).to_pylist()
+    assert row == {
+        "Id": "7",
+        "source__modified": datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC),
+        "grax__idseq": "1",
+        "chronolake__operation": "insert",
+        "Name": "Ann",
+        "Age": "41",
+        "chronolake__field_4": "ann",
+        "Age_i": "x",
+        "chronolake__field_6": "o",
+    }
+    assert len({name.lower() for name in row}) == len(row)
+    own.apply()
+    names = [one.name for one in columns]
+    assert own.rows(*names) == [(7, "Ann", 41, None, "ann", "x", "o")]
+    types = {field.name: str(field.type) for field in own.table().schema}
+    assert types["Empty"] == "int32", "a field without a value is a column all the same"
+
+
+def test_others_read_it_by_the_rules_of_data_lakes(own: Own, lake: Lake) -> None:
+    """Without what we say in the footer, typed fields stand beside texts."""
+    columns = (
+        column("id", Kind.LONG, key=True),
+        column("Age", Kind.INT),
+        column("At", Kind.UTC_DATETIME),
+        column("Price", ColumnType(Kind.DECIMAL, 10, 2)),
+    )
+    at = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+    (path,) = own.land(columns, [version(1, id=7, Age=41, At=at, Price=Decimal("1.50"))])
+    bare = pq.read_table(path, partitioning=None).replace_schema_metadata(None)
+    pq.write_table(bare, path)
+
+    found = landing(lake.spark, own.folder.files())
+
+    assert found.key == ("Id",)
+    assert {name: sorted(map(str, seen)) for name, seen in found.seen.items()} == {
+        "Age": ["int"],
+        "At": ["timestamp"],
+        "Price": ["text"],
+    }
+
+
+def test_composite_keys_are_compared_part_by_part(own: Own) -> None:
+    columns = (
+        column("left", Kind.STRING, key=True),
+        column("right", Kind.STRING, key=True),
+        column("n", Kind.INT),
+    )
+    rows = [
+        version(1, left="a", right="bc", n=1),
+        version(2, left="ab", right="c", n=2),
+        version(3, left='a","b', right="c", n=3),
+        version(4, left="a", right='b","c', n=4),
+        version(5, left="", right="abc", n=5),
+        version(6, left="a", right="bc", n=6),
+    ]
+    (path,) = own.land(columns, rows)
+    own.apply()
+
+    written = pq.read_table(path, partitioning=None).to_pylist()
+    ids = [row["Id"] for row in written]
+    assert len(set(ids)) == 5
+    assert [json.loads(text) for text in ids] == [[row["left"], row["right"]] for row in rows]
+    assert own.rows("n", "left", "right", "_fivetran_active") == [
+        (row["n"], row["left"], row["right"], row["n"] != 1) for row in rows
+    ]
+    assert own.agrees()
+
+
+def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
+    columns = (
+        column("a", Kind.INT, key=True),
+        column("b", Kind.INT, key=True),
+        column("name", Kind.STRING),
+    )
+    purge = {changes.PURGED_AT: _T + 9 * _SECOND}
+    own.land(columns, [version(1, a=1, b=2, name="Ann"), version(1, "2", a=1, b=2, **purge)])
+    (path,) = own.land(columns, [version(1, "3", a=1, b=2, name="must not stay", **purge)])
+    own.apply()
+
+    assert own.rows("a", "b", "name", "_fivetran_active") == [(1, 2, "Ann", False)]
+    assert b"must not stay" not in path.read_bytes()
+
+
+def test_a_fields_type_follows_what_the_source_declares(own: Own) -> None:
+    key = column("id", Kind.INT, key=True)
+    wanted = []
+    for number, (kind, cell, name) in enumerate(
+        [
+            (ColumnType(Kind.INT), 5, "int32"),
+            (ColumnType(Kind.LONG), 2**40, "int64"),
+            (ColumnType(Kind.DECIMAL, 12, 3), Decimal("1.250"), "decimal128(22, 3)"),
+            (ColumnType(Kind.STRING), "", "string"),
+        ]
+    ):
+        own.land((key, column("n", kind)), [version(number, id=number, n=cell)])
+        own.apply()
+        assert str(own.table().schema.field("n").type).removeprefix("large_") == name
+        wanted.append(cell)
+    assert own.rows("id", "n") == [(0, "5"), (1, str(2**40)), (2, "1.250"), (3, "")]
+    assert own.agrees()
+
+
+def test_a_key_that_changes_is_refused(own: Own) -> None:
+    own.land((column("a", Kind.INT, key=True), column("b", Kind.INT)), [version(1, a=1, b=2)])
+    own.apply()
+    before = own.rows("a", "b")
+    own.land((column("a", Kind.INT), column("b", Kind.INT, key=True)), [version(2, a=1, b=3)])
+
+    with pytest.raises(SourceError, match="identifies a record by b now, and the table by a"):
+        own.apply()
+    with pytest.raises(SourceError, match="Some files identify a record by a, and others by b"):
+        landing(own.lake.spark, own.folder.files())
+    assert own.rows("a", "b") == before
+
+
+def test_versions_without_what_identifies_them_are_refused(own: Own) -> None:
+    one, two = column("a", Kind.INT, key=True), column("b", Kind.INT, key=True)
+    whole = version(1, a=1, b=1)
+    for lacking in ({"b": None}, {changes.MODIFIED: None}, {changes.SEQUENCE: None}):
+        with pytest.raises(BatchError, match="1 versions lack their key, their time or"):
+            own.land((one, two), [whole, {**whole, **lacking}])
+    with pytest.raises(SchemaError, match="no primary key"):
+        own.land((column("a", Kind.INT),), [whole])
+    with pytest.raises(SchemaError, match="which a data lake has for itself"):
+        own.land((one, column("grax__deleted", Kind.INT)), [whole])
+    assert own.folder.files() == []
+    assert own.land((one, two), []) == []
+
+
+def test_who_may_not_write_any_more_lands_nothing(own: Own) -> None:
+    key = column("id", Kind.INT, key=True)
+
+    def refuse() -> None:
+        raise RuntimeError("the lease was lost")
+
+    with pytest.raises(RuntimeError, match="the lease was lost"):
+        land(own.frame((key,), [version(1, id=1)]), (key,), own.folder, guard=refuse)
+
+    assert own.folder.files() == []
+    assert {path.name for path in own.folder.path.rglob("*")} == {"_staging", "_lock"}
+
+
+def test_files_stay_small(own: Own, lake: Lake) -> None:
+    key, blob = column("id", Kind.LONG, key=True), column("blob", Kind.BINARY)
+    # Bytes that do not compress: what a file holds is about as large as the file.
+    rows = lake.spark.range(0, 3_000, 1, 1).selectExpr(
+        "id",
+        "unhex(concat_ws('', transform(sequence(1, 64), i -> sha2(concat(id, '-', i), 256)))) "
+        "AS blob",
+        f"{_T}L AS {changes.MODIFIED}",
+        f"'1' AS {changes.SEQUENCE}",
+        f"CAST(NULL AS BIGINT) AS {changes.DELETED_AT}",
+        f"CAST(NULL AS BIGINT) AS {changes.PURGED_AT}",
+    )
+    limit = 2**20
+    files = land(rows, (key, blob), own.folder, guard=lambda: None, file_bytes=limit)
+
+    assert [file.path for file in files] == [file.path for file in own.folder.files()]
+    assert len(files) > 5
+    assert max(file.size for file in files) <= limit * 100 // 96
+    assert sum(pq.read_metadata(file.path).num_rows for file in files) == 3_000
+
+
+def test_names_increase_when_the_clock_jumps_back(own: Own) -> None:
+    key = column("id", Kind.INT, key=True)
+    (first,) = own.land((key,), [version(1, id=1)])
+    future = int(time.time() * 1_000) + 86_400_000 * 365
+    late = own.folder.path / f"batch={future // 43_200_000 * 43_200:09x}"
+    late.mkdir()
+    first.rename(late / f"data-{future:x}.parquet")
+
+    (second,) = own.land((key,), [version(2, id=2)])
+
+    assert second.name == f"data-{future + 1:x}.parquet"
+    assert own.folder.newest() == own.folder.files()[-1]
+    (late / "data-zzzzzzzzzzzzz.parquet").write_bytes(b"")
+    with pytest.raises(SourceError, match="a name that Chronolake does not give"):
+        own.land((key,), [version(2, id=2)])
+
+
+def _publish_many(root: Path, process: int, times: int) -> None:
+    folder = ObjectFolder(root, "shop", "orders")
+    for number in range(times):
+        with staging(folder) as place:
+            staged = [place / f"{part}.parquet" for part in range(3)]
+            for part, path in enumerate(staged):
+                path.write_text(f"{process} {number} {part}")
+            publish(folder, staged, guard=lambda: None)
+
+
+def _contents(folder: ObjectFolder) -> Iterator[tuple[int, ...]]:
+    for file in folder.files():
+        yield tuple(int(word) for word in file.path.read_text().split())
+
+
+def test_names_increase_across_processes(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path, "shop", "orders")
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=_publish_many, args=(tmp_path, number, 40)) for number in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=120)
+        assert worker.exitcode == 0
+
+    files = folder.files()
+    # Being moved is the last that happens to a file: they came in the order of their names.
+    appeared = [file.path.stat().st_ctime_ns for file in files]
+    assert appeared == sorted(appeared)
+    contents = list(_contents(folder))
+    assert len(set(contents)) == len(contents) == 4 * 40 * 3
+    for process in range(4):
+        # What one process lands together stands together, in its order.
+        mine = [(number, one) for number, one in enumerate(contents) if one[0] == process]
+        assert [one[1:] for _, one in mine] == sorted(one[1:] for _, one in mine)
+        for begin in range(0, len(mine), 3):
+            places = [place for place, _ in mine[begin : begin + 3]]
+            assert places == list(range(places[0], places[0] + 3))
+    assert [file.batch for file in files] == sorted(file.batch for file in files)
+    assert list((folder.path / "_staging").iterdir()) == []
+
+
+def test_what_died_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path, "shop", "orders")
+    context = multiprocessing.get_context("spawn")
+    dies = context.Process(target=_die_while_staging, args=(tmp_path,))
+    dies.start()
+    dies.join(timeout=60)
+    assert dies.exitcode == -9
+    (left,) = (path for path in (folder.path / "_staging").iterdir() if path.is_dir())
+    assert (left / "half.parquet").exists()
+
+    with staging(folder) as mine:
+        with staging(folder):
+            # What lives is left alone.
+            assert mine.is_dir()
+        assert not left.exists()
+    assert list((folder.path / "_staging").iterdir()) == []
+
+
+def _die_while_staging(root: Path) -> None:
+    with staging(ObjectFolder(root, "shop", "orders")) as place:
+        (place / "half.parquet").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_types_are_put_together_in_any_order() -> None:
+    kinds = [ColumnType(kind) for kind in Kind] + [
+        ColumnType(Kind.DECIMAL, precision, scale)
+        for precision, scale in ((5, 5), (20, 0), (38, 20), (38, 38))
+    ]
+    for kind in kinds:
+        assert mark(str(kind)) == kind
+        assert type_of([kind]) == kind
+    for three in permutations(kinds, 3):
+        assert type_of(three) == type_of(sorted(three, key=str)), three
