@@ -18,6 +18,7 @@ import landed
 from chronolake import table
 from chronolake.config import Project
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
+from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
 from chronolake.pipeline import rebuild as rebuild_module
 from chronolake.pipeline.lease import Lease, leased
@@ -671,8 +672,10 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))]
 )
-def test_a_table_is_a_function_of_its_files(tmp_path: Path, seed: int) -> None:
-    """However the files come into runs, and whatever their fields become on the way."""
+def test_a_table_is_a_function_of_its_files(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However files come into runs, whatever their fields become, and wherever a run breaks off."""
     chance = random.Random(seed)
     pipeline = Pipeline(tmp_path)
     files = 7
@@ -682,11 +685,24 @@ def test_a_table_is_a_function_of_its_files(tmp_path: Path, seed: int) -> None:
         upto = min(files, done + chance.choice([1, 2, 3]))
         for number in range(done, upto):
             _write_file(pipeline.source, [row for row in rows if row.place[0] == number])
-        done = upto
+        before, done = done, upto
+        old, new = (_expected([row for row in rows if row.place[0] < n]) for n in (before, done))
+        while chance.random() < 0.4:
+            point = chance.choice(FAILPOINTS)
+            monkeypatch.setenv("CHRONOLAKE_FAILPOINT", f"{point}=raise")
+            pipeline.sync()
+            monkeypatch.delenv("CHRONOLAKE_FAILPOINT")
+            if pipeline.lake.describe(TableName("crm", "Account")) is not None:
+                found = [row[:4] for row in pipeline.versions()]
+                assert found in ([row[:4] for row in old], [row[:4] for row in new]), point
         pipeline.done()
-        found = pipeline.versions("Name", "N")
-        assert found == _expected([row for row in rows if row.place[0] < done])
+        assert pipeline.versions("Name", "N") == new
         assert table.verify(pipeline.lake, TableName("crm", "Account")).holds
+    (stream,) = streams_of(pipeline.project, "crm")
+    with leased(Store.open(pipeline.lake.config), "crm") as lease:
+        # Made of all files at once, it would be the same.
+        found = differences(pipeline.lake, stream, lease)
+    assert (found.missing, found.extra) == (0, 0)
 
 
 @pytest.mark.long

@@ -1,0 +1,138 @@
+"""A store that did the write and then reported failure, at every write of a sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import postgresql
+import pyarrow as pa
+import pytest
+from lossy import Lossy, lossy
+from pyiceberg.catalog.sql import SqlCatalog
+from sqlalchemy import make_url
+
+import landed
+from chronolake.config import Project
+from chronolake.errors import LakeError
+from chronolake.lake import Lake
+from chronolake.pipeline.store import Status
+from chronolake.pipeline.sync import sync
+from chronolake.types import ACTIVE, END, START
+from datalakes import DataLake, file_row, project
+from landed import LandedRow
+
+_T: Final = 1_767_225_600_000_000
+_SECOND: Final = 1_000_000
+_FIRST: Final = [
+    LandedRow("a", _T, "1", (1, 0), fields={"Name": "a1"}),
+    LandedRow("a", _T + 5 * _SECOND, "2", (1, 1), fields={"Name": "a2"}),
+    LandedRow("b", _T, "1", (1, 2), fields={"Name": "b1"}),
+]
+_LATER: Final = [
+    LandedRow("a", _T + 2 * _SECOND, "3", (2, 0), fields={"Name": "late", "City": "Oslo"}),
+    LandedRow("b", _T, "2", (2, 1), purged=_T + 3 * _SECOND),
+    LandedRow("c", _T, "1", (2, 2), deleted=_T + 3 * _SECOND, fields={"Name": "c1"}),
+]
+
+
+class Through:
+    """A pipeline whose catalog and store are reached through a way that loses answers."""
+
+    def __init__(self, folder: Path, way: Lossy, address: str) -> None:
+        self.way = way
+        self.direct = make_url(address)
+        self.source = DataLake(folder / "source")
+        told = project(folder, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n")
+        catalog = told.lake.catalog.model_copy(
+            update={"uri": self.direct.set(port=way.port).render_as_string(hide_password=False)}
+        )
+        self.project = Project(
+            file=told.file,
+            lake=told.lake.model_copy(update={"catalog": catalog}),
+            pipelines=told.pipelines,
+        )
+        self.lake = Lake.open(folder / "lake", config=self.project.lake)
+
+    def write(self, name: str, rows: list[LandedRow]) -> None:
+        self.source.write(name, [file_row(row, **row.fields) for row in rows])
+
+    def sync(self, name: str) -> str | None:
+        """Why a stream failed, or None."""
+        try:
+            result = sync(self.lake, self.project, "crm", only=[name])
+        except LakeError as failure:
+            return str(failure)
+        return None if result.status is Status.SUCCEEDED else result.streams[0].error
+
+    def versions(self, name: str) -> list[tuple[Any, ...]]:
+        uri = self.direct.set(drivername="postgresql+psycopg")
+        catalog = SqlCatalog("chronolake", uri=uri.render_as_string(hide_password=False))
+        try:
+            found = catalog.load_table(("crm", name)).scan().to_arrow()
+        finally:
+            catalog.engine.dispose()
+        for column in (START, END):
+            place = found.column_names.index(column)
+            found = found.set_column(place, column, found[column].cast(pa.int64()))
+        names = ("Id", START, END, ACTIVE, "Name")
+        return sorted(tuple(row[name] for name in names) for row in found.to_pylist())
+
+
+@pytest.fixture(scope="module")
+def through(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Through]:
+    with postgresql.server() as address:
+        port = make_url(address).port
+        assert port is not None
+        with lossy(port) as way:
+            yield Through(tmp_path_factory.mktemp("lossy"), way, address)
+
+
+def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
+    rows = [row for part in parts for row in part]
+    return sorted(
+        (one.key, one.start, one.end, one.active, one.fields["Name"])
+        for one in landed.versions(rows, 1_000)
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        # Every commit to the catalog: columns, branches, rows on them, the publish.
+        b"UPDATE iceberg_tables",
+        # Every note in the store: runs, streams and leases.
+        pytest.param(b"COMMIT", marks=pytest.mark.long),
+    ],
+)
+def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) -> None:
+    """The sync goes on, or says that it failed and the next one goes on; nothing is there twice."""
+    outcomes = []
+    for nth in range(1, 40):
+        name = f"{'Runs' if statement == b'COMMIT' else 'Tables'}{nth}"
+        through.write(name, _FIRST)
+        assert through.sync(name) is None
+        through.write(name, _LATER)
+        lost = through.way.lost
+        through.way.lose(statement, nth=nth)
+
+        failed = through.sync(name)
+
+        if through.way.lost == lost:
+            # The sync has fewer writes than that: every one of them has been lost once.
+            through.way.lose(b"never", nth=1)
+            assert failed is None
+            break
+        outcomes.append(failed)
+        assert through.versions(name) in (_expected(_FIRST), _expected(_FIRST, _LATER))
+        assert through.sync(name) is None
+        assert through.versions(name) == _expected(_FIRST, _LATER)
+    else:
+        pytest.fail("a sync has more writes than are tried")
+    assert len(outcomes) > 3
+    # A commit that the catalog does not answer is looked up, and is no failure.
+    assert None in outcomes
+    for told in filter(None, outcomes):
+        assert "Traceback" not in told
+        assert "lake@" not in told
