@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
 
-.PHONY: help setup demo demo-lake demo-destination test test-all check format bench protos lock clean
+.PHONY: help setup demo demo-lake demo-destination test test-all check format bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,11 @@ bench: setup  ## measure; each file prints ratios of one run
 	@for file in bench/*.py; do \
 	  echo "== $$file"; JAVA_HOME="$$(scripts/find-java)" $(BIN)/python "$$file"; \
 	done
+
+bench-tools:  ## what bench/ compares with and Chronolake does not need, in .venv-bench
+	@"$$(scripts/find-python)" -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check \
+	  "dlt[duckdb]==1.31.0" "duckdb==2.0.0" "pyarrow==26.0.1" pandas
 
 protos: $(LOCKED)  ## generate the Partner SDK's code from its .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/protos

@@ -5,8 +5,10 @@ most 2 times what Spark needs to read the same files and write their rows once a
 table; a run over 10 new files costs the same, within 1.3 times, after 100 applied files and after
 2,000.
 
-Beside them stands what people write by hand: a query with window functions that makes the whole
-history table anew of all files, each time.
+Beside them stands what people write by hand, a query with window functions that makes the whole
+history table anew of all files, each time; and dlt's `scd2` strategy into DuckDB, in a process of
+its own, if `make bench-tools` has made its environment. A column says which of them has the right
+history.
 
     python bench/lake_ingest.py [--quick] [--files N] [--records N] [--repeat N]
 """
@@ -14,6 +16,8 @@ history table anew of all files, each time.
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -28,14 +32,25 @@ from chronolake.table.create import PROPERTIES
 from chronolake.types import TableName
 from measuring import lakes
 from measuring.clock import Times, say, show
-from measuring.versions import BOOLEANS, FLOATS, INTEGERS, NAME, ORG, TEXTS, VersionLake
+from measuring.versions import (
+    BEGIN_MICROS,
+    BOOLEANS,
+    FLOATS,
+    INTEGERS,
+    NAME,
+    ORG,
+    TEXTS,
+    VersionLake,
+)
 
 OURS: Final = "ours"
 PLAIN: Final = "read and written once"
 BY_HAND: Final = "window functions by hand"
+DLT: Final = "dlt scd2 into DuckDB"
 EARLY: Final = "10 new files after few"
 LATE: Final = "10 new files after all"
 NEW_FILES: Final = 10
+DLT_PYTHON: Final = Path(__file__).parent.parent / ".venv-bench" / "bin" / "python"
 _OPTIONS: Final = ", ".join(f"'{key}' = '{value}'" for key, value in PROPERTIES.items())
 
 
@@ -90,6 +105,24 @@ def by_hand(lake: Lake, paths: list[Path], times: Times) -> None:
     lake.catalog.drop(name, purge=True)
 
 
+def through_dlt(source: VersionLake, files: int, times: Times) -> str:
+    """A whole state a day, as dlt wants them; gives what its history is worth."""
+    program = Path(__file__).parent / "measuring" / "dlt_scd2.py"
+    words = [source.folder, files // 10, BEGIN_MICROS]
+    done = subprocess.run(
+        [str(DLT_PYTHON), str(program), *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    times.seconds[DLT].append(told["seconds"])
+    return (
+        f"no: {told['versions']:,} versions, {told['on_time']:,} of which begin when their record "
+        "was modified"
+    )
+
+
 def main() -> int:
     parser = lakes.options(__doc__, repeat=1)
     parser.add_argument("--files", type=int, help="files of the first load")
@@ -128,6 +161,7 @@ def main() -> int:
             plain(lake, paths, times)
             by_hand(lake, paths, times)
             synced(lake, project, times, OURS)
+        told = through_dlt(source, files, times) if DLT_PYTHON.exists() else None
         say("After all files")
         number = files
         for _ in range(1 + flags.repeat * 3):
@@ -136,23 +170,30 @@ def main() -> int:
             number += NEW_FILES
         times.seconds[LATE].pop(0)
         report = table.verify(lake, stream)
-        _show(times, files, source, is_right=report.holds, rows=report.rows)
+        _show(times, files, source, ours=(report.holds, report.rows), dlt=told)
     return 0
 
 
-def _show(times: Times, files: int, source: VersionLake, *, is_right: bool, rows: int) -> None:
+def _show(
+    times: Times, files: int, source: VersionLake, *, ours: tuple[bool, int], dlt: str | None
+) -> None:
+    is_right, rows = ours
     right = {
         OURS: f"yes: {rows:,} versions, verified" if is_right else "NO",
         PLAIN: "no history at all",
         BY_HAND: "as long as nothing is deleted, purged, or closer than 1 ms",
     }
+    if dlt is None:
+        say(f"{DLT} is not measured: `make bench-tools` installs it")
+    else:
+        right[DLT] = dlt
     show(
         f"First load: {files:,} files, {files * source.rows_per_file:,} versions of "
         f"{source.records:,} records, 20 fields",
         ("way", "s", "ours / it", "right history"),
         [
             (name, times.median(name), times.median(OURS) / times.median(name), right[name])
-            for name in (OURS, PLAIN, BY_HAND)
+            for name in right
         ],
     )
     show(

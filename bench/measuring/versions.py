@@ -18,7 +18,7 @@ INTEGERS: Final = tuple(f"Number{number}" for number in range(5))
 FLOATS: Final = tuple(f"Amount{number}" for number in range(4))
 BOOLEANS: Final = tuple(f"Flag{number}" for number in range(3))
 
-_BEGIN_MICROS: Final = 1_767_225_600_000_000
+BEGIN_MICROS: Final = 1_767_225_600_000_000
 _DAY_MICROS: Final = 86_400_000_000
 _CITIES: Final = np.array(["Oslo", "Lima", "Kyoto", "Accra", "Quito", "Hanoi", "Tunis", "Riga"])
 
@@ -65,7 +65,7 @@ class VersionLake:
         chance.shuffle(record)
         back = np.where(chance.random(len(place)) < late, 2, 0)
         jitter = chance.integers(0, _DAY_MICROS // 2_000, len(place)) * 1_000
-        modified = _BEGIN_MICROS + (version - back) * _DAY_MICROS + jitter
+        modified = BEGIN_MICROS + (version - back) * _DAY_MICROS + jitter
         columns: dict[str, pa.Array] = {
             "Id": pa.array(np.char.mod("%018d", record)),
             "source__modified": pa.array(modified).cast(pa.timestamp("us", tz="UTC")),
