@@ -3,8 +3,8 @@
     python dlt_scd2.py FOLDER FILES_PER_ROUND BEGIN_MICROS
 
 `scd2` compares one whole state with the one before and knows no times of the records themselves.
-So it gets the files of one round through all records at a time, which have a version of each record,
-as the state of a day. A data lake whose files do not come in such rounds it could not read at all.
+So it gets the files of one round through all records at a time, a version of each record, as the
+state of a day. A data lake whose files do not come in such rounds it could not read at all.
 
 Prints, as JSON, the seconds of its runs, the versions that it has, and how many of them begin when
 their record was modified.
