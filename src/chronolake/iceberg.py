@@ -320,11 +320,7 @@ class Catalog:
             builder.withProperties(self.map(properties)).create()
         except (Py4JJavaError, PySparkException) as failure:
             if "AlreadyExists" in java_class_of(failure):
-                raise TableExistsError(
-                    "The table exists already.",
-                    table=str(name),
-                    hint="Change it with AlterTable, or choose another name.",
-                ) from failure
+                raise self._taken(name, "Change it with AlterTable") from failure
             raise self._failed(f"The table {name} cannot be created", failure) from failure
 
     def ensure_schema(self, schema: str) -> None:
@@ -350,11 +346,7 @@ class Catalog:
             self._java.renameTable(self.identifier(name), self.identifier(new_name))
         except (Py4JJavaError, PySparkException) as failure:
             if "AlreadyExists" in java_class_of(failure):
-                raise TableExistsError(
-                    "The table exists already.",
-                    table=str(new_name),
-                    hint="Choose another name, or drop the table first.",
-                ) from failure
+                raise self._taken(new_name, "Drop it first") from failure
             raise self._failed(f"{name} cannot be renamed to {new_name}", failure) from failure
 
     def drop(self, name: TableName, *, purge: bool) -> bool:
@@ -412,6 +404,20 @@ class Catalog:
         for item in items:
             java.add(item)
         return java
+
+    def _taken(self, name: TableName, what: str) -> TableExistsError:
+        if self.find(name) is None:
+            return TableExistsError(
+                "A view has the name.",
+                table=str(name),
+                hint="Choose another name. `chronolake view TABLE --drop` removes the view "
+                "TABLE_current.",
+            )
+        return TableExistsError(
+            "The table exists already.",
+            table=str(name),
+            hint=f"{what}, or choose another name.",
+        )
 
     @staticmethod
     def _failed(what: str, failure: BaseException) -> LakeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _BEFORE: Final = f"{RESERVED}before"
 _AFTER: Final = f"{RESERVED}after"
+_WITH_DATE: Final = re.compile(r"\s*[+-]?\d{4}")
 
 
 class LakeTable:
@@ -69,6 +71,9 @@ class LakeTable:
     def history(self, **key: Any) -> DataFrame:
         """Versions ordered by key and start; of one record, if its key columns are given.
 
+        Versions that were deleted before a table was switched to history begin and end in the year
+        1, which Python's `datetime` (so `collect()`) cannot hold everywhere: `toArrow()` can.
+
         Where the table was switched to history mode, a `HistoryWarning` says since when it has any.
 
         Args:
@@ -90,8 +95,12 @@ class LakeTable:
                     column=column,
                     hint=f"Name columns of the key: {', '.join(description.record_key)}.",
                 )
-            wanted = self._literal(value, description.by_name[column].type.sql, column)
-            rows = rows.where(F.col(quoted(column)).eqNullSafe(wanted))
+            cell, kind = F.col(quoted(column)), description.by_name[column].type.sql
+            found = cell.eqNullSafe(self._literal(value, kind, column))
+            if kind in {"float", "double"} and value == 0:
+                # One number, but not to the statistics of files.
+                found |= cell.eqNullSafe(F.lit(-0.0).cast(kind))
+            rows = rows.where(found)
         order = (*description.record_key, START)
         return rows.orderBy(*(F.col(quoted(column)) for column in order))
 
@@ -195,9 +204,11 @@ class LakeTable:
     def _micros(self, at: Instant) -> int:
         """An instant in microseconds since 1970."""
         text = _iso(at) if isinstance(at, datetime) else str(at)
+        # Without a date, Spark would take today's.
+        wanted = text if _WITH_DATE.match(text) else None
         # Nothing but a constant: Spark runs no job for it.
         (row,) = self._spark.sql(
-            "SELECT unix_micros(try_cast(:text AS TIMESTAMP))", args={"text": text}
+            "SELECT unix_micros(try_cast(:text AS TIMESTAMP))", args={"text": wanted}
         ).collect()
         if row[0] is None:
             raise ValueRefusedError(
@@ -209,7 +220,9 @@ class LakeTable:
 
     def _literal(self, value: Any, kind: str, column: str | None = None) -> Expression:
         """A value as a literal of a Spark type, checked now and not when Spark comes to it."""
-        literal = F.lit(value).try_cast(kind)
+        # As a text, a whole number of any size becomes a literal.
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        literal = F.lit(str(value) if is_whole else value).try_cast(kind)
         if value is not None:
             row = self._spark.range(1).select(literal.isNull()).first()
             if row is None or row[0]:
@@ -217,7 +230,9 @@ class LakeTable:
                     f"{value!r} is no {kind}.",
                     table=str(self.name),
                     column=column,
-                    hint="Times are written as 2024-05-02T00:00:00Z.",
+                    hint="Times are written as 2024-05-02T00:00:00Z."
+                    if kind.startswith("timestamp")
+                    else "Give a value of the column's type.",
                 )
         return literal
 
@@ -233,8 +248,8 @@ class LakeTable:
 
 
 def _iso(at: datetime) -> str:
-    aware = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return aware.astimezone(UTC).isoformat()
+    """A time with its own offset: in UTC it may be beyond the years that Python has."""
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).isoformat()
 
 
 def _covers(micros: int, epsilon: int) -> Expression:

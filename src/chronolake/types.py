@@ -53,6 +53,9 @@ METADATA_COLUMNS: Final = frozenset(
 #: when a table that kept none was switched; without it, nothing is known to be missing.
 HISTORY_SINCE_PROPERTY: Final = "chronolake.history-since"
 
+#: Table property: the `pipeline/stream` that fills the table; it is nobody else's to change.
+STREAM_PROPERTY: Final = "chronolake.stream"
+
 #: Table properties: usage by month, such as `chronolake.usage.2026-11` (`table/usage.py`).
 USAGE_PREFIX: Final = "chronolake.usage."
 

@@ -28,7 +28,19 @@ from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import Stream, streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
 from chronolake.rawlake import landing
-from chronolake.types import ACTIVE, END, START, TMAX_MICROS, TableName
+from chronolake.rawlake.reading import KEY
+from chronolake.table import migration
+from chronolake.types import (
+    ACTIVE,
+    END,
+    START,
+    TMAX_MICROS,
+    Column,
+    ColumnType,
+    Kind,
+    Mode,
+    TableName,
+)
 from datalakes import DataLake, file_row, iceberg, project
 from landed import LandedRow
 
@@ -524,6 +536,41 @@ def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> N
         *history,
         ("3", _T + _SECOND, TMAX_MICROS, True, "e"),
     ]
+
+
+def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
+    pipeline.done()
+    lake, name = pipeline.lake, TableName("crm", "Account")
+    view = table.create_current_view(lake, name)
+    before = pipeline.versions("Name")
+    column = Column("New", ColumnType(Kind.INT))
+
+    def seven(kind: ColumnType) -> pa.Scalar:
+        return pa.scalar(7, kind.arrow)
+
+    rows = lake.table(name).df
+    for change in (
+        lambda: migration.switch_mode(lake, name, Mode.LIVE),
+        lambda: migration.rename_table(lake, name, TableName("crm", "other")),
+        lambda: migration.drop_table(lake, name),
+        lambda: migration.rename_column(lake, name, "Name", "Other"),
+        lambda: migration.add_column_in_history(lake, name, column, seven, at_micros=_T),
+        lambda: table.alter(lake, name, (KEY, column), drop_columns=True),
+        lambda: table.resync(lake, name, rows, at_micros=_T, batch="r"),
+    ):
+        with pytest.raises(ConfigurationError, match="stream Account of the pipeline crm fills"):
+            change()
+    assert pipeline.versions("Name") == before
+    # A copy is a table of its own.
+    copy = TableName("crm", "copy")
+    migration.copy_table(lake, name, copy)
+    assert migration.switch_mode(lake, copy, Mode.LIVE)
+
+    pipeline.configure("    mode: live\n")
+    pipeline.done()
+    # What asks for the history goes with it.
+    assert not lake.spark.catalog.tableExists(view.sql)
 
 
 def test_a_history_stream_by_its_name_has_no_other_mode(pipeline: Pipeline) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pytest
 from pyspark.sql import DataFrame
 
 from chronolake import table
@@ -15,6 +18,7 @@ from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.compare import compared
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
+from commands import ran_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "history.md"
 NAME = TableName("shop", "counters")
@@ -28,6 +32,8 @@ COLUMNS = (
 )
 TMAX = "9999-12-31T23:59:59.999Z"
 _BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: Answers to what stands above them.
+_TOLD = {"versions", "result", "text"}
 _CHANGE = re.compile(r"(put|delete)\s+id=(\w+)(?:\s+counter=(\d+))?\s+at (\S+)")
 
 
@@ -90,10 +96,12 @@ def in_spark(lake: Lake, statement: str) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in lake.spark.sql(statement).collect()]
 
 
-def test_the_page_tells_what_the_tables_hold(lake: Lake) -> None:
+def test_the_page_tells_what_the_tables_hold(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
     table.create(lake, NAME, COLUMNS)
     blocks = _BLOCK.findall(PAGE.read_text())
-    run = 0
+    run: Counter[str] = Counter()
     for place, (kind, text) in enumerate(blocks):
         what, *more = kind.split()
         following = blocks[place + 1][1] if place + 1 < len(blocks) else ""
@@ -118,10 +126,22 @@ def test_the_page_tells_what_the_tables_hold(lake: Lake) -> None:
                 for each in found
             ]
             assert told == lines(text)
+        elif what == "python":
+            asked: DataFrame = eval(text, {"lake": lake})  # noqa: S307 - our own page
+            told = [[str(cell) for cell in row] for row in asked.select("id", "counter").collect()]
+            # The same question in SQL follows, and then the answer.
+            assert sorted(told) == lines(blocks[place + 2][1])
+        elif what == "console":
+            for line in text.splitlines():
+                words = shlex.split(line.removeprefix("$ chronolake "))
+                words[words.index("./lake")] = str(lake.config.path)
+                code, _, problem = ran_words(capsys, *words)
+                assert code == 0, problem
         else:
+            assert what in _TOLD, f"a block of {what} is not run"
             continue
-        run += 1
-    assert run == 8
+        run[what] += 1
+    assert run == {"changes": 4, "sql": 5, "python": 1, "differences": 1, "console": 5}
     assert table.verify(lake, NAME).holds
     view = table.create_current_view(lake, NAME)
     assert in_spark(lake, f"SELECT id, counter FROM {view.sql} ORDER BY id") == [

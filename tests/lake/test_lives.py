@@ -259,8 +259,8 @@ class Lived:
             self._check_times(story)
 
     def _check_times(self, story: str) -> None:
-        """The state at every event's time, and one epsilon and one microsecond before it."""
-        instants = sorted({at - back for at in self.times for back in (0, 1, 1_001)})
+        """The state at every event's time, an epsilon around it and one microsecond before."""
+        instants = sorted({at - back for at in self.times for back in (-1_000, 0, 1, 1_001)})
         states = [
             self.lake.table(self.name)
             .as_of(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from chronolake import table
@@ -244,6 +246,109 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
     code, told, _ = ran(lake.config.path, capsys, *words)
     assert code == 0
     assert "nothing to do" in told
+
+
+def test_a_marker_that_is_none_loses_no_marks(
+    lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(lake, name, soft=True)
+    words = ("mode", f"`in time`.{name.table}")
+
+    for mode in ("history", "live"):
+        for more in ((), ("--dry-run",), ("--yes", "--json")):
+            code, _, told = ran(lake.config.path, capsys, *words, mode, "--marker", "deletd", *more)
+            assert code == 1
+            assert "no such column to mark deleted rows" in told
+    # Another column that could be one: what the table's own marks tell would be lost.
+    migration.add_column_with_default(
+        lake, name, Column("gone", ColumnType(Kind.BOOLEAN)), lambda _: pa.scalar(False)
+    )
+    marked = (*words, "history", "--marker", "gone")
+    code, told, _ = ran(lake.config.path, capsys, *marked, "--dry-run", "--json")
+    assert code == 0
+    assert "what _fivetran_deleted tells" in json.loads(told)["loses"]
+    assert ran(lake.config.path, capsys, *marked)[0] == 2
+    assert [row.id for row in lake.table(name).df.where("_fivetran_deleted").collect()] == [2]
+
+
+def test_a_marker_of_another_name_is_made_where_it_is_missing(lake: Lake, name: TableName) -> None:
+    fill(lake, name, soft=False)
+    migration.switch_mode(lake, name, Mode.SOFT_DELETE, marker="gone")
+    found = lake.table(name).df.select("_fivetran_deleted", "gone").distinct().collect()
+    assert [tuple(row) for row in found] == [(False, False)]
+
+
+def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
+    lake: Lake, versions: TableName
+) -> None:
+    def view_is_there() -> bool:
+        names = lake.spark.sql("SHOW VIEWS IN `in time`").collect()
+        return f"{versions.table}_current" in {row.viewName for row in names}
+
+    table.create_current_view(lake, versions)
+    kept = TableName("in time", f"{versions.table}_renamed")
+    # As if the process had died before it came to the view.
+    lake.catalog.rename(versions, kept)
+    assert view_is_there()
+    assert not migration.rename_table(lake, versions, kept)
+    assert not view_is_there()
+
+    lake.catalog.rename(kept, versions)
+    view = table.create_current_view(lake, versions)
+    with pytest.raises(TableExistsError, match="A view has the name"):
+        table.create(lake, view, COLUMNS)
+
+
+def test_a_copy_keeps_the_distance_of_versions(lake: Lake, versions: TableName) -> None:
+    """A table whose versions may be a microsecond apart, and what is done to it afterwards."""
+    lake.spark.sql(
+        f"ALTER TABLE {versions.sql} SET TBLPROPERTIES ('chronolake.epsilon-micros' = '1')"
+    )
+    lake.spark.sql(
+        f"UPDATE {versions.sql} SET _fivetran_end = _fivetran_end + INTERVAL 999 MICROSECONDS "
+        "WHERE second(_fivetran_end) = 59 AND NOT _fivetran_active"
+    )
+    assert table.verify(lake, versions).holds
+    copy = TableName("in time", f"{versions.table}_copy")
+
+    migration.copy_table(lake, versions, copy)
+    migration.add_column_in_history(
+        lake,
+        copy,
+        Column("new", ColumnType(Kind.INT)),
+        lambda kind: pa.scalar(7, kind.arrow),
+        at_micros=1_704_844_800_000_000,
+    )
+
+    assert lake.table(copy).describe().epsilon == 1
+    assert table.verify(lake, copy).holds
+    for at in ("2024-01-02T23:59:59.999999Z", "2024-01-09T23:59:59.999999Z"):
+        found = lake.table(copy).as_of(at).groupBy("id").count().collect()
+        assert found, at
+        assert {row["count"] for row in found} == {1}, at
+
+
+def test_questions_at_the_edges_of_python(lake: Lake, versions: TableName) -> None:
+    found = lake.table(versions)
+    east, west = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
+    assert found.as_of(datetime.max.replace(tzinfo=east)).count() == 3
+    assert found.as_of(datetime.min.replace(tzinfo=west)).count() == 0
+    with pytest.raises(ValueRefusedError, match="is no timestamp"):
+        found.as_of("12:00")
+    with pytest.raises(ValueRefusedError, match="is no bigint") as refused:
+        found.history(id=2**70)
+    assert "Times" not in (refused.value.hint or "")
+
+
+def test_a_zero_has_no_sign(lake: Lake, name: TableName) -> None:
+    key = Column("f", ColumnType(Kind.DOUBLE), primary_key=True)
+    table.create(lake, name, (key, *HISTORY))
+    lake.spark.sql(
+        f"INSERT INTO {name.sql} VALUES (-0.0D, timestamp'2024-01-01 00:00:00', "
+        "timestamp'9999-12-31 23:59:59.999', true)"
+    )
+    assert lake.table(name).history(f=0.0).count() == 1
+    assert lake.table(name).history(f=-0.0).count() == 1
 
 
 def test_a_view_shows_todays_state(

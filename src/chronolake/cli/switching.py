@@ -25,8 +25,7 @@ from chronolake.cli.app import (
     table_name,
 )
 from chronolake.errors import ConfigurationError, TableExistsError
-from chronolake.pipeline.properties import STREAM_PROPERTY
-from chronolake.types import DELETED, Mode, stored_name
+from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -90,7 +89,7 @@ def mode(
             raise TableExistsError(
                 "The table to keep the history in exists already.",
                 table=str(copy),
-                hint="Choose another name, or drop it if an earlier try made it.",
+                hint="Choose another name. Perhaps an earlier try made it.",
             )
         if plan.before is plan.after or dry_run:
             _show(plan, json=json, done=False)
@@ -137,8 +136,9 @@ def _agree(plan: SwitchPlan, *, json: bool) -> None:
         f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {plan.rows_before:,} rows)"
     )
     if json or not sys.stdin.isatty():
+        copied = ", perhaps with a copy (--keep-history-as)"
         raise typer.BadParameter(
-            f"{lost}. Agree with --yes, perhaps with a copy (--keep-history-as)",
+            f"{lost}. Agree with --yes{copied if plan.before is Mode.HISTORY else ''}",
             param_hint="--yes",
         )
     console(stderr=True).print(f"{lost}.")

@@ -111,7 +111,7 @@ def _apply(filling: Filling, landed: Landing) -> int:
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
     wanted = with_system_columns(columns, stream.mode)
     # Fields keep their place; new ones come last.
-    alter(lake, stream.table, wanted, drop_columns=False)
+    alter(lake, stream.table, wanted, drop_columns=False, also_pulled=True)
     reach("sync.table-ready")
     files = int(table.property_of(FILES_PROPERTY) or 0) + len(landed.files)
     return write(filling, stream.table, landed, seen, files=files)

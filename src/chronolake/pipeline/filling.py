@@ -24,7 +24,6 @@ from chronolake.pipeline.properties import (
     FILES_PROPERTY,
     ON_PURGE_PROPERTY,
     SIGHT_PROPERTY,
-    STREAM_PROPERTY,
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
@@ -32,7 +31,7 @@ from chronolake.rawlake import Landing, columns_of, mark
 from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.table.landed import write_versions
 from chronolake.table.pulled import SYSTEM_COLUMNS, create_pulled, layout_of
-from chronolake.types import Mode
+from chronolake.types import STREAM_PROPERTY, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

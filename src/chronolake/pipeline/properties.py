@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-#: `pipeline/stream` that fills the table.
-STREAM_PROPERTY: Final = "chronolake.stream"
 #: The token of the last lease under which the table was written.
 LEASE_PROPERTY: Final = "chronolake.lease"
 #: The last file that was applied.

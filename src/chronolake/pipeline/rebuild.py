@@ -24,7 +24,8 @@ from chronolake.table.publishing import TableMovedError
 from chronolake.table.rewrite import drop_abandoned, folder_in
 from chronolake.table.sql import listed
 from chronolake.table.staging import stage_name
-from chronolake.types import SYNCED, TableName
+from chronolake.table.views import drop_current_view
+from chronolake.types import SYNCED, Mode, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,6 +77,9 @@ def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None =
     with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
         with lake.writing(stream.table):
             take_place(table, made.table, expect=unmoved)
+            if stream.mode is not Mode.HISTORY:
+                # It would ask for columns that the table has no longer.
+                drop_current_view(lake, stream.table)
         return made.rows
 
 

@@ -12,11 +12,11 @@ from chronolake.pipeline.properties import (
     FILES_PROPERTY,
     LEASE_PROPERTY,
     SIGHT_PROPERTY,
-    STREAM_PROPERTY,
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
 from chronolake.rawlake import applied_of
+from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -109,8 +109,10 @@ def _copy_table(name: TableName, entity: sdk.CopyTable) -> Run:
 
 def _copy_table_to_history_mode(name: TableName, entity: sdk.CopyTableToHistoryMode) -> Run:
     new_name = _beside(name, entity.to_table)
-    marker = stored_name(entity.soft_deleted_column) or None
-    return lambda lake: migration.copy_table_to_history(lake, name, new_name, marker=marker)
+    sent = stored_name(entity.soft_deleted_column)
+    return lambda lake: migration.copy_table_to_history(
+        lake, name, new_name, marker=_marker(lake, name, sent)
+    )
 
 
 def _rename_column(name: TableName, entity: sdk.RenameColumn) -> Run:
@@ -149,8 +151,10 @@ def _drop_column_in_history_mode(name: TableName, entity: sdk.DropColumnInHistor
 
 
 def _soft_delete_to_history(name: TableName, entity: sdk.TableSyncModeMigrationOperation) -> Run:
-    marker = stored_name(entity.soft_deleted_column) or None
-    return lambda lake: migration.switch_mode(lake, name, Mode.HISTORY, marker=marker)
+    sent = stored_name(entity.soft_deleted_column)
+    return lambda lake: migration.switch_mode(
+        lake, name, Mode.HISTORY, marker=_marker(lake, name, sent)
+    )
 
 
 def _history_to_soft_delete(name: TableName, entity: sdk.TableSyncModeMigrationOperation) -> Run:
@@ -177,6 +181,12 @@ _OPERATIONS: Final[dict[str, Callable[[TableName, Message], Run]]] = cast(
         "HISTORY_TO_SOFT_DELETE": _history_to_soft_delete,
     },
 )
+
+
+def _marker(lake: Lake, name: TableName, sent: str) -> str | None:
+    """The column that marks deleted rows; a table that has no such column has none."""
+    description = lake.describe(name)
+    return sent if description is not None and sent in description.by_name else None
 
 
 def _beside(name: TableName, table: str) -> TableName:

@@ -102,7 +102,14 @@ def plan_alter(
     )
 
 
-def alter(lake: Lake, name: TableName, columns: Sequence[Column], *, drop_columns: bool) -> bool:
+def alter(
+    lake: Lake,
+    name: TableName,
+    columns: Sequence[Column],
+    *,
+    drop_columns: bool,
+    also_pulled: bool = False,
+) -> bool:
     """Give a table the wanted columns, types and key; all of it or nothing.
 
     Args:
@@ -110,12 +117,14 @@ def alter(lake: Lake, name: TableName, columns: Sequence[Column], *, drop_column
         name: the table.
         columns: the wanted columns; the table keeps the order of those it has.
         drop_columns: whether columns that are not wanted are dropped (or kept with their data).
+        also_pulled: whether it may be a table that a pipeline fills.
 
     Returns:
         Whether anything had to change.
 
     Raises:
         TableNotFoundError: there is no such table.
+        ConfigurationError: a pipeline fills it.
         SchemaError: the wanted columns make no table.
         TypeChangeError: stored values do not fit their new type.
         DuplicateKeyError: rows would have the same new key.
@@ -130,7 +139,7 @@ def alter(lake: Lake, name: TableName, columns: Sequence[Column], *, drop_column
         _run(lake, table, plan)
         return True
 
-    return until_published(lake, name, attempt)
+    return until_published(lake, name, attempt, also_pulled=also_pulled)
 
 
 def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:

@@ -203,6 +203,7 @@ def _resolved(
         carried=batch.names,
         key=description.record_key,
         unmodified=batch.unmodified,
+        epsilon=description.epsilon,
     )
     resolved = fold_by_key(
         write.spark,

@@ -142,7 +142,7 @@ def write_versions(
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
             return {**properties, BATCH_PROPERTY: batch, **counted}
 
-        staged(lake, name, write, watch, spark=spark, guard=guard)
+        staged(lake, name, write, watch, spark=spark, guard=guard, also_pulled=True)
     finally:
         spark.catalog.dropTempView(view)
     return result

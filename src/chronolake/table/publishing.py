@@ -19,11 +19,13 @@ from chronolake.errors import (
     CommitConflictError,
     CommitError,
     CommitUnknownError,
+    ConfigurationError,
     LakeError,
     TableNotFoundError,
 )
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, HIDDEN, IcebergTable, java_message_of
+from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -153,8 +155,29 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
     ) from failure
 
 
+def expect_pushed(table: IcebergTable) -> None:
+    """Refuse to change a table that a pipeline fills: what it has would not be its source's.
+
+    Raises:
+        ConfigurationError: one does.
+    """
+    filled_by = table.property_of(STREAM_PROPERTY)
+    if filled_by is not None:
+        pipeline, _, stream = filled_by.partition("/")
+        raise ConfigurationError(
+            f"The stream {stream} of the pipeline {pipeline} fills the table, and nothing else may "
+            "change it.",
+            table=str(table.name),
+            hint=f"Change pipelines.{pipeline} in chronolake.yml, or take another table.",
+        )
+
+
 def until_published(
-    lake: Lake, name: TableName, attempt: Callable[[IcebergTable], _Outcome]
+    lake: Lake,
+    name: TableName,
+    attempt: Callable[[IcebergTable], _Outcome],
+    *,
+    also_pulled: bool = False,
 ) -> _Outcome:
     """Run a change of a table until no other writer comes between.
 
@@ -165,9 +188,11 @@ def until_published(
         name: the table.
         attempt: makes the change from the table's present state and publishes it; it runs again on
             the new state when another process published first.
+        also_pulled: whether it may be a table that a pipeline fills.
 
     Raises:
         TableNotFoundError: there is no such table.
+        ConfigurationError: a pipeline fills it.
         CommitConflictError: others were first too often.
     """
     for number in range(1, ATTEMPTS + 1):
@@ -177,6 +202,8 @@ def until_published(
                 raise TableNotFoundError(
                     "The table does not exist.", table=str(name), hint="Create it first."
                 )
+            if not also_pulled:
+                expect_pushed(table)
             try:
                 return attempt(table)
             except CommitConflictError as conflict:

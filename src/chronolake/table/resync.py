@@ -36,7 +36,6 @@ from chronolake.table.staging import (
 from chronolake.types import (
     ACTIVE,
     END,
-    EPSILON_MICROS,
     START,
     SYNCED,
     TMAX_MICROS,
@@ -121,7 +120,7 @@ def resync(
                 written = stage(attempt, brought, description, watch).written
             result = BatchResult(batch, replaced=brought.replaced, seconds=watch.seconds)
         if gone is not Gone.STAY and not attempt.is_empty:
-            ended = at_micros - (EPSILON_MICROS if gone is Gone.DEACTIVATE else 0)
+            ended = at_micros - (description.epsilon if gone is Gone.DEACTIVATE else 0)
             attempt.update_where(
                 f"{END} = greatest({START}, timestamp_micros({ended})), {ACTIVE} = false",
                 f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at_micros}))",

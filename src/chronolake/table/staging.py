@@ -30,7 +30,13 @@ from chronolake.errors import (
 from chronolake.failpoints import reach
 from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, java_message_of
 from chronolake.session import CATALOG
-from chronolake.table.publishing import ATTEMPTS, expect_unmoved, publish, swap
+from chronolake.table.publishing import (
+    ATTEMPTS,
+    expect_pushed,
+    expect_unmoved,
+    publish,
+    swap,
+)
 from chronolake.table.sql import KEYS, TABLE
 from chronolake.types import TableName, quoted
 
@@ -271,6 +277,7 @@ def staged(
     *,
     spark: SparkSession | None = None,
     guard: Callable[[IcebergTable], None] | None = None,
+    also_pulled: bool = False,
 ) -> None:
     """Run a write until it is published.
 
@@ -280,14 +287,17 @@ def staged(
     default the lake's. Writes to one table are serial in a process.
 
     `guard` gets the table as it is when it is published, and raises if this writer must not write
-    to it any more.
+    to it any more. `also_pulled` says that it may be a table that a pipeline fills.
 
     Raises:
         TableNotFoundError: there is no such table.
+        ConfigurationError: a pipeline fills it.
         CommitConflictError: others were first too often.
     """
 
     def begin(table: IcebergTable) -> StagedWrite:
+        if not also_pulled:
+            expect_pushed(table)
         return StagedWrite(table, spark or lake.spark, watch, guard)
 
     for attempt in range(1, ATTEMPTS + 1):

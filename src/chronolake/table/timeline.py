@@ -59,12 +59,14 @@ class Layout:
         carried: those that the batch brings, in the order of the unmodified bits.
         key: the columns that identify a record, without `_fivetran_start`.
         unmodified: columns that some update row leaves as they are.
+        epsilon: microseconds between a version's end and the start of the next.
     """
 
     columns: tuple[str, ...]
     carried: tuple[str, ...]
     key: tuple[str, ...]
     unmodified: frozenset[str]
+    epsilon: int = EPSILON_MICROS
 
 
 def resolve(events: pa.Table, layout: Layout) -> pa.Table:
@@ -103,7 +105,9 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
     added = counts & ~ignored
 
     versions = kept | added
-    ends = _ends(events, runs, versions=versions, kept=kept, earliest=earliest)
+    # The latest end that a version from before the batch's first change can have.
+    before = np.where(earliest == _NEVER, _NEVER, earliest - layout.epsilon)
+    ends = _ends(events, runs, versions=versions, kept=kept, before=before)
     chosen = np.flatnonzero(removed | added | ends.changed | baseless)
     sources = _Sources(
         runs=runs,
@@ -186,12 +190,12 @@ class _Ends:
 
 
 def _ends(
-    events: pa.Table, runs: Runs, *, versions: Flags, kept: Flags, earliest: NDArray[np.int64]
+    events: pa.Table, runs: Runs, *, versions: Flags, kept: Flags, before: NDArray[np.int64]
 ) -> _Ends:
     kind, time = integers(events.column(KIND)), integers(events.column(TIME))
     old_end, old_active = integers(events.column(END)), flags(events.column(ACTIVE))
-    trimmed = kept & (earliest != _NEVER) & (old_active | (old_end > earliest - EPSILON_MICROS))
-    end = np.where(trimmed, earliest - EPSILON_MICROS, old_end)
+    trimmed = kept & (before != _NEVER) & (old_active | (old_end > before))
+    end = np.where(trimmed, before, old_end)
 
     deleted, following = runs.first_after(kind == DELETE), runs.first_after(versions)
     is_current = (deleted != NONE) & ((following == NONE) | (time[deleted] < time[following]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from chronolake.errors import SchemaError
+from chronolake.errors import SchemaError, UnknownColumnError
 from chronolake.session import CATALOG
 from chronolake.table.sql import listed
 from chronolake.types import (
@@ -78,6 +78,7 @@ def converted_to(
 
     Raises:
         SchemaError: the table cannot be in that mode.
+        UnknownColumnError: the table has no such marker, and needs it.
     """
     if mode is Mode.HISTORY:
         return _to_history(spark, description, marker)
@@ -94,7 +95,7 @@ def _to_history(
         raise SchemaError(
             "The table has no primary key, so its records have no history.",
             table=str(description.name),
-            hint="Give it a key with AlterTable first.",
+            hint="History needs a key: send AlterTable with one, or choose another table.",
         )
     for name in HISTORY_COLUMNS:
         if name in description.by_name:
@@ -107,7 +108,8 @@ def _to_history(
     source = _source(description)
     since = _greatest_synced(spark, description)
     deleted = "false"
-    if marker in description.by_name:
+    # A table without `_fivetran_deleted` has no deleted rows; any other marker was meant.
+    if marker is not None and (marker != DELETED or marker in description.by_name):
         _expect_mark(description, marker)
         # A row that is not known to be deleted is not deleted.
         deleted = f"coalesce({quoted(marker)}, false)"
@@ -127,12 +129,16 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
     """Each record's newest version, marked as deleted unless it is active."""
     source = _source(description)
     if description.mode is Mode.LIVE:
-        columns = [*description.columns, *_missing(description, [DELETED])]
-        query = (
-            f"SELECT {listed(column.name for column in description.columns)}, "
-            f"false AS {quoted(DELETED)} FROM {source}"
+        if marker in description.by_name:
+            _expect_mark(description, marker)
+        added = _missing(description, dict.fromkeys([DELETED, marker]))
+        unmarked = (f"false AS {quoted(column.name)}" for column in added)
+        stored = listed(column.name for column in description.columns)
+        return Conversion(
+            (*description.columns, *added),
+            f"SELECT {', '.join([stored, *unmarked])} FROM {source}",
+            f"SELECT count(1), count(1) FROM {source}",
         )
-        return Conversion(tuple(columns), query, f"SELECT count(1), count(1) FROM {source}")
     if not description.record_key:
         raise SchemaError(
             "The table has no primary key, so nothing tells which version is a record's newest.",
@@ -142,7 +148,7 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
     if marker in description.by_name:
         _expect_mark(description, marker)
     kept = _without_history(description)
-    columns = [*kept, *_missing(description, dict.fromkeys([DELETED, marker]))]
+    columns = (*kept, *_missing(description, dict.fromkeys([DELETED, marker])))
     # What is not known to be active is deleted.
     marks = {DELETED: "false", marker: f"NOT coalesce({_NEWEST}.{ACTIVE}, false)"}
     cells = ", ".join(
@@ -158,7 +164,7 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
         f"SELECT sum(versions), count_if(dated > 0) FROM (SELECT count(1) AS versions, "
         f"count({START}) AS dated FROM {source} GROUP BY {key})"
     )
-    return Conversion(tuple(columns), query, counts)
+    return Conversion(columns, query, counts)
 
 
 def _to_live(description: TableDescription, marker: str) -> Conversion:
@@ -188,7 +194,14 @@ def _missing(description: TableDescription, names: Sequence[str] | dict[str, Non
 
 
 def _expect_mark(description: TableDescription, marker: str) -> None:
-    stored = description.by_name[marker]
+    stored = description.by_name.get(marker)
+    if stored is None:
+        raise UnknownColumnError(
+            "The table has no such column to mark deleted rows.",
+            table=str(description.name),
+            column=marker,
+            hint="Name a BOOLEAN column of the table, or no marker.",
+        )
     if marker in _NO_MARKS or stored.type.kind is not Kind.BOOLEAN or stored.primary_key:
         raise SchemaError(
             f"The column cannot mark deleted rows: it is {stored.type}"

@@ -33,6 +33,7 @@ class SwitchPlan:
         before, after: its modes.
         added, dropped: names of the columns that come and go.
         rows_before, rows_after: number of rows (of a history table: versions).
+        marker: the column that tells which rows are deleted, or None.
     """
 
     table: TableName
@@ -42,6 +43,7 @@ class SwitchPlan:
     dropped: tuple[str, ...]
     rows_before: int
     rows_after: int
+    marker: str | None = None
 
     @property
     def rows_lost(self) -> int:
@@ -61,6 +63,8 @@ class SwitchPlan:
                 )
             case Mode.SOFT_DELETE, Mode.LIVE:
                 return "the records that are marked as deleted"
+            case _, Mode.HISTORY if DELETED in self.dropped and self.marker != DELETED:
+                return f"what {DELETED} tells: only {self.marker or 'no column'} counts as a mark"
             case _:
                 return None
 
@@ -96,6 +100,7 @@ def plan_switch(
         dropped=tuple(name for name in before if name not in after),
         rows_before=counted[0] or 0,
         rows_after=counted[1] or 0,
+        marker=marker,
     )
 
 
@@ -119,9 +124,9 @@ def switch_mode(
         lake: the lake.
         name: the table.
         mode: the mode afterwards.
-        marker: the column that marks deleted rows in soft-delete mode. To history, None or a column
-            that the table lacks: no row is deleted. From history to soft-delete, a marker that is
-            missing is made, beside `_fivetran_deleted`, which is then false everywhere.
+        marker: the column that marks deleted rows in soft-delete mode. To history, None means that
+            no row is deleted, as in a table without `_fivetran_deleted`. To soft-delete, a marker
+            that is missing is made, beside `_fivetran_deleted`, which is then false everywhere.
         unless_moved_from: switch only the rows of this snapshot, if it is given.
 
     Returns:
@@ -130,6 +135,8 @@ def switch_mode(
     Raises:
         TableNotFoundError: there is no such table.
         SchemaError: the table cannot be in that mode: it has no key, or a column in the way.
+        UnknownColumnError: the table has no such marker, and needs it.
+        ConfigurationError: a pipeline fills the table.
         CommitError: the result could not be published, or the table has another snapshot.
     """
     drop_abandoned(lake)
@@ -137,6 +144,9 @@ def switch_mode(
     def attempt(table: IcebergTable) -> bool:
         description = describe_loaded(table)
         if description.mode is mode:
+            if mode is not Mode.HISTORY:
+                # A crash may have come before this.
+                drop_current_view(lake, name)
             return False
         if unless_moved_from is not None and table.snapshot_id != unless_moved_from:
             raise CommitError(

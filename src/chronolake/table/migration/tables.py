@@ -15,14 +15,16 @@ from chronolake.failpoints import reach
 from chronolake.session import CATALOG
 from chronolake.table.aside import publish_new, publish_over
 from chronolake.table.migration.conversion import converted_to
-from chronolake.table.publishing import until_published
+from chronolake.table.publishing import expect_pushed, until_published
 from chronolake.table.rewrite import drop_abandoned
 from chronolake.table.sql import listed
 from chronolake.table.views import drop_current_view
-from chronolake.types import HISTORY_SINCE_PROPERTY, Mode
+from chronolake.types import EPSILON_PROPERTY, HISTORY_SINCE_PROPERTY, Mode
 
 #: Which table a copy was made of, by its identity.
 COPIED_FROM_PROPERTY: Final = "chronolake.copied-from"
+#: What a copy has to know about the versions that it gets.
+_OF_VERSIONS: Final = (HISTORY_SINCE_PROPERTY, EPSILON_PROPERTY)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,9 +41,14 @@ def drop_table(lake: Lake, name: TableName) -> bool:
 
     Files that a crash left in its folder, or that belonged to it in another mode, go with it, if
     the folder is one that this lake made.
+
+    Raises:
+        ConfigurationError: a pipeline fills it.
     """
     with lake.writing(name):
         table = lake.catalog.find(name)
+        if table is not None:
+            expect_pushed(table)
         reach("publish.before-commit")
         dropped = lake.catalog.drop(name, purge=True)
         reach("publish.after-commit")
@@ -60,14 +67,19 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
     Raises:
         TableNotFoundError: neither name exists.
         TableExistsError: both names exist; nothing has changed.
+        ConfigurationError: a pipeline fills the table.
     """
     with _holding(lake, name, new_name):
-        if lake.catalog.find(name) is None:
+        table = lake.catalog.find(name)
+        if table is None:
             if lake.catalog.find(new_name) is not None:
+                # A crash may have come before this.
+                drop_current_view(lake, name)
                 return False
             raise TableNotFoundError(
                 "The table to rename does not exist.", table=str(name), hint="Create it first."
             )
+        expect_pushed(table)
         reach("publish.before-commit")
         lake.catalog.rename(name, new_name)
         reach("publish.after-commit")
@@ -91,8 +103,8 @@ def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
     def as_it_is(source: IcebergTable) -> _Rows:
         columns = describe_loaded(source).columns
         query = f"SELECT {listed(column.name for column in columns)} FROM {CATALOG}.{name.sql}"
-        since = source.property_of(HISTORY_SINCE_PROPERTY)
-        return columns, query, {HISTORY_SINCE_PROPERTY: since} if since else {}
+        told = {name: source.property_of(name) for name in _OF_VERSIONS}
+        return columns, query, {name: value for name, value in told.items() if value is not None}
 
     _copy(lake, name, new_name, as_it_is)
 
@@ -106,13 +118,13 @@ def copy_table_to_history(
         lake: the lake.
         name: the table to copy.
         new_name: the history table.
-        marker: the column that marks deleted rows; None or a column that the table lacks: no row
-            is deleted.
+        marker: the column that marks deleted rows; None: no row is deleted.
 
     Raises:
         TableNotFoundError: there is no such table.
         TableExistsError: a table of the new name is no such copy; nothing has changed.
         SchemaError: the table has no key, or a column in the way.
+        UnknownColumnError: the table has no such marker.
         CommitError: the copy could not be published.
     """
 
@@ -152,7 +164,7 @@ def _copy(
             )
 
     with _holding(lake, name, new_name):
-        until_published(lake, name, attempt)
+        until_published(lake, name, attempt, also_pulled=True)
 
 
 @contextmanager

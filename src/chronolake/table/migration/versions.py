@@ -21,7 +21,6 @@ from chronolake.table.rewrite import drop_abandoned, publish_columns, rewrite
 from chronolake.types import (
     ACTIVE,
     END,
-    EPSILON_MICROS,
     HISTORY_COLUMNS,
     START,
     TMAX_MICROS,
@@ -68,7 +67,7 @@ def add_column_in_history(
         stored = description.by_name.get(column.name, column)
         _expect_changeable(name, stored)
         value = literal(value_of(stored.type), stored.type)
-        change = _Change(stored, value, at_micros, gets_version="true")
+        change = _Change(stored, value, at_micros, "true", description.epsilon)
         _apply(lake, table, description, change)
 
     drop_abandoned(lake)
@@ -105,6 +104,7 @@ def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micro
             f"CAST(NULL AS {stored.type.sql})",
             at_micros,
             gets_version=f"{quoted(column)} IS NOT NULL",
+            epsilon=description.epsilon,
         )
         _apply(lake, table, description, change)
 
@@ -121,12 +121,14 @@ class _Change:
         value: SQL of its stored type.
         at: microseconds since 1970.
         gets_version: SQL: whether an active record needs a new version for it.
+        epsilon: microseconds between a version's end and the start of the next.
     """
 
     column: Column
     value: str
     at: int
     gets_version: str
+    epsilon: int
 
     @property
     def instant(self) -> str:
@@ -213,7 +215,7 @@ def _rows(
         END: (
             f"CASE WHEN NOT {splits} THEN {END} WHEN {_IS_NEW} THEN "
             f"timestamp_micros({TMAX_MICROS}) ELSE "
-            f"timestamp_micros({change.at - EPSILON_MICROS}) END"
+            f"timestamp_micros({change.at - change.epsilon}) END"
         ),
         ACTIVE: f"IF({splits}, {_IS_NEW}, {ACTIVE})",
     }
