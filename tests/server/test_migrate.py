@@ -563,6 +563,50 @@ def test_an_operation_on_nothing_is_a_task(caller: Caller, part: str) -> None:
     assert answer.WhichOneof("response") == "task"
 
 
+@pytest.mark.parametrize(
+    ("operation", "parts"),
+    [
+        ("rename_table", {"from_table": "t", "to_table": ""}),
+        ("rename_table", {"from_table": "", "to_table": "new"}),
+        ("copy_table", {"from_table": "t", "to_table": ""}),
+        ("copy_table", {"from_table": "", "to_table": "new"}),
+        ("copy_table_to_history_mode", {"from_table": "t", "to_table": ""}),
+        ("rename_column", {"from_column": "", "to_column": "new"}),
+        ("rename_column", {"from_column": "email", "to_column": ""}),
+        ("copy_column", {"from_column": "", "to_column": "new"}),
+        ("copy_column", {"from_column": "email", "to_column": ""}),
+        ("update_column_value", {"column": "", "value": "x"}),
+        ("add_column_with_default_value", {"column": "", "default_value": "x"}),
+        ("add_column_in_history_mode", {"column": "", "operation_timestamp": T3}),
+        ("drop_column_in_history_mode", {"column": "", "operation_timestamp": T3}),
+    ],
+)
+def test_a_name_that_is_empty_is_a_task(
+    caller: Caller, operation: str, parts: dict[str, str]
+) -> None:
+    fill(caller, VERSIONED, [version(1, T1, email="a")])
+    refused(caller, "t", operation, **parts)
+
+
+def test_every_success_is_described(caller: Caller) -> None:
+    """M-36, for the operations whose tests do not look at the description."""
+    fill(caller, SOFT, [soft(1, "true")])
+    assert caller.migrate("t", "update_column_value", column="name", value="NULL").success
+    assert columns_of(caller) == SOFT
+    assert {row["name"] for row in caller.rows("t")} == {None}
+    parts = {"from_table": "t", "to_table": "h", "soft_deleted_column": ""}
+    assert caller.migrate("t", "copy_table_to_history_mode", **parts).success
+    assert columns_of(caller, "h") == ["id*:LONG", "name:STRING", *HISTORY]
+
+
+def test_an_empty_table_is_copied_to_history(caller: Caller) -> None:
+    fill(caller, SOFT, [])
+    parts = {"from_table": "t", "to_table": "h", "soft_deleted_column": "_fivetran_deleted"}
+    assert caller.migrate("t", "copy_table_to_history_mode", **parts).success
+    assert columns_of(caller, "h") == ["id*:LONG", "name:STRING", *HISTORY]
+    assert caller.rows("h") == []
+
+
 @pytest.mark.parametrize("operation", ["copy_column", "rename_column"])
 def test_an_operation_on_a_missing_table_is_a_task(caller: Caller, operation: str) -> None:
     answer = caller.migrate("missing", operation, from_column="a", to_column="b")

@@ -1,0 +1,217 @@
+"""Switches of mode that come from the command line, and re-syncs, are killed at every step.
+
+What comes over gRPC is in `test_crash.py` and `test_migration_crash.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from chronolake import table
+from chronolake.lake import Lake
+from chronolake.table import migration
+from chronolake.types import (
+    ACTIVE,
+    DELETED,
+    END,
+    START,
+    SYNCED,
+    Column,
+    ColumnType,
+    Kind,
+    Mode,
+    TableName,
+)
+from datalakes import iceberg_in
+from lakes import lake_config
+
+_T: Final = 1_704_067_200_000_000
+_DAY: Final = 86_400_000_000
+_POINTS: Final = (
+    "rewrite.written",
+    "rewrite.before-commit",
+    "publish.before-commit",
+    "publish.after-commit",
+    "rewrite.after-commit",
+)
+_STAGED: Final = (
+    "write.planned",
+    "staged.branch-created",
+    "staged.deleted",
+    "staged.appended",
+    "publish.before-commit",
+    "publish.after-commit",
+)
+_TIME: Final = ColumnType(Kind.UTC_DATETIME)
+_BASE: Final = (
+    Column("id", ColumnType(Kind.INT), primary_key=True),
+    Column("name", ColumnType(Kind.STRING)),
+    Column(SYNCED, _TIME),
+)
+_VERSIONED: Final = (
+    Column(START, _TIME, primary_key=True),
+    Column(END, _TIME),
+    Column(ACTIVE, ColumnType(Kind.BOOLEAN)),
+)
+_COLUMNS: Final = {
+    Mode.LIVE: _BASE,
+    Mode.SOFT_DELETE: (*_BASE, Column(DELETED, ColumnType(Kind.BOOLEAN))),
+    Mode.HISTORY: (*_BASE, *_VERSIONED),
+}
+_SWITCH: Final = "from chronolake.cli import main; main()"
+_RESYNC: Final = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from chronolake import table
+from chronolake.lake import Lake
+from chronolake.types import TableName
+from crash.test_switch_crash import resynced
+from lakes import lake_config
+folder = Path(sys.argv[1])
+resynced(Lake.open(folder, config=lake_config(folder)), TableName("s", sys.argv[2]))
+"""
+
+
+def resynced(lake: Lake, name: TableName) -> None:
+    """Record 1 says something else by now, 2 the same; 3 is gone, and 4 is new."""
+    rows = lake.spark.sql(
+        "SELECT id, name, timestamp_micros(start) AS _fivetran_start FROM VALUES "
+        f"(1, 'changed', {_T + 5 * _DAY}L), (2, 'b', {_T}L), (4, 'd', {_T + 6 * _DAY}L) "
+        "AS rows (id, name, start)"
+    ).selectExpr("CAST(id AS INT) AS id", "name", "_fivetran_start")
+    table.resync(lake, name, rows, at_micros=_T + 9 * _DAY, batch="r", gone=table.Gone.CLOSE)
+
+
+def _filled(lake: Lake, name: TableName, mode: Mode) -> None:
+    table.create(lake, name, _COLUMNS[mode])
+    rows = []
+    for key, text in ((1, "a"), (2, "b"), (3, "c")):
+        cells = [str(key), f"'{text}'", f"timestamp_micros({_T + key}L)"]
+        if mode is Mode.SOFT_DELETE:
+            cells.append(str(key == 3).lower())
+        if mode is Mode.HISTORY:
+            until = "timestamp'9999-12-31 23:59:59.999'"
+            if key == 3:
+                # Deleted, after a change.
+                older = [
+                    *cells,
+                    f"timestamp_micros({_T}L)",
+                    f"timestamp_micros({_T + _DAY}L - 1000)",
+                ]
+                rows.append([*older, "false"])
+                cells += [f"timestamp_micros({_T + _DAY}L)", f"timestamp_micros({_T + 2 * _DAY}L)"]
+                cells.append("false")
+            else:
+                cells += [f"timestamp_micros({_T}L)", until, "true"]
+        rows.append(cells)
+    values = ", ".join(f"({', '.join(row)})" for row in rows)
+    lake.spark.sql(f"INSERT INTO {name.sql} VALUES {values}")
+
+
+def _state(lake: Lake, name: TableName) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Columns and rows as PyIceberg sees them, without what tells when they were synced."""
+    found = iceberg_in(lake.config, name.schema, name.table).scan().to_arrow()
+    found = found.drop_columns([SYNCED])
+    for place, field in enumerate(found.schema):
+        if pa.types.is_timestamp(field.type):
+            found = found.set_column(place, field.name, found[field.name].cast(pa.int64()))
+    return found.column_names, sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
+
+
+def _run(program: str, *words: str, failpoint: str = "") -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env={**os.environ, "CHRONOLAKE_FAILPOINT": failpoint},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+    return done.returncode
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    folder = tmp_path_factory.mktemp("switched")
+    (folder / "chronolake.yml").write_text(
+        "lake: {spark: {master: 'local[2]', conf: {spark.driver.memory: 1g, "
+        "spark.driver.extraJavaOptions: '-XX:TieredStopAtLevel=1'}}}\n"
+    )
+    with Lake.open(folder, config=lake_config(folder)) as opened:
+        yield opened
+
+
+def _check(
+    lake: Lake, mode: Mode, points: tuple[str, ...], change: Callable[[TableName], None],
+    killed: Callable[[TableName, str], int],
+) -> None:  # fmt: skip
+    twin = TableName("s", f"{mode}_twin_{len(lake.tables())}")
+    _filled(lake, twin, mode)
+    old = _state(lake, twin)
+    change(twin)
+    new = _state(lake, twin)
+    assert new != old
+    for point in points:
+        name = TableName("s", f"t{len(lake.tables())}")
+        _filled(lake, name, mode)
+
+        code = killed(name, f"{point}=kill")
+
+        assert code == -signal.SIGKILL, f"{point} is not on the way"
+        after_commit = {"publish.after-commit", "rewrite.after-commit"}
+        assert _state(lake, name) == (new if point in after_commit else old), point
+        assert killed(name, "") == 0
+        assert _state(lake, name) == new, point
+        assert table.verify(lake, name).holds
+
+
+def _check_switch(lake: Lake, before: Mode, after: Mode, points: tuple[str, ...]) -> None:
+    def killed(name: TableName, failpoint: str) -> int:
+        words = ("mode", str(name), after.value, "--yes", "--lake", str(lake.config.path))
+        return _run(_SWITCH, *words, failpoint=failpoint)
+
+    def change(name: TableName) -> None:
+        migration.switch_mode(lake, name, after)
+
+    _check(lake, before, points, change, killed)
+
+
+def _check_resync(lake: Lake, points: tuple[str, ...]) -> None:
+    def killed(name: TableName, failpoint: str) -> int:
+        return _run(_RESYNC, str(lake.config.path), name.table, failpoint=failpoint)
+
+    _check(lake, Mode.HISTORY, points, lambda name: resynced(lake, name), killed)
+
+
+def test_a_switch_to_live_is_killed_and_done_again(lake: Lake) -> None:
+    _check_switch(lake, Mode.HISTORY, Mode.LIVE, ("rewrite.before-commit",))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Mode.HISTORY, Mode.LIVE),
+        (Mode.SOFT_DELETE, Mode.LIVE),
+        (Mode.LIVE, Mode.SOFT_DELETE),
+        (Mode.LIVE, Mode.HISTORY),
+    ],
+)
+def test_a_switch_may_be_killed_at_every_step(lake: Lake, before: Mode, after: Mode) -> None:
+    _check_switch(lake, before, after, _POINTS)
+
+
+@pytest.mark.long
+def test_a_resync_may_be_killed_at_every_step(lake: Lake) -> None:
+    _check_resync(lake, _STAGED)
