@@ -105,7 +105,28 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
     )
 
     assert code == 1
-    assert "pipelines.crm.streams.Account.mode: live" in " ".join(told.split())
+    line = "pipelines: {crm: {streams: {Account: {mode: live}}}}"
+    assert line in " ".join(told.split())
+
+
+def test_what_fails_within_spark_is_an_error_like_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _ran(folder, capsys, "sync")[0] == 0
+    for file in (folder / "lake").rglob("data/**/*.parquet"):
+        file.unlink()
+
+    code, _, told = ran_words(
+        capsys,
+        *("verify", "crm.Account", "--lake", str(folder / "lake"), "--json"),
+        *("--config", str(folder / "chronolake.yml")),
+    )
+
+    assert code == 1
+    failure = json.loads(told.splitlines()[-1])
+    assert failure["error"] == "LakeError"
+    assert failure["message"].startswith("Spark could not do it: ")
+    assert "--debug" in failure["hint"]
 
 
 def test_a_run_that_is_partly_done_says_so(

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from chronolake import table
+from chronolake.changes import OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.lake import Lake
 from chronolake.table import Gone
@@ -90,11 +91,41 @@ def timeless(lake: Lake, rows: Sequence[tuple[str, int | None]]) -> DataFrame:
     return lake.spark.createDataFrame(list(rows), "ID string, counter bigint")
 
 
-def run(lake: Lake, name: TableName, rows: DataFrame, gone: Gone = Gone.STAY) -> None:
+def run(
+    lake: Lake, name: TableName, rows: DataFrame, gone: Gone = Gone.STAY, *, at: str = RESYNC
+) -> None:
     for _ in range(2):
         # Sent again, it must end in the same table.
-        table.resync(lake, name, rows, at_micros=micros(RESYNC), batch="resync", gone=gone)
+        table.resync(lake, name, rows, at_micros=micros(at), batch="resync", gone=gone)
         assert table.verify(lake, name).holds
+
+
+def test_the_tables_of_the_documents_mock_data(lake: Lake, name: TableName) -> None:
+    """ "History mode example using mock data": what the source brings, sync by sync."""
+    begin, second, deleted = (f"2020-01-0{day}T00:00:00Z" for day in (1, 2, 3))
+    synced = [f"2020-01-0{day}T01:00:00Z" for day in (1, 2)]
+    run(lake, name, source(lake, [("a", 10, begin), ("b", 20, begin)]), at=synced[0])
+    assert held(lake, name) == [
+        version("a", 10, begin, TMAX, synced[0]),
+        version("b", 20, begin, TMAX, synced[0]),
+    ]
+    rows = source(lake, [("a", 30, second), ("b", 20, begin), ("c", 40, second)])
+    run(lake, name, rows, at=synced[1])
+    of_a = [
+        version("a", 10, begin, "2020-01-01T23:59:59.999Z", synced[0]),
+        version("a", 30, second, TMAX, synced[1]),
+    ]
+    of_c = version("c", 40, second, TMAX, synced[1])
+    assert held(lake, name) == [*of_a, version("b", 20, begin, TMAX, synced[1]), of_c]
+    # The last sync brings nothing but the delete.
+    gone = lake.spark.sql(
+        f"SELECT {int(Op.DELETE)} AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
+        f"{UNMODIFIED}, 'b' AS ID, CAST(NULL AS BIGINT) AS counter, CAST(NULL AS TIMESTAMP) AS "
+        f"_fivetran_synced, CAST(NULL AS TIMESTAMP) AS _fivetran_start, TIMESTAMP'{deleted}' AS "
+        "_fivetran_end, false AS _fivetran_active"
+    )
+    table.write_history_batch(lake, name, gone, columns=COLUMNS, batch="b")
+    assert held(lake, name) == [*of_a, version("b", 20, begin, deleted, synced[1]), of_c]
 
 
 def test_a_re_sync_without_changes_only_refreshes_the_time_of_sync(
@@ -119,8 +150,9 @@ def test_a_re_sync_with_a_change_closes_the_version_before(lake: Lake, name: Tab
 
 def test_an_earlier_start_removes_the_versions_after_it(lake: Lake, name: TableName) -> None:
     fill(lake, name, CLOSED, ACTIVE)
-    run(lake, name, source(lake, [("a", 10, "2020-01-01T00:00:00Z")]))
-    assert held(lake, name) == [version("a", 10, "2020-01-01T00:00:00Z", TMAX, RESYNC)]
+    synced = "2020-01-05T01:00:00Z"
+    run(lake, name, source(lake, [("a", 10, "2020-01-01T00:00:00Z")]), at=synced)
+    assert held(lake, name) == [version("a", 10, "2020-01-01T00:00:00Z", TMAX, synced)]
 
 
 def test_an_earlier_start_leaves_the_versions_before_it(lake: Lake, name: TableName) -> None:

@@ -593,7 +593,7 @@ def test_every_success_is_described(caller: Caller) -> None:
     fill(caller, SOFT, [soft(1, "true")])
     assert caller.migrate("t", "update_column_value", column="name", value="NULL").success
     assert columns_of(caller) == SOFT
-    assert {row["name"] for row in caller.rows("t")} == {None}
+    assert caller.rows("t", "name") == [(None,)]
     parts = {"from_table": "t", "to_table": "h", "soft_deleted_column": ""}
     assert caller.migrate("t", "copy_table_to_history_mode", **parts).success
     assert columns_of(caller, "h") == ["id*:LONG", "name:STRING", *HISTORY]

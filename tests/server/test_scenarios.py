@@ -20,7 +20,7 @@ from chronolake.drive import DriveOptions, run
 from chronolake.drive.files import Compression
 from chronolake.drive.options import FlushMode
 from chronolake.drive.values import dumped
-from chronolake.types import TMAX_TEXT, Kind
+from chronolake.types import TMAX_TEXT, Kind, TableName
 
 if TYPE_CHECKING:
     from chronolake.lake import Lake
@@ -190,7 +190,6 @@ def test_missing_records_and_truncates_end_as_the_specification_says(
     ]
 
 
-@pytest.mark.long
 def test_a_table_changed_by_alter_table_ends_as_the_specification_says(
     lake: Lake, server: Server, tmp_path: Path
 ) -> None:
@@ -229,6 +228,7 @@ def test_migrations_of_modes_end_as_the_specification_says(
     tables = played(server, tmp_path, [INPUTS / "schema_migrations_input_sync_modes.json"])
     names = {key.split(".", 1)[1]: key for key in tables}
     kinds = {
+        "id": Kind.INT,
         "_fivetran_start": Kind.UTC_DATETIME,
         "_fivetran_end": Kind.UTC_DATETIME,
         "_fivetran_active": Kind.BOOLEAN,
@@ -247,7 +247,12 @@ def test_migrations_of_modes_end_as_the_specification_says(
     )
     closed = [row for row in found if not row["_fivetran_active"]]
     assert {row["article"] for row in closed} == {None}
-    assert sum(row["_fivetran_end"] == "2005-05-28T20:56:59.999Z" for row in closed) == 6
+    ends = {(row["id"], row["_fivetran_end"]) for row in closed}
+    assert sum(end == "2005-05-28T20:56:59.999Z" for _, end in ends) == 6
+    assert (10, "2005-05-26T20:57:59.999Z") in ends
+    assert {(row["id"], row["desc"]) for row in closed} == {
+        (1, None), (2, "two"), (3, "two"), (4, "two"), (10, "three"), (20, "money"),
+    }  # fmt: skip
     switched = stored(
         lake,
         names["transaction"],
@@ -264,6 +269,16 @@ def test_migrations_of_modes_end_as_the_specification_says(
     } == {(newest, TMAX_TEXT, True)}
     back = stored(lake, names["new_transaction_history"], {"_fivetran_deleted": Kind.BOOLEAN})
     assert back == [{"_fivetran_deleted": False}] * 6
+    keys = {
+        "transaction_history": ("id", "_fivetran_start"),
+        "transaction": ("id", "_fivetran_start"),
+        "new_transaction_history": ("id",),
+    }
+    for table, key in keys.items():
+        description = lake.describe(TableName(*names[table].split(".", 1)))
+        assert description is not None
+        assert description.primary_key == key
+        assert ("_fivetran_deleted" in description.by_name) is (len(key) == 1)
 
 
 def test_history_in_four_files_ends_as_the_specification_says(

@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from chronolake.errors import ChronolakeError, SchemaError
+from chronolake.errors import ChronolakeError, LakeError, SchemaError
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -268,4 +268,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader, `head` perhaps, has seen enough. Nothing must be flushed into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except Exception as failure:
+        told = _of_spark(failure)
+        if debug or told is None:
+            raise
+        show_error(told, json="--json" in words)
+        sys.exit(1)
     sys.exit(0)
+
+
+def _of_spark(failure: Exception) -> ChronolakeError | None:
+    """What went wrong within Spark, in a line; None if it was something else."""
+    if "pyspark" not in sys.modules:
+        # A command without Spark must not wait for its import to say what failed.
+        return None
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    from chronolake.iceberg import java_message_of  # noqa: PLC0415
+
+    if not isinstance(failure, PySparkException | Py4JError):
+        return None
+    return LakeError(
+        f"Spark could not do it: {java_message_of(failure)}",
+        hint="Check that the lake's files are there and can be read; --debug shows all that Spark "
+        "says.",
+    )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json as json_text
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
@@ -118,9 +119,15 @@ def _expect_unpiped(lake: Lake, name: TableName, wanted: Mode) -> None:
     raise ConfigurationError(
         f"The pipeline {pipeline} fills the table: chronolake.yml decides its mode.",
         table=str(name),
-        hint=f"Set `pipelines.{pipeline}.streams.{stream}.mode: {wanted}`; the next sync switches "
-        "the table, before its data.",
+        hint=f"Set `mode: {wanted}` below pipelines, {pipeline}, streams, {stream}, as in "
+        f"`pipelines: {{{pipeline}: {{streams: {{{_yaml(stream)}: {{mode: {wanted}}}}}}}}}`; the "
+        "next sync switches the table, before its data.",
     )
+
+
+def _yaml(name: str) -> str:
+    """A key of YAML, quoted where it is no plain word."""
+    return name if name.isidentifier() else json_text.dumps(name, ensure_ascii=False)
 
 
 def _show(plan: SwitchPlan, *, json: bool, done: bool) -> None:
