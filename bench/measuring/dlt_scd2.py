@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from dlt.sources.helpers.transform import add_row_hash_to_table
 
-_KEPT = ("Id", "source__modified")
 _ENDINGS = ("_i", "_f", "_b")
 
 

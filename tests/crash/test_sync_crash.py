@@ -18,10 +18,10 @@ from chronolake.failpoints import FAILPOINTS
 from chronolake.types import ACTIVE, END, START
 from datalakes import DataLake, file_row, iceberg, project
 from landed import LandedRow
+from processes import COMMAND, ran
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
-_PROGRAM: Final = "from chronolake.cli import main; main()"
 _REBUILDING: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after-commit")
 _IN_PLACE: Final = tuple(name for name in FAILPOINTS if not name.startswith(("rewrite.", "land.")))
 _FIRST: Final = [
@@ -54,17 +54,8 @@ class Synced:
         self.source.write("Account", [file_row(row, **row.fields, **more) for row in rows])
 
     def run(self, *words: str, failpoint: str = "") -> int:
-        environment = {**os.environ, "CHRONOLAKE_FAILPOINT": failpoint}
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, *words, "--project", str(self.folder)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        self.told = done.stdout + done.stderr
-        return done.returncode
+        code, self.told = ran(COMMAND, *words, "--project", str(self.folder), failpoint=failpoint)
+        return code
 
     def versions(self) -> list[tuple[Any, ...]] | None:
         try:
@@ -166,7 +157,7 @@ def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
     paused = tmp_path / "paused"
     paused.touch()
     sleeper = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, "sync", "crm", "--project", str(tmp_path)],
+        [sys.executable, "-c", COMMAND, "sync", "crm", "--project", str(tmp_path)],
         env={
             **os.environ,
             "CHRONOLAKE_FAILPOINT": "publish.before-commit=pause",

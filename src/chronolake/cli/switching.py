@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import json as json_text
+import math
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,7 @@ from chronolake.cli.app import (
     table_name,
 )
 from chronolake.errors import ConfigurationError, TableExistsError
-from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
+from chronolake.types import DELETED, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -111,23 +111,29 @@ def mode(
 
 def _expect_unpiped(lake: Lake, name: TableName, wanted: Mode) -> None:
     """Refuse a table whose mode chronolake.yml decides."""
+    from chronolake.table.publishing import stream_of
+
     table = lake.catalog.find(name)
-    filled_by = None if table is None else table.property_of(STREAM_PROPERTY)
+    filled_by = None if table is None else stream_of(table)
     if filled_by is None:
         return
-    pipeline, _, stream = filled_by.partition("/")
+    pipeline, stream = filled_by
     raise ConfigurationError(
         f"The pipeline {pipeline} fills the table: chronolake.yml decides its mode.",
         table=str(name),
         hint=f"Set `mode: {wanted}` below pipelines, {pipeline}, streams, {stream}, as in "
-        f"`pipelines: {{{pipeline}: {{streams: {{{_yaml(stream)}: {{mode: {wanted}}}}}}}}}`; the "
-        "next sync switches the table, before its data.",
+        f"`{_line(pipeline, stream, wanted)}`; the next sync switches the table, before its data.",
     )
 
 
-def _yaml(name: str) -> str:
-    """A key of YAML, quoted where it is no plain word."""
-    return name if name.isidentifier() else json_text.dumps(name, ensure_ascii=False)
+def _line(pipeline: str, stream: str, wanted: Mode) -> str:
+    """What to write in chronolake.yml."""
+    import yaml
+
+    setting = {"pipelines": {pipeline: {"streams": {stream: {"mode": wanted.value}}}}}
+    written = yaml.safe_dump(setting, default_flow_style=True, width=math.inf, allow_unicode=True)
+    # The braces of the whole may be left out.
+    return str(written).strip()[1:-1]
 
 
 def _show(plan: SwitchPlan, *, json: bool, done: bool) -> None:

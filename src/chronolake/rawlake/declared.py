@@ -23,8 +23,8 @@ from chronolake.rawlake.fields import (
     Physical,
     is_field,
 )
-from chronolake.rawlake.forms import Form
-from chronolake.types import Column, ColumnType, Kind
+from chronolake.rawlake.forms import FORM_OF, Form
+from chronolake.types import Column, ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,16 +37,6 @@ OWN: Final = "chronolake__"
 OPERATION: Final = f"{OWN}operation"
 
 _FORMAT: Final = 1
-_TYPED: Final = {
-    Kind.BOOLEAN: Form.BOOLEAN,
-    Kind.SHORT: Form.INTEGER,
-    Kind.INT: Form.INTEGER,
-    Kind.LONG: Form.INTEGER,
-    Kind.FLOAT: Form.FLOAT,
-    Kind.DOUBLE: Form.FLOAT,
-    Kind.UTC_DATETIME: Form.TIMESTAMP,
-    Kind.NAIVE_DATE: Form.DATE,
-}
 _SUFFIX_OF: Final = {form: suffix for suffix, form in SUFFIXES.items()}
 
 
@@ -67,7 +57,7 @@ class Placed:
     @property
     def form(self) -> Form:
         """How the typed values are written."""
-        return _TYPED[self.column.type.kind]
+        return FORM_OF[self.column.type.kind]
 
 
 Declaration = tuple[Placed, ...]
@@ -113,7 +103,7 @@ def declared(columns: Sequence[Column]) -> Declaration:
 
 
 def _with_typed(placed: Placed, taken: set[str]) -> Placed:
-    if placed.column.type.kind not in _TYPED or placed.text == ID:
+    if placed.column.type.kind not in FORM_OF or placed.text == ID:
         return placed
     typed = f"{placed.text}{_SUFFIX_OF[placed.form]}"
     if typed.lower() in taken:

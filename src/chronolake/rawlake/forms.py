@@ -33,6 +33,19 @@ class Form(StrEnum):
     DATE = "date"
 
 
+#: How the values of a type are written, where there is more to write than a text.
+FORM_OF: Final = {
+    Kind.BOOLEAN: Form.BOOLEAN,
+    Kind.SHORT: Form.INTEGER,
+    Kind.INT: Form.INTEGER,
+    Kind.LONG: Form.INTEGER,
+    Kind.FLOAT: Form.FLOAT,
+    Kind.DOUBLE: Form.FLOAT,
+    Kind.UTC_DATETIME: Form.TIMESTAMP,
+    Kind.NAIVE_DATE: Form.DATE,
+}
+
+
 class Seen(StrEnum):
     """What was seen of a field's values, as far as its type depends on it."""
 

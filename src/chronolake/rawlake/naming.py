@@ -58,7 +58,7 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
 
 def _remove_abandoned(place: Path) -> None:
     with _lock_of(place).open("a") as lock:
-        if _is_taken(lock.fileno()):
+        if _took(lock.fileno()):
             shutil.rmtree(place, ignore_errors=True)
             _lock_of(place).unlink(missing_ok=True)
 
@@ -137,7 +137,7 @@ def _held(folder: ObjectFolder) -> Iterator[None]:
     """Be the only one of all processes that publishes files of an object."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     with (folder.path / _LOCK).open("a") as lock:
-        while not _is_taken(lock.fileno()):
+        while not _took(lock.fileno()):
             if time.monotonic() > patience:
                 raise PipelineBusyError(
                     f"Another process has been landing files of {folder.name} for a minute.",
@@ -148,7 +148,8 @@ def _held(folder: ObjectFolder) -> Iterator[None]:
         yield
 
 
-def _is_taken(descriptor: int) -> bool:
+def _took(descriptor: int) -> bool:
+    """Take a lock, unless another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -26,7 +26,7 @@ from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.declared import key_of, types_of
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
 from chronolake.rawlake.footers import ColumnStatistics, Footers, footers
-from chronolake.rawlake.forms import Form, Mark, Seen, of_integers, type_of
+from chronolake.rawlake.forms import FORM_OF, Form, Mark, Seen, of_integers, type_of
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
@@ -51,13 +51,6 @@ _SIMPLE: Final = {
     Form.TIMESTAMP: Seen.TIMESTAMP,
     Form.TIME: Seen.TIME,
     Form.DATE: Seen.DATE,
-}
-_FORM_OF: Final = {
-    Kind.BOOLEAN: Form.BOOLEAN,
-    Kind.INT: Form.INTEGER,
-    Kind.LONG: Form.INTEGER,
-    Kind.UTC_DATETIME: Form.TIMESTAMP,
-    Kind.NAIVE_DATE: Form.DATE,
 }
 
 SeenByField = dict[str, frozenset[Mark]]
@@ -260,18 +253,17 @@ def _cell(field: Field) -> str:
 
 def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:
     """A field's value in the type of its column, as SQL."""
-    cells = {form: _cell(field) for form, field in forms.items()}
-    found: list[str] = []
     declared = next((field.declared for field in forms.values() if field.declared), None)
     if declared is not None:
         return _declared_value(forms, declared, kind)
+    cells = {form: _cell(field) for form, field in forms.items()}
     if kind.kind is Kind.NAIVE_TIME:
         # Written in one way, whatever the source's texts look like.
         found = [cells[form] for form in (Form.TIME, Form.TEXT) if form in cells]
     elif kind.kind is Kind.DOUBLE:
         found = [cells[form] for form in (Form.FLOAT, Form.INTEGER) if form in cells]
-    elif kind.kind in _FORM_OF:
-        found = [cells[_FORM_OF[kind.kind]]] if _FORM_OF[kind.kind] in cells else []
+    elif kind.kind in FORM_OF:
+        found = [cells[form] for form in (FORM_OF[kind.kind],) if form in cells]
     else:
         # The text is the source's own spelling; without it, the typed value has to do.
         found = [cells[form] for form in Form if form in cells]

@@ -155,15 +155,24 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
     ) from failure
 
 
+def stream_of(table: IcebergTable) -> tuple[str, str] | None:
+    """The pipeline and the stream that fill a table, or None if none does."""
+    filled_by = table.property_of(STREAM_PROPERTY)
+    if filled_by is None:
+        return None
+    pipeline, _, stream = filled_by.partition("/")
+    return pipeline, stream
+
+
 def expect_pushed(table: IcebergTable) -> None:
     """Refuse to change a table that a pipeline fills: what it has would not be its source's.
 
     Raises:
         ConfigurationError: one does.
     """
-    filled_by = table.property_of(STREAM_PROPERTY)
+    filled_by = stream_of(table)
     if filled_by is not None:
-        pipeline, _, stream = filled_by.partition("/")
+        pipeline, stream = filled_by
         raise ConfigurationError(
             f"The stream {stream} of the pipeline {pipeline} fills the table, and nothing else may "
             "change it.",

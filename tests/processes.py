@@ -1,0 +1,38 @@
+"""Programs in processes of their own, which a failpoint may kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Final
+
+#: The command line, as a program for `run`.
+COMMAND: Final = "from chronolake.cli import main; main()"
+
+
+def ran(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
+    """Run a Python program; gives its exit code and what it told.
+
+    Args:
+        program: its text.
+        words: its arguments.
+        failpoint: such as `staged.appended=kill`; none if it is empty.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env={**os.environ, "CHRONOLAKE_FAILPOINT": failpoint},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def killed(program: str, *words: str, failpoint: str) -> bool:
+    """Run a Python program that ends well, or is killed by its failpoint: whether it was."""
+    code, told = ran(program, *words, failpoint=failpoint)
+    assert code in {0, -signal.SIGKILL}, told
+    return code != 0
