@@ -23,6 +23,10 @@ class LandedRow:
     place: tuple[int, int]
     deleted: int | None = None
     purged: int | None = None
+    #: False: the row only says that the record was deleted, or purged.
+    tells: bool = True
+    #: Fields of which the row says nothing: they are as they were told last.
+    untold: frozenset[str] = frozenset()
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,13 +58,20 @@ def _of_record(
 ) -> list[Version]:
     told: list[tuple[LandedRow, list[int]]] = []
     purges: list[int] = []
+    deletions: list[int] = []
     for modified in sorted(by_time):
         ranked = sorted(
             by_time[modified], key=lambda row: (len(row.sequence), row.sequence, row.place)
         )
-        telling = [row for row in ranked if row.purged is None]
+        telling = [row for row in ranked if row.purged is None and row.tells]
         purging = [row for row in ranked if row.purged is not None]
         purges += [max(row.purged, modified) for row in purging if row.purged is not None]
+        for row in ranked:
+            # Deleted, and back at the same instant: the record was never gone.
+            is_back = telling and _rank(telling[-1]) > _rank(row)
+            if not (row.tells or row.purged is not None or is_back):
+                assert row.deleted is not None
+                deletions.append(max(row.deleted, modified))
         if telling:
             marks = [telling[-1].deleted, *(row.deleted for row in purging)]
             told.append((telling[-1], [mark for mark in marks if mark is not None]))
@@ -70,14 +81,37 @@ def _of_record(
     result = []
     for number, (row, deleted) in enumerate(told):
         start = starts[number]
-        ends = deleted + [purge for purge in purges if purge >= row.modified]
+        ends = deleted + [mark for mark in [*purges, *deletions] if mark >= row.modified]
         if number + 1 < len(told):
             ends.append(starts[number + 1] - epsilon)
         end = max(start, min(ends)) if ends else TMAX
         erased = erases and any(purge >= row.modified for purge in purges)
-        fields = dict.fromkeys(row.fields) if erased else row.fields
+        fields = _with_untold(row, by_time)
+        fields = dict.fromkeys(fields) if erased else fields
         result.append(Version(key, start, end, not ends, row.modified, fields))
     return result
+
+
+def _rank(row: LandedRow) -> tuple[int, str]:
+    return len(row.sequence), row.sequence
+
+
+def _with_untold(row: LandedRow, by_time: dict[int, list[LandedRow]]) -> dict[str, Any]:
+    """All fields of a row: what it does not tell is what was told last before it."""
+    fields = dict(row.fields)
+    for name in row.untold:
+        earlier = [
+            other
+            for rows in by_time.values()
+            for other in rows
+            if other.tells
+            and other.purged is None
+            and name not in other.untold
+            and (other.modified, _rank(other)) < (row.modified, _rank(row))
+        ]
+        last = max(earlier, key=lambda other: (other.modified, _rank(other)), default=None)
+        fields[name] = None if last is None else last.fields[name]
+    return fields
 
 
 @dataclass(frozen=True)

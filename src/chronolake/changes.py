@@ -19,11 +19,17 @@ of a record was landed. Beside the data columns they have
 * `SEQUENCE` (string): of several rows of a version the greatest counts; a longer one is greater,
   equal lengths compare by bytes.
 * `DELETED_AT`, `PURGED_AT` (bigint): when the record was deleted or purged, in microseconds since
-  1970, or null. A row with `PURGED_AT` says nothing about the data columns.
+  1970, or null.
+* `TELLS` (boolean): whether the row says what the record was. One that does not is a *mark*: it
+  says that the record was purged (`PURGED_AT`), or deleted (`DELETED_AT`), and its data columns
+  besides the key are null.
+* `UNTOLD` (array<string>): null, or the data columns of which the row says nothing, and which are
+  null in it: they are as they were in the version before.
 * `LANDED_FILE` (string), `LANDED_ROW` (bigint): where the row stands. Between rows of one sequence
   the later counts; file names are ordered like sequences.
 
-Versions that are landed in our own raw lake have no file yet, and may have
+Versions that are landed in our own raw lake have no file yet. They may do without `TELLS`, where
+only purges are marks, and without `UNTOLD`, and they may have
 
 * `OPERATED` (string): what the source did, in its own words, for those who read the lake.
 """
@@ -41,12 +47,23 @@ CHANGE_COLUMNS: Final = (OP, SEQ, UNMODIFIED)
 
 MODIFIED: Final = "__chronolake_modified"
 SEQUENCE: Final = "__chronolake_sequence"
+TELLS: Final = "__chronolake_tells"
+UNTOLD: Final = "__chronolake_untold"
 DELETED_AT: Final = "__chronolake_deleted_at"
 PURGED_AT: Final = "__chronolake_purged_at"
 LANDED_FILE: Final = "__chronolake_file_name"
 LANDED_ROW: Final = "__chronolake_file_row"
 OPERATED: Final = "__chronolake_operated"
-VERSION_COLUMNS: Final = (MODIFIED, SEQUENCE, DELETED_AT, PURGED_AT, LANDED_FILE, LANDED_ROW)
+VERSION_COLUMNS: Final = (
+    MODIFIED,
+    SEQUENCE,
+    DELETED_AT,
+    PURGED_AT,
+    TELLS,
+    UNTOLD,
+    LANDED_FILE,
+    LANDED_ROW,
+)
 
 ROWS_PER_FILE: Final = 2**40
 BITS_PER_WORD: Final = 64

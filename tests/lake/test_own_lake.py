@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import count, permutations
 from pathlib import Path
@@ -45,6 +45,12 @@ _FIXED: Final = (
     pa.field(changes.PURGED_AT, pa.int64()),
 )
 
+_OPTIONAL: Final = {
+    changes.OPERATED: pa.string(),
+    changes.TELLS: pa.bool_(),
+    changes.UNTOLD: pa.list_(pa.string()),
+}
+
 
 def column(name: str, kind: Kind | ColumnType, *, key: bool = False) -> Column:
     return Column(name, kind if isinstance(kind, ColumnType) else ColumnType(kind), key)
@@ -75,8 +81,8 @@ class Own:
 
     def frame(self, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> DataFrame:
         fields = [pa.field(one.name, one.type.arrow) for one in columns]
-        extra = {name for row in rows for name in row} & {changes.OPERATED}
-        fields += [*_FIXED, *(pa.field(name, pa.string()) for name in extra)]
+        extra = {name for row in rows for name in row} & _OPTIONAL.keys()
+        fields += [*_FIXED, *(pa.field(name, _OPTIONAL[name]) for name in sorted(extra))]
         cells = {field.name: [row.get(field.name) for row in rows] for field in fields}
         return self.lake.spark.createDataFrame(pa.table(cells, schema=pa.schema(fields)))
 
@@ -284,6 +290,52 @@ def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
 
     assert own.rows("a", "b", "name", "_fivetran_active") == [(1, 2, "Ann", False)]
     assert b"must not stay" not in path.read_bytes()
+
+
+def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:
+    """Deletions with nothing but a key, and updates without the columns that they left alone."""
+    columns = (
+        column("id", Kind.INT, key=True),
+        column("price", ColumnType(Kind.DECIMAL, 9, 2)),
+        column("text, large", Kind.STRING),
+    )
+    told = {changes.TELLS: True}
+    price = Decimal("9.50")
+    untold = {changes.UNTOLD: ["text, large"], changes.OPERATED: "update"}
+    deleted = {changes.TELLS: False, changes.DELETED_AT: _T + 3 * _SECOND, "price": price}
+    first = [
+        version(1, id=1, price=price, **{"text, large": "long", **told}),
+        version(1, id=2, price=price, **{"text, large": "same", **told}),
+    ]
+    second = [
+        version(2, "2", id=1, price=None, **told, **untold),
+        version(3, "3", id=1, **deleted),
+        version(4, "4", id=2, price=None, **told, **untold),
+    ]
+    own.land(columns, first)
+    own.apply()
+    (path,) = own.land(columns, second)
+    own.apply()
+
+    written = pq.read_table(path, partitioning=None).to_pylist()
+    assert [row["chronolake__unmodified"] for row in written] == [
+        '["text, large"]',
+        None,
+        '["text, large"]',
+    ]
+    assert [row["chronolake__is_mark"] for row in written] == [None, True, None]
+    assert "price" not in written[0], "no row of the file tells it, nor does a deletion"
+    names = ("id", "price", "text, large", "_fivetran_start", "_fivetran_end", "_fivetran_active")
+    at = [datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC) for second in range(5)]
+    last = datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)
+    micro = timedelta(microseconds=1)
+    assert sorted(own.rows(*names), key=lambda row: (row[0], row[3])) == [
+        (1, price, "long", at[1], at[2] - micro, False),
+        (1, None, "long", at[2], at[3], False),
+        (2, price, "same", at[1], at[4] - micro, False),
+        (2, None, "same", at[4], last, True),
+    ]
+    assert own.agrees()
 
 
 def test_a_fields_type_follows_what_the_source_declares(own: Own) -> None:

@@ -22,6 +22,8 @@ from chronolake.changes import (
     MODIFIED,
     PURGED_AT,
     SEQUENCE,
+    TELLS,
+    UNTOLD,
 )
 from chronolake.lake import Lake
 from chronolake.table.landed import write_versions
@@ -55,6 +57,10 @@ def _frame(lake: Lake, rows: Sequence[LandedRow]) -> DataFrame:
         SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
         DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
         PURGED_AT: pa.array([row.purged for row in rows], pa.int64()),
+        TELLS: pa.array([row.tells and row.purged is None for row in rows], pa.bool_()),
+        UNTOLD: pa.array(
+            [sorted(row.untold) if row.untold else None for row in rows], pa.list_(pa.string())
+        ),
         LANDED_FILE: pa.array([f"data-{row.place[0]:x}.parquet" for row in rows], pa.string()),
         LANDED_ROW: pa.array([row.place[1] for row in rows], pa.int64()),
     }
@@ -88,6 +94,40 @@ def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> l
     return found
 
 
+def _random_log(seed: int, *, keys: int, changes: int, step: int) -> list[LandedRow]:
+    """A log as databases write it: sequences never repeat, and updates leave columns out."""
+    chance = random.Random(seed)
+    rows: list[LandedRow] = []
+    alive: set[str] = set()
+    times = dict.fromkeys([f"k{number}" for number in range(keys)], _T)
+    for number in range(changes):
+        key = f"k{chance.randrange(keys)}"
+        # Several changes of a record at one instant, too.
+        times[key] += chance.choice([0, 1, 1, 3]) * step
+        deleted, tells, untold = None, True, frozenset[str]()
+        fields = {"Name": f"n{number}", "Size": chance.choice([None, number])}
+        if key in alive and chance.random() < 0.2:
+            deleted, tells, fields = times[key], False, {}
+            alive.discard(key)
+        else:
+            if key in alive:
+                untold = frozenset(name for name in fields if chance.random() < 0.4)
+            alive.add(key)
+        rows.append(
+            LandedRow(
+                key=key,
+                modified=times[key],
+                sequence=f"{number:x}",
+                place=(1 + number * 6 // changes, number),
+                deleted=deleted,
+                tells=tells,
+                untold=untold,
+                fields={name: value for name, value in fields.items() if name not in untold},
+            )
+        )
+    return rows
+
+
 def _read(lake: Lake, name: TableName) -> list[dict[str, Any]]:
     catalog = SqlCatalog(
         "chronolake", uri=f"sqlite:///{lake.config.catalog_file}", warehouse=lake.warehouse
@@ -100,6 +140,12 @@ def _read(lake: Lake, name: TableName) -> list[dict[str, Any]]:
             number = rows.column_names.index(column)
             rows = rows.set_column(number, column, rows[column].cast(pa.int64()))
     return rows.to_pylist()
+
+
+def _files(lake: Lake, name: TableName) -> list[str]:
+    """The files of a table that readers see."""
+    found = lake.spark.sql(f"SELECT file_path FROM chronolake.{name.sql}.files").collect()
+    return sorted(row["file_path"] for row in found)
 
 
 def _check(
@@ -141,6 +187,49 @@ _WORLDS: Final = [
         for world in [(_MS, 400, False), (1, 3_600_000_000, True)]
     ),
 ]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize(
+    ("seed", "eps", "step", "is_mixed"),
+    [
+        (1, 1, 3_600_000_000, False),
+        (2, _MS, 400, True),
+        *(
+            pytest.param(seed, *world, marks=pytest.mark.long)
+            for seed in range(3, 9)
+            for world in [(1, 3_600_000_000, True), (_MS, 400, False), (1, 1, True)]
+        ),
+    ],
+)
+def test_a_log_that_leaves_columns_out(
+    lake: Lake, mode: Mode, seed: int, eps: int, step: int, *, is_mixed: bool
+) -> None:
+    """Deletions that name a key only, and updates that do not tell all columns."""
+    rows = _random_log(seed, keys=40, changes=500, step=step)
+    chance = random.Random(seed)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    pieces = [rows[begin : begin + 90] for begin in range(0, len(rows), 90)]
+    if is_mixed:
+        # In whatever order they come.
+        mixed = chance.sample(rows, len(rows))
+        pieces = [mixed[begin : begin + 90] for begin in range(0, len(rows), 90)]
+
+    def write(batch: list[LandedRow]) -> None:
+        frame = _frame(lake, chance.sample(batch, len(batch)))
+        write_versions(lake, name, frame, synced_micros=_T, batch="some", properties={})
+
+    there: list[LandedRow] = []
+    for piece in pieces:
+        there += piece
+        # What was applied comes once more, now and then.
+        write([*piece, *chance.sample(there, len(there) // 10)])
+        _check(lake, name, mode, there, eps, erases=False)
+    before = _files(lake, name)
+    write(rows)
+    _check(lake, name, mode, rows, eps, erases=False)
+    assert _files(lake, name) == before, "what is there already changes no file"
 
 
 @pytest.mark.parametrize("mode", list(Mode))

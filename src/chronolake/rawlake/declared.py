@@ -35,6 +35,10 @@ DECLARATION: Final = b"chronolake.declaration"
 OWN: Final = "chronolake__"
 #: What the source did to the record: a text of its own, for those who read the lake.
 OPERATION: Final = f"{OWN}operation"
+#: The fields of which the source said nothing, as a JSON array: they are as in the version before.
+UNMODIFIED: Final = f"{OWN}unmodified"
+#: True for a row that says nothing but that the record was deleted.
+IS_MARK: Final = f"{OWN}is_mark"
 
 _FORMAT: Final = 1
 _SUFFIX_OF: Final = {form: suffix for suffix, form in SUFFIXES.items()}
@@ -128,7 +132,7 @@ def fields_declared(declaration: Declaration, columns: Mapping[str, Physical]) -
     found = {
         name: Field(name, name, columns[name])
         for name in columns
-        if name in OF_THE_LAKE and name != ID
+        if name in {*OF_THE_LAKE, UNMODIFIED, IS_MARK} and name != ID
     }
     for one in declaration:
         for name in filter(None, (one.text, one.typed)):

@@ -20,10 +20,12 @@ from chronolake.changes import (
     PURGED_AT,
     RESERVED,
     SEQUENCE,
+    TELLS,
+    UNTOLD,
 )
 from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
-from chronolake.rawlake.declared import key_of, types_of
+from chronolake.rawlake.declared import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
 from chronolake.rawlake.footers import ColumnStatistics, Footers, footers
 from chronolake.rawlake.forms import FORM_OF, Form, Mark, Seen, of_integers, type_of
@@ -98,6 +100,8 @@ class Landing:
             SEQUENCE: f"nullif(CAST({quoted(lake_fields.SEQUENCE)} AS STRING), '')",
             DELETED_AT: _time(by_name, lake_fields.DELETED),
             PURGED_AT: _time(by_name, lake_fields.PURGED),
+            TELLS: _tells(by_name),
+            UNTOLD: _untold(by_name),
             LANDED_FILE: "_metadata.file_name",
             LANDED_ROW: "_metadata.row_index",
         }
@@ -288,6 +292,20 @@ def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:
     for field in by_name.get(name, {}).values():
         return f"unix_micros({_cell(field)})"
     return "CAST(NULL AS BIGINT)"
+
+
+def _tells(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
+    """Whether a row says what its record was, as SQL."""
+    is_purge = f"{_time(by_name, lake_fields.PURGED)} IS NOT NULL"
+    is_mark = quoted(IS_MARK) if IS_MARK in by_name else "false"
+    return f"NOT ({is_purge} OR coalesce({is_mark}, false))"
+
+
+def _untold(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
+    """The fields of which a row says nothing, as SQL; null where it says all."""
+    if UNMODIFIED not in by_name:
+        return "CAST(NULL AS ARRAY<STRING>)"
+    return f"from_json({quoted(UNMODIFIED)}, 'array<string>')"
 
 
 # ------------------------------------------------------------------ what was seen

@@ -20,11 +20,20 @@ from chronolake.changes import (
     OPERATED,
     PURGED_AT,
     SEQUENCE,
+    TELLS,
+    UNTOLD,
 )
 from chronolake.errors import BatchError
 from chronolake.failpoints import reach
 from chronolake.rawlake import fields as lake_fields
-from chronolake.rawlake.declared import DECLARATION, OPERATION, declared, to_json
+from chronolake.rawlake.declared import (
+    DECLARATION,
+    IS_MARK,
+    OPERATION,
+    UNMODIFIED,
+    declared,
+    to_json,
+)
 from chronolake.rawlake.naming import make_durable, publish, staging
 from chronolake.types import Kind, quoted
 
@@ -57,8 +66,8 @@ def land(
     there: landing the same versions again does no harm.
 
     Args:
-        versions: record versions (`chronolake.changes`), without where they stand in files; they
-            may have the column `changes.OPERATED`. Each partition makes a file or more.
+        versions: record versions (`chronolake.changes`), without where they stand in files. Each
+            partition makes a file or more.
         columns: the data columns with the types that the source declares, the key among them.
         folder: the object.
         guard: called before files appear, when nobody else can let files appear; raises if this
@@ -76,8 +85,7 @@ def land(
         Exception: what `guard` or computing `versions` raises; nothing has been landed then.
     """
     declaration = declared(columns)
-    has_operation = OPERATED in versions.columns
-    rows = versions.selectExpr(*_chosen(declaration, has_operation=has_operation))
+    rows = versions.selectExpr(*_chosen(declaration, versions.columns))
     with staging(folder) as place:
         write = partial(
             _written, folder=str(place), declaration=to_json(declaration), limit=file_bytes
@@ -98,7 +106,7 @@ def land(
         return publish(folder, [place / row["name"] for row in told], guard=guard)
 
 
-def _chosen(declaration: Declaration, *, has_operation: bool) -> Iterator[str]:
+def _chosen(declaration: Declaration, given: Sequence[str]) -> Iterator[str]:
     """The columns of a file as SQL over record versions."""
     key = [one for one in declaration if one.column.primary_key]
     yield f"{_identifier(key)} AS {lake_fields.ID}"
@@ -106,13 +114,19 @@ def _chosen(declaration: Declaration, *, has_operation: bool) -> Iterator[str]:
     yield f"{SEQUENCE} AS {lake_fields.SEQUENCE}"
     yield f"timestamp_micros({DELETED_AT}) AS {lake_fields.DELETED}"
     yield f"timestamp_micros({PURGED_AT}) AS {lake_fields.PURGED}"
-    if has_operation:
+    tells = f"{PURGED_AT} IS NULL"
+    if TELLS in given:
+        yield f"IF({TELLS} OR {PURGED_AT} IS NOT NULL, NULL, true) AS {IS_MARK}"
+        tells = TELLS
+    if UNTOLD in given:
+        yield f"to_json({UNTOLD}) AS {UNMODIFIED}"
+    if OPERATED in given:
         yield f"{OPERATED} AS {OPERATION}"
     for one in declaration:
         if one.text == lake_fields.ID:
             continue
-        # A purged version says nothing but whose it is.
-        is_told = "true" if one.column.primary_key else f"{PURGED_AT} IS NULL"
+        # A mark says nothing but whose it is.
+        is_told = "true" if one.column.primary_key else tells
         yield f"IF({is_told}, {_text(one)}, NULL) AS {quoted(one.text)}"
         if one.typed is not None:
             yield f"IF({is_told}, {_typed(one)}, NULL) AS {quoted(one.typed)}"

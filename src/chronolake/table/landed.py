@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from chronolake.changes import LANDED_FILE, LANDED_ROW, MODIFIED, PURGED_AT, SEQUENCE
+import orjson
+
+from chronolake.changes import (
+    LANDED_FILE,
+    LANDED_ROW,
+    MODIFIED,
+    PURGED_AT,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
 from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
@@ -58,6 +68,10 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.types import TableName
+
+
+#: Table property: the data columns of which some row said nothing, as JSON.
+UNTOLD_PROPERTY: Final = "chronolake.untold"
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,7 @@ def write_versions(
             "The table does not exist.", table=str(name), hint="Create it before writing to it."
         )
     description = describe_loaded(table)
-    layout = replace(layout_of(description), erased=tuple(erased))
+    layout = replace(layout_of(description), erased=tuple(erased), untold=_untold_of(table))
     ensure_hidden(table)
     watch = Stopwatch()
     result = PullResult(batch, 0, 0, 0, watch.seconds)
@@ -133,6 +147,7 @@ def write_versions(
     try:
         with watch.stage("read"):
             pulled = _measure(spark, view, description, layout)
+            layout = replace(layout, untold=tuple(dict.fromkeys([*layout.untold, *pulled.untold])))
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal result
@@ -140,7 +155,13 @@ def write_versions(
             outcome = _stage(attempt, pulled, layout, synced_micros, watch)
             result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
-            return {**properties, BATCH_PROPERTY: batch, **counted}
+            untold = {UNTOLD_PROPERTY: orjson.dumps(layout.untold).decode()}
+            return {
+                **properties,
+                BATCH_PROPERTY: batch,
+                **counted,
+                **(untold if layout.untold else {}),
+            }
 
         staged(lake, name, write, watch, spark=spark, guard=guard, also_pulled=True)
     finally:
@@ -155,7 +176,9 @@ class _Pulled:
     Attributes:
         view: the rows as a SQL name.
         rows: how many.
-        purges: how many of them are purge rows.
+        marks: how many of them only say that a record is gone.
+        purges: how many of these are purges.
+        untold: the data columns of which some row says nothing.
         since: the least modification time in microseconds, or None.
         bounds: bounds of the key columns for which that is useful, as SQL.
         sketch: of the versions they tell of (`table/usage.py`).
@@ -163,7 +186,9 @@ class _Pulled:
 
     view: str
     rows: int
+    marks: int
     purges: int
+    untold: tuple[str, ...]
     since: int | None
     bounds: dict[str, tuple[str, str]]
     sketch: bytes | None
@@ -183,12 +208,14 @@ def _measure(
     ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
     needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
-    sketch = usage.sketching(_counted(layout), f"{PURGED_AT} IS NULL")
+    sketch = usage.sketching(_counted(layout), TELLS)
     place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
     found = [
         "count(1) AS rows",
         f"min({place}) FILTER (WHERE {incomplete}) AS place",
+        f"count_if(NOT {TELLS}) AS marks",
         f"count_if({PURGED_AT} IS NOT NULL) AS purges",
+        f"array_distinct(flatten(collect_set({UNTOLD}))) AS untold",
         f"count_if({incomplete}) AS incomplete",
         f"min({MODIFIED}) AS since",
         f"{sketch} AS sketch",
@@ -209,7 +236,9 @@ def _measure(
     return _Pulled(
         view=view,
         rows=row["rows"],
+        marks=row["marks"],
         purges=row["purges"],
+        untold=tuple(sorted(row["untold"])),
         since=row["since"],
         bounds={
             name: bounds_of(
@@ -220,6 +249,10 @@ def _measure(
         },
         sketch=row["sketch"],
     )
+
+
+def _untold_of(table: IcebergTable) -> tuple[str, ...]:
+    return tuple(orjson.loads(table.property_of(UNTOLD_PROPERTY) or "[]"))
 
 
 def _counted(layout: Layout) -> tuple[str, ...]:
@@ -268,7 +301,7 @@ def _fill(write: StagedWrite, resolved: DataFrame, pulled: _Pulled, layout: Layo
     try:
         reach("write.planned")
         write.append(_added(view, layout))
-        if pulled.purges or layout.mode is Mode.LIVE:
+        if pulled.marks or layout.mode is Mode.LIVE:
             write.hidden.append(_concealed(view, layout))
     finally:
         write.spark.catalog.dropTempView(view)

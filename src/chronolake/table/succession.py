@@ -4,20 +4,22 @@ Sources: `seeds/data-lake-v2.txt` ("Important notes"), `seeds/history-mode.txt`.
 pulled is a function of the set of rows that were landed for it:
 
 * Of the rows of one version, which key and modification time identify, the one with the greatest
-  sequence counts. Purge rows are apart: they say nothing about a version's data, and nothing takes
-  them back. A version of which there are only purge rows is none.
+  sequence counts. What it does not tell is as it was told last (`table/untold.py`).
+* Marks are apart: they say nothing about a version's data, and a version of which there are only
+  marks is none. Nothing takes a purge back; a deletion does not count if its own version has a
+  greater sequence: the record was there again.
 * Versions start at their modification time. Those that would start less than an epsilon after the
   one before are moved to the next free instant, in the order of their modification times.
 * A version ends an epsilon before the next one starts, or when it was deleted if that is earlier,
-  but never before it starts. A purge ends all versions from before it (and it is not before the
-  version that it was landed with); where the table erases, they keep their key and times only. The
-  newest version is active unless it was deleted or purged.
+  but never before it starts. A mark ends all versions from before it (and it is not before the
+  version that it was landed with); where the table erases, those that a purge ends keep their key
+  and times only. The newest version is active unless it was deleted or purged.
 
-A table has state besides the rows that readers see: a purge ends versions that land later, and in a
+A table has state besides the rows that readers see: a mark ends versions that land later, and in a
 live table a deleted record must not come back with an older version. Such rows are *hidden*: they
 stand on the branch `iceberg.HIDDEN`. Stored rows carry what tells them apart in the source, the
 column `_chronolake_version`: modification, deletion and purge time in microseconds since 1970 (or
-`-`) and the sequence, with spaces between.
+`-`), what was not told, and the sequence, with spaces between.
 
 Everything here is SQL text over relations; `chronolake.table.pulled` runs it.
 """
@@ -35,8 +37,11 @@ from chronolake.changes import (
     PURGED_AT,
     RESERVED,
     SEQUENCE,
+    TELLS,
+    UNTOLD,
     VERSION_COLUMNS,
 )
+from chronolake.table import untold
 from chronolake.table.sql import TABLE, listed
 from chronolake.types import (
     ACTIVE,
@@ -51,7 +56,7 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 # What is known of a stored row, besides the columns of every landed row.
 FILE: Final = f"{RESERVED}file"
@@ -85,21 +90,25 @@ REVEALED: Final = f"{RESERVED}revealed"
 #: The source brought this version, and it is written.
 COUNTED: Final = f"{RESERVED}counted"
 
+#: What orders rows of one version.
+_RANK: Final = f"struct(length({SEQUENCE}), {SEQUENCE})"
 _SAYS: Final = f"{RESERVED}says"
 _FIRST_SAYS: Final = f"{RESERVED}first_says"
 _STORED_SAYS: Final = f"{RESERVED}stored_says"
 _IS_FIRST: Final = f"{RESERVED}is_first"
 _IS_VERSION: Final = f"{RESERVED}is_version"
-_IS_PURGE: Final = f"{RESERVED}is_purge"
+_IS_MARK: Final = f"{RESERVED}is_mark"
 _PURGE_DELETED: Final = f"{RESERVED}purge_deleted"
 _NOT_BEFORE: Final = f"{RESERVED}not_before"
 _NUMBER: Final = f"{RESERVED}number"
 _BEGIN: Final = f"{RESERVED}begin"
 _NEXT: Final = f"{RESERVED}next"
+_MARKS: Final = f"{RESERVED}marks"
 _PURGES: Final = f"{RESERVED}purges"
 _GONE: Final = f"{RESERVED}gone"
 _FINISH: Final = f"{RESERVED}finish"
 _IS_ERASED: Final = f"{RESERVED}is_erased"
+_LOSES: Final = f"{RESERVED}loses"
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,7 @@ class Layout:
         mode: the table's mode.
         epsilon: microseconds between a version's end and the start of the next.
         erased: the data columns that a purge empties in the versions that it ends.
+        untold: the data columns of which some row of the table, or a landed one, said nothing.
     """
 
     key: tuple[str, ...]
@@ -119,6 +129,7 @@ class Layout:
     mode: Mode
     epsilon: int
     erased: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
 
     @property
     def system(self) -> tuple[str, ...]:
@@ -143,18 +154,23 @@ def of_landed(rows: str, layout: Layout) -> str:
         rows: a relation with the layout's data columns and `changes.VERSION_COLUMNS`.
         layout: the table.
     """
-    facts = ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _FACTS.items())
-    return f"SELECT {listed(layout.data)}, {', '.join(VERSION_COLUMNS)}, {facts} FROM {rows}"
+    facts = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in _FACTS.items()]
+    origins = untold.of_landed(untold.numbered(layout.untold))
+    chosen = ", ".join([listed(layout.data), *VERSION_COLUMNS, *facts, *origins])
+    return f"SELECT {chosen} FROM {rows}"
 
 
 def of_stored(layout: Layout, *, hidden: bool) -> str:
     """The columns to select of a stored row, known as `sql.TABLE`: the other side."""
     version = f"{TABLE}.{VERSION}"
+    told = _part(version, 3)
     facts = {
-        MODIFIED: _part(version, 0),
-        SEQUENCE: f"split({version}, ' ', 4)[3]",
-        DELETED_AT: _part(version, 1),
-        PURGED_AT: _part(version, 2),
+        MODIFIED: _time(version, 0),
+        SEQUENCE: _part(version, 4),
+        DELETED_AT: _time(version, 1),
+        PURGED_AT: _time(version, 2),
+        TELLS: f"{told} <> '{untold.NONE_TOLD}'",
+        UNTOLD: "CAST(NULL AS ARRAY<STRING>)",
         LANDED_FILE: "CAST(NULL AS STRING)",
         LANDED_ROW: "CAST(NULL AS BIGINT)",
         **{name: f"CAST(NULL AS {kind})" for name, kind in _FACTS.items()},
@@ -171,13 +187,20 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
             }
         elif layout.mode is Mode.SOFT_DELETE:
             facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
-    chosen = ", ".join(f"{value} AS {name}" for name, value in facts.items())
-    return f"{listed(layout.data, of=TABLE)}, {chosen}"
+    chosen = [f"{value} AS {name}" for name, value in facts.items()]
+    own = (facts[MODIFIED], facts[SEQUENCE])
+    origins = untold.of_stored(untold.numbered(layout.untold), told, own)
+    return ", ".join([listed(layout.data, of=TABLE), *chosen, *origins])
 
 
 def _part(version: str, number: int) -> str:
+    """One of the parts of a `_chronolake_version`; the last may have spaces."""
+    return f"split({version}, ' ', 5)[{number}]"
+
+
+def _time(version: str, number: int) -> str:
     """One of the times in a `_chronolake_version`, in microseconds, or null."""
-    return f"CAST(nullif(split({version}, ' ', 4)[{number}], '-') AS BIGINT)"
+    return f"CAST(nullif({_part(version, number)}, '-') AS BIGINT)"
 
 
 def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> str:
@@ -194,13 +217,16 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
     """
     key = listed(layout.key)
-    tells = f"{PURGED_AT} IS NULL"
-    # Rows that tell something come first, the greatest before the others; then purge rows, of which
-    # those that say the same follow each other, stored ones first.
+    untold_columns = untold.numbered(layout.untold)
+    is_deletion = f"NOT {TELLS} AND {PURGED_AT} IS NULL"
+    # Rows that tell something come first, the greatest before the others; then marks. Marks that
+    # say the same follow each other: deletions by their sequence, then stored ones first.
     order = [
+        f"{TELLS} DESC",
         f"{PURGED_AT} NULLS FIRST",
-        f"IF({tells}, NULL, {DELETED_AT}) NULLS FIRST",
-        f"{tells} OR {_STORED} IS NOT NULL DESC",
+        f"IF({TELLS}, NULL, {DELETED_AT}) NULLS FIRST",
+        f"IF({is_deletion}, {_RANK}, NULL) DESC",
+        f"{TELLS} OR {_STORED} IS NOT NULL DESC",
         f"length({SEQUENCE}) DESC",
         f"{SEQUENCE} DESC",
         f"length({LANDED_FILE}) DESC NULLS LAST",
@@ -211,25 +237,42 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     so_far = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
     whole = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
     repeats = " AND ".join(
-        f"lag({name}) OVER ({in_version}) <=> {name}" for name in (PURGED_AT, DELETED_AT)
+        f"lag({name}) OVER ({in_version}) <=> {name}" for name in (TELLS, PURGED_AT, DELETED_AT)
     )
+    # The first row of a version tells, if one does: its sequence is the greatest that does.
+    told = f"first_value(IF({TELLS}, {_RANK}, NULL)) OVER ({in_version} {so_far})"
+    is_void = f"({is_deletion} AND coalesce({told} > {_RANK}, false))"
+    purge_deleted = f"IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})"
     of_version = (
-        f"{tells} AND row_number() OVER ({in_version}) = 1 AS {_IS_FIRST}, "
+        f"{TELLS} AND row_number() OVER ({in_version}) = 1 AS {_IS_FIRST}, "
         f"first_value({_SAYS}) OVER ({in_version} {so_far}) AS {_FIRST_SAYS}, "
-        f"max(IF({tells} AND {_STORED} IS NOT NULL, {_SAYS}, NULL)) OVER ({in_version} {whole}) "
+        f"max(IF({TELLS} AND {_STORED} IS NOT NULL, {_SAYS}, NULL)) OVER ({in_version} {whole}) "
         f"AS {_STORED_SAYS}, "
-        f"NOT ({tells} OR ({repeats})) AS {_IS_PURGE}, "
-        f"min(IF({tells}, NULL, {DELETED_AT})) OVER ({in_version} {whole}) AS {_PURGE_DELETED}, "
+        f"NOT ({TELLS} OR ({repeats}) OR {is_void}) AS {_IS_MARK}, "
+        f"min({purge_deleted}) OVER ({in_version} {whole}) AS {_PURGE_DELETED}, "
         # A version that was moved stays at least there when another row takes its place.
         f"max({_OLD_START}) OVER ({in_version} {whole}) AS {_NOT_BEFORE}"
     )
     # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
     stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
-    is_version = f"{tells} AND IF({stands}, {_STORED} IS NOT NULL, {_IS_FIRST}) AS {_IS_VERSION}"
-    says = ", ".join(f"{name}, {name} IS NULL" for name in map(quoted, layout.data))
+    is_version = f"{TELLS} AND IF({stands}, {_STORED} IS NOT NULL, {_IS_FIRST}) AS {_IS_VERSION}"
+    says = ", ".join(_said(layout))
     in_record = f"PARTITION BY {key} ORDER BY {MODIFIED}"
     moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
-    purge = f"IF({_IS_PURGE}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
+    marked = f"greatest(coalesce({PURGED_AT}, {DELETED_AT}), {MODIFIED})"
+    marks = {_MARKS: _IS_MARK}
+    if layout.erased:
+        marks[_PURGES] = f"{_IS_MARK} AND {PURGED_AT} IS NOT NULL"
+    collected = ", ".join(
+        f"collect_list(IF({condition}, {marked}, NULL)) OVER ({in_record} {whole}) AS {name}"
+        for name, condition in marks.items()
+    )
+    facts = ", ".join(["*", *untold.facts(untold_columns, key)])
+    # Of rows that the source superseded, stored ones have to go; others may have told what a later
+    # row did not.
+    is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {_STORED} IS NOT NULL"
+    if untold_columns:
+        is_needed += f" OR {TELLS}"
     return (
         f"WITH events AS ({' UNION ALL '.join(events)}), "
         # All that follows is by key: one shuffle and one sort serve it.
@@ -237,11 +280,9 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         f"AS {_SAYS} FROM events DISTRIBUTE BY {key}), "
         f"ranked AS (SELECT *, {of_version} FROM together), "
         f"versions AS (SELECT *, {is_version} FROM ranked), "
-        # Rows that the source superseded have nothing to say, but stored ones have to go.
-        f"telling AS (SELECT * FROM versions "
-        f"WHERE {_IS_VERSION} OR {_IS_PURGE} OR {_STORED} IS NOT NULL), "
+        f"telling AS (SELECT {facts} FROM versions WHERE {is_needed}), "
         f"counted AS (SELECT *, count_if({_IS_VERSION}) OVER ({in_record} {so_far}) AS {_NUMBER}, "
-        f"collect_list({purge}) OVER ({in_record} {whole}) AS {_PURGES} FROM telling), "
+        f"{collected} FROM telling), "
         f"begun AS (SELECT *, max(IF({_IS_VERSION}, {moved}, NULL)) OVER ({in_record} {so_far}) "
         f"+ {_NUMBER} * {layout.epsilon}L AS {_BEGIN} FROM counted), "
         f"placed AS (SELECT *, lead(IF({_IS_VERSION}, {_BEGIN}, NULL)) IGNORE NULLS "
@@ -252,22 +293,38 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     )
 
 
+def _said(layout: Layout) -> Iterator[str]:
+    """What tells apart rows of a version that say different things, as SQL."""
+    columns = {one.name: one for one in untold.numbered(layout.untold)}
+    for name in layout.data:
+        value = quoted(name)
+        if name in columns:
+            yield columns[name].is_told
+            value = f"IF({columns[name].is_told}, {value}, NULL)"
+        yield f"{value}, {value} IS NULL"
+
+
 def _ending(layout: Layout) -> str:
     """When a version was deleted or purged, and when it ends."""
-    purged = f"array_min(filter({_PURGES}, at -> at >= {MODIFIED}))"
-    gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {purged})"
+    marked = f"array_min(filter({_MARKS}, at -> at >= {MODIFIED}))"
+    gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {marked})"
     end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
     is_active = f"{_NEXT} IS NULL AND {gone} IS NULL"
-    # A row that has nothing to lose is erased already.
-    holds = " OR ".join(f"{quoted(name)} IS NOT NULL" for name in layout.erased) or "false"
+    is_erased, holds = "false", "false"
+    if layout.erased:
+        is_erased = f"exists({_PURGES}, at -> at >= {MODIFIED})"
+        holds = " OR ".join(f"{quoted(name)} IS NOT NULL" for name in layout.erased)
     return (
         f"{gone} AS {_GONE}, IF({is_active}, {TMAX_MICROS}L, {end}) AS {_FINISH}, "
-        f"{purged} IS NOT NULL AND ({holds}) AS {_IS_ERASED}"
+        # A row that has nothing to lose is erased already.
+        f"{is_erased} AS {_IS_ERASED}, {is_erased} AND ({holds}) AS {_LOSES}"
     )
 
 
 def _cells(layout: Layout, synced: int) -> str:
     """The columns of the table."""
+    columns = untold.numbered(layout.untold)
+    told = untold.to_version(columns)
     times = [f"coalesce(CAST({name} AS STRING), '-')" for name in (DELETED_AT, PURGED_AT)]
     is_new = f"{_STORED} IS NULL"
     if layout.mode is Mode.SOFT_DELETE:
@@ -279,16 +336,13 @@ def _cells(layout: Layout, synced: int) -> str:
         ACTIVE: f"{_FINISH} = {TMAX_MICROS}L",
         DELETED: f"{_GONE} IS NOT NULL",
         SYNCED: f"IF({is_new}, timestamp_micros({synced}L), {_OLD_SYNCED})",
-        VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {SEQUENCE})",
+        VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {told}, "
+        f"{SEQUENCE})",
     }
-    system = ", ".join(f"{cells[name]} AS {name}" for name in layout.system)
-    data = ", ".join(
-        f"IF({_IS_ERASED}, NULL, {quoted(name)}) AS {quoted(name)}"
-        if name in layout.erased
-        else quoted(name)
-        for name in layout.data
-    )
-    return f"{data}, {system}"
+    cells |= {name: quoted(name) for name in layout.data}
+    cells |= {one.name: one.value for one in columns}
+    cells |= {name: f"IF({_IS_ERASED}, NULL, {cells[name]})" for name in layout.erased}
+    return ", ".join(f"{cells[name]} AS {quoted(name)}" for name in layout.columns)
 
 
 def _verdict(layout: Layout) -> str:
@@ -296,18 +350,19 @@ def _verdict(layout: Layout) -> str:
     is_newest = f"({_IS_VERSION} AND {_NEXT} IS NULL)"
     match layout.mode:
         case Mode.HISTORY:
-            is_shown, is_concealed = _IS_VERSION, _IS_PURGE
+            is_shown, is_concealed = _IS_VERSION, _IS_MARK
             unchanged = f"{_BEGIN} <=> {_OLD_START} AND {_FINISH} <=> {_OLD_END}"
         case Mode.SOFT_DELETE:
-            is_shown, is_concealed = is_newest, _IS_PURGE
+            is_shown, is_concealed = is_newest, _IS_MARK
             unchanged = f"({_GONE} IS NOT NULL) <=> {_OLD_MARK}"
         case Mode.LIVE:
             is_shown = f"({is_newest} AND {_GONE} IS NULL)"
-            is_concealed = f"({_IS_PURGE} OR ({is_newest} AND {_GONE} IS NOT NULL))"
+            is_concealed = f"({_IS_MARK} OR ({is_newest} AND {_GONE} IS NOT NULL))"
             unchanged = "true"
-    unchanged = f"{unchanged} AND NOT {_IS_ERASED}"
-    stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged})"
-    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND NOT {_IS_ERASED})"
+    changes = [_LOSES, *(one.has_changed for one in untold.numbered(layout.untold))]
+    says_the_same = f"NOT ({' OR '.join(changes)})"
+    stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged} AND {says_the_same})"
+    stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND {says_the_same})"
     verdict = {
         REMOVED: f"{FILE} IS NOT NULL AND NOT {stays}",
         ADDED: f"{is_shown} AND NOT {stays}",

@@ -1,0 +1,143 @@
+"""Columns of which a source says nothing: they are what they were in the version before.
+
+A log leaves out large values that an update has not touched (PostgreSQL's "unchanged TOAST"). What
+such a cell holds is a *fact* that an earlier row told: the latest before the version, whichever of
+the two came first. A row carries the facts that it goes by, so that the fact's own version need not
+be stored: `_chronolake_version` names each column that was not told, and the fact's version.
+
+A row without a value for a column follows a version of the same life of its record, as in any log:
+what was told before a deletion is not looked for.
+
+Everything here is SQL text, for `chronolake.table.succession`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from chronolake.changes import MODIFIED, RESERVED, SEQUENCE, TELLS, UNTOLD
+from chronolake.table.sql import text
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: In `_chronolake_version`: every column was told; none was, the row is a mark.
+ALL_TOLD: Final = "-"
+NONE_TOLD: Final = "*"
+
+# What is known of a column that was not told: its name, and modification and sequence of its fact.
+_ORIGINS: Final = "array<struct<n:string,m:bigint,s:string>>"
+_PLACE: Final = "struct<m:bigint,l:int,s:string>"
+#: What orders facts: those of one version by their sequence.
+_OWN: Final = f"struct({MODIFIED} AS m, length({SEQUENCE}) AS l, {SEQUENCE} AS s)"
+
+
+@dataclass(frozen=True)
+class UntoldColumn:
+    """A column that some row of the table did not tell."""
+
+    name: str
+    number: int
+
+    @property
+    def origin(self) -> str:
+        """The column that holds where the cell's fact was told; null if it is not known."""
+        return f"{RESERVED}origin{self.number}"
+
+    @property
+    def fact(self) -> str:
+        """The column that holds the fact: where it was told, and its value."""
+        return f"{RESERVED}fact{self.number}"
+
+    @property
+    def value(self) -> str:
+        """What the cell holds; a mark's is empty."""
+        return f"IF({TELLS}, {self.fact}.v, NULL)"
+
+    @property
+    def is_told(self) -> str:
+        """Whether the row itself tells."""
+        return f"({self.origin} <=> {_OWN})"
+
+    @property
+    def has_changed(self) -> str:
+        """Whether the cell goes by another fact than it did."""
+        same = (f"{self.fact}.{part} <=> {self.origin}.{part}" for part in "ms")
+        return f"({TELLS} AND NOT ({' AND '.join(same)}))"
+
+
+def numbered(names: Sequence[str]) -> tuple[UntoldColumn, ...]:
+    """Columns that some rows did not tell."""
+    return tuple(UntoldColumn(name, number) for number, name in enumerate(names))
+
+
+def of_landed(columns: Sequence[UntoldColumn]) -> list[str]:
+    """Columns to select of landed rows: the origins of their cells."""
+    return [
+        f"IF({TELLS} AND NOT coalesce(array_contains({UNTOLD}, {text(one.name)}), false), "
+        f"{_OWN}, CAST(NULL AS {_PLACE})) AS {one.origin}"
+        for one in columns
+    ]
+
+
+def of_stored(columns: Sequence[UntoldColumn], told: str, own: tuple[str, str]) -> list[str]:
+    """Columns to select of stored rows: the origins of their cells.
+
+    Args:
+        columns: the columns.
+        told: SQL: what `_chronolake_version` says of them.
+        own: SQL: the row's own modification and sequence.
+    """
+    modified, sequence = own
+    marks = f"'{ALL_TOLD}', '{NONE_TOLD}'"
+    parsed = (
+        f"from_json(IF({told} IN ({marks}), '[]', CAST(unbase64({told}) AS STRING)), '{_ORIGINS}')"
+    )
+    place = "struct({0} AS m, length({1}) AS l, {1} AS s)"
+    found = []
+    for one in columns:
+        carried = f"get(filter({parsed}, one -> one.n = {text(one.name)}), 0)"
+        found.append(
+            f"CASE WHEN {told} = '{NONE_TOLD}' THEN CAST(NULL AS {_PLACE}) "
+            f"WHEN {carried} IS NULL THEN {place.format(modified, sequence)} "
+            f"WHEN {carried}.m IS NOT NULL "
+            f"THEN {place.format(f'{carried}.m', f'{carried}.s')} END AS {one.origin}"
+        )
+    return found
+
+
+def facts(columns: Sequence[UntoldColumn], key: str) -> list[str]:
+    """Columns to select: for each cell the latest fact that was told until then.
+
+    Args:
+        columns: the columns.
+        key: SQL: the record's key, as a list.
+    """
+    until = f"PARTITION BY {key} ORDER BY {MODIFIED}, length({SEQUENCE}), {SEQUENCE}"
+    found = []
+    for one in columns:
+        parts = (f"{one.origin}.{part} AS {part}" for part in "mls")
+        fact = f"struct({', '.join(parts)}, {quoted(one.name)} AS v)"
+        told = f"IF({one.origin} IS NULL, NULL, {fact})"
+        found.append(f"max({told}) OVER ({until}) AS {one.fact}")
+    return found
+
+
+def to_version(columns: Sequence[UntoldColumn]) -> str:
+    """SQL: what `_chronolake_version` says of a row's columns."""
+    origins = (
+        f"IF({one.fact}.m <=> {MODIFIED} AND {one.fact}.s <=> {SEQUENCE}, NULL, "
+        f"named_struct('n', {text(one.name)}, 'm', {one.fact}.m, 's', {one.fact}.s))"
+        for one in columns
+    )
+    if not columns:
+        return f"IF({TELLS}, '{ALL_TOLD}', '{NONE_TOLD}')"
+    carried = f"filter(array({', '.join(origins)}), one -> one IS NOT NULL)"
+    # Texts that Spark encodes come in lines.
+    encoded = f"replace(base64(CAST(to_json({carried}) AS BINARY)), '\\r\\n', '')"
+    return (
+        f"CASE WHEN NOT {TELLS} THEN '{NONE_TOLD}' WHEN size({carried}) = 0 THEN '{ALL_TOLD}' "
+        f"ELSE {encoded} END"
+    )
