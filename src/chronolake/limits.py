@@ -57,11 +57,18 @@ class StreamTraits:
         tells_changes: whether each change comes with a time that increases with every change: a
             timestamp of the row, or the time in the source's log.
         is_reimported: whether every sync brings the whole stream.
+        is_history_only: whether the source allows no other mode than history.
     """
 
     name: str
     tells_changes: bool
     is_reimported: bool
+    is_history_only: bool = False
+
+
+def allowed_modes(stream: StreamTraits) -> list[Mode]:
+    """The modes that a pulled stream can be in."""
+    return [mode for mode in Mode if _reason_against(stream, mode) is None]
 
 
 def check_mode(stream: StreamTraits, mode: Mode) -> None:
@@ -71,21 +78,25 @@ def check_mode(stream: StreamTraits, mode: Mode) -> None:
         ConfigurationError: history mode for a stream that cannot have it, or another mode for one
             that can have no other.
     """
+    reason = _reason_against(stream, mode)
+    if reason is None:
+        return
+    others = " or ".join(allowed_modes(stream))
+    can = "cannot" if mode is Mode.HISTORY else "can only"
+    raise ConfigurationError(
+        f"The stream {stream.name} {can} be in history mode: {reason}.",
+        hint=f"Set its mode to {others}.",
+    )
+
+
+def _reason_against(stream: StreamTraits, mode: Mode) -> str | None:
+    """Why a pulled stream cannot be in a mode, or None: it can."""
     if mode is not Mode.HISTORY:
         if stream.name.endswith(_HISTORY_SUFFIX):
-            raise ConfigurationError(
-                f"The stream {stream.name} can only be in history mode: its name ends in "
-                f"{_HISTORY_SUFFIX}.",
-                hint=f"Set its mode to {Mode.HISTORY}.",
-            )
-        return
-    reason = None
+            return f"its name ends in {_HISTORY_SUFFIX}"
+        return "its source tells nothing else" if stream.is_history_only else None
     if stream.is_reimported:
-        reason = "every sync imports all of it, so that nothing tells what changed and when"
-    elif not stream.tells_changes:
-        reason = "it has no timestamp that increases with every change"
-    if reason:
-        raise ConfigurationError(
-            f"The stream {stream.name} cannot be in history mode: {reason}.",
-            hint=f"Set its mode to {Mode.SOFT_DELETE} or {Mode.LIVE}.",
-        )
+        return "every sync imports all of it, so that nothing tells what changed and when"
+    if not stream.tells_changes:
+        return "it has no timestamp that increases with every change"
+    return None

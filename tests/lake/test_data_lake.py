@@ -538,6 +538,46 @@ def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> N
     ]
 
 
+def test_a_mode_that_changes_while_its_pipeline_runs(pipeline: Pipeline) -> None:
+    """The stream pauses at its next checkpoint, its table is switched, and the sync goes on."""
+    for file in range(4):
+        pipeline.source.write("Account", [_row("1", file, str(file), Name=f"n{file}")])
+        pipeline.source.write("Contact", [_row("1", file, str(file), Name=f"c{file}")])
+    modes: list[tuple[str, int, str]] = []
+
+    def watch(event: Event) -> None:
+        stream = event.stream
+        if event.kind is not EventKind.PUBLISHED or stream is None:
+            return
+        fields = pipeline.types(stream.stream)
+        modes.append((stream.stream, stream.files, "history" if ACTIVE in fields else "live"))
+        if modes == [("Account", 1, "history"), ("Account", 2, "history")]:
+            pipeline.configure("    mode: live\n")
+        if stream.stream == "Contact" and stream.files == 2:
+            pipeline.configure("    streams: {Account: {mode: live}, Contact: {mode: history}}\n")
+
+    result = pipeline.sync(watch=watch, reread=lambda: pipeline.project, step_bytes=1)
+
+    assert result.status is Status.SUCCEEDED, [one.error for one in result.streams]
+    assert modes == [
+        ("Account", 1, "history"),
+        ("Account", 2, "history"),
+        ("Account", 3, "live"),
+        ("Account", 4, "live"),
+        ("Contact", 1, "live"),
+        ("Contact", 2, "live"),
+        ("Contact", 3, "history"),
+        ("Contact", 4, "history"),
+    ]
+    assert [row["Name"] for row in pipeline.rows()] == ["n3"]
+    assert [row[-1] for row in pipeline.versions("Name", name="Contact")] == [
+        "c0",
+        "c1",
+        "c2",
+        "c3",
+    ]
+
+
 def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
     pipeline.done()

@@ -24,10 +24,12 @@ from chronolake import changes
 from chronolake.config import OnPurge
 from chronolake.errors import BatchError, SchemaError, SourceError
 from chronolake.lake import Lake
+from chronolake.limits import StreamTraits
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import Lease
 from chronolake.pipeline.rebuild import differences
-from chronolake.pipeline.streams import Sight, Stream
+from chronolake.pipeline.source import OfferedStream, Sight
+from chronolake.pipeline.streams import Stream
 from chronolake.rawlake import ObjectFolder, landing, mark, type_of
 from chronolake.rawlake.naming import publish, staging
 from chronolake.rawlake.writing import land
@@ -68,14 +70,16 @@ class Own:
         self.folder = ObjectFolder(root, "shop", "orders")
         self.stream = Stream(
             pipeline="shop",
-            name="orders",
+            offered=OfferedStream(
+                StreamTraits("orders", tells_changes=True, is_reimported=False),
+                Sight.EVERY_CHANGE,
+                epsilon_micros=1,
+                folder=self.folder,
+            ),
             table=TableName(f"own_{next(_numbers)}", "orders"),
             mode=Mode.HISTORY,
             keep_source_timestamp=False,
-            sight=Sight.EVERY_CHANGE,
-            epsilon_micros=1,
             on_purge=OnPurge.CLOSE,
-            folder=self.folder,
         )
         self.mark: str | None = None
 

@@ -7,7 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from chronolake.errors import ConfigurationError
-from chronolake.limits import TIME_LIMITS, DestinationKind, StreamTraits, check_mode
+from chronolake.limits import (
+    TIME_LIMITS,
+    DestinationKind,
+    StreamTraits,
+    allowed_modes,
+    check_mode,
+)
 from chronolake.types import Mode
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -29,11 +35,23 @@ def test_the_ends_of_time_are_those_of_the_document(
     assert EPOCH + timedelta(microseconds=limits.tmax) == datetime.fromisoformat(tmax)
 
 
-def test_a_stream_that_is_history_is_nothing_else() -> None:
-    stream = StreamTraits("account_history", tells_changes=True, is_reimported=False)
+@pytest.mark.parametrize(
+    ("name", "is_history_only", "reason"),
+    [
+        ("account_history", False, "its name ends in _history"),
+        ("account", True, "its source tells nothing else"),
+    ],
+)
+def test_a_stream_that_is_history_is_nothing_else(
+    name: str, *, is_history_only: bool, reason: str
+) -> None:
+    stream = StreamTraits(
+        name, tells_changes=True, is_reimported=False, is_history_only=is_history_only
+    )
     check_mode(stream, Mode.HISTORY)
+    assert allowed_modes(stream) == [Mode.HISTORY]
     for mode in (Mode.LIVE, Mode.SOFT_DELETE):
-        with pytest.raises(ConfigurationError, match="only be in history mode"):
+        with pytest.raises(ConfigurationError, match=f"only be in history mode: {reason}"):
             check_mode(stream, mode)
 
 
@@ -49,3 +67,6 @@ def test_a_stream_that_does_not_tell_changes_has_no_history(
         check_mode(stream, Mode.HISTORY)
     check_mode(stream, Mode.LIVE)
     check_mode(stream, Mode.SOFT_DELETE)
+    assert allowed_modes(stream) == [Mode.LIVE, Mode.SOFT_DELETE]
+    either = StreamTraits("account", tells_changes=True, is_reimported=False)
+    assert allowed_modes(either) == list(Mode)

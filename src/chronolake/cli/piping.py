@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from chronolake.cli.progress import Progress
-    from chronolake.config import Project
+    from chronolake.config import Project, WatchedProject
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.store import Status
@@ -125,6 +126,7 @@ def sync(
 ) -> None:
     """Bring a pipeline's tables to what its source has; with --json one event a line."""
     from chronolake.cli.progress import Progress
+    from chronolake.config import WatchedProject
 
     pause = None if every is None else seconds_of(every)
     wanted = project_of(project, lake, settings)
@@ -133,37 +135,29 @@ def sync(
         raise ConfigurationError(
             f"{wanted.file} has no pipelines.", hint="Name a source below `pipelines`."
         )
+    watched = WatchedProject(
+        wanted, lambda: project_of(project, lake, settings), partial(show_error, json=json)
+    )
     with opened(wanted) as there:
         while True:
             began = time.monotonic()
             with Progress(json=json) as progress:
-                ended = [_sync(there, wanted, name, stream or (), progress) for name in names]
+                ended = [_sync(there, watched, name, stream or (), progress) for name in names]
             if pause is None:
                 break
             time.sleep(max(0.0, pause - (time.monotonic() - began)))
-            wanted = _read_again(wanted, project, lake, settings, json=json)
     _leave(ended)
 
 
-def _read_again(
-    known: Project, folder: Path, lake: Path | None, settings: Sequence[str] | None, *, json: bool
-) -> Project:
-    """The project as its file is now, or as it was if the file is wrong now."""
-    try:
-        return project_of(folder, lake, settings)
-    except ChronolakeError as failure:
-        show_error(failure, json=json)
-        return known
-
-
 def _sync(
-    lake: Lake, project: Project, name: str, only: Sequence[str], progress: Progress
+    lake: Lake, project: WatchedProject, name: str, only: Sequence[str], progress: Progress
 ) -> Status | None:
     """Run one pipeline; None if it could not begin: others may, and perhaps this one next time."""
     from chronolake.pipeline.sync import sync as run
 
     try:
-        return run(lake, project, name, only=only, watch=progress.show).status
+        now = project.now()
+        return run(lake, now, name, only=only, watch=progress.show, reread=project.now).status
     except ChronolakeError as failure:
         show_error(failure, json=progress.json)
         return None

@@ -170,10 +170,13 @@ def discover(
     settings: SettingOption = None,
 ) -> None:
     """List a pipeline's streams: what there is, what they can see, and how they are kept."""
+    from chronolake.limits import allowed_modes
     from chronolake.look.show import size
-    from chronolake.pipeline.streams import streams_of
+    from chronolake.pipeline.streams import source_of, streams_of
 
     wanted = project_of(project, lake, settings)
+    offered = source_of(wanted, pipeline).offered()
+    modes = {one.traits.name: allowed_modes(one.traits) for one in offered}
     rows: list[dict[str, Any]] = []
     for stream in streams_of(wanted, pipeline):
         files = stream.folder.files()
@@ -182,8 +185,9 @@ def discover(
                 "stream": stream.name,
                 "table": str(stream.table),
                 "mode": stream.mode,
+                "modes": modes[stream.name],
                 "key": ["Id"],
-                "sees": stream.sight,
+                "sees": stream.offered.sight,
                 "files": len(files),
                 "bytes": sum(file.size for file in files),
             }
@@ -191,12 +195,13 @@ def discover(
     if json:
         print_json(rows)
         return
-    grid = _grid("stream", "table", "mode", "sees", "files", "size")
+    grid = _grid("stream", "table", "mode", "can be", "sees", "files", "size")
     for row in rows:
         grid.add_row(
             row["stream"],
             row["table"],
             row["mode"],
+            ", ".join(row["modes"]),
             row["sees"],
             f"{row['files']:,}",
             size(row["bytes"]),
@@ -274,7 +279,7 @@ def _status_of(position: Position, last: StreamRun | None) -> dict[str, Any]:
         "table": str(stream.table),
         "mode": position.mode,
         "wanted_mode": stream.mode,
-        "sees": position.sight or stream.sight,
+        "sees": position.sight or stream.offered.sight,
         "position": position.watermark,
         "files_waiting": len(waiting),
         "bytes_waiting": sum(file.size for file in waiting),

@@ -33,6 +33,7 @@ from chronolake.config.sections import (
     MaintenanceConfig,
     SparkConfig,
 )
+from chronolake.config.watching import WatchedProject
 
 __all__ = [
     "FILE_NAME",
@@ -47,6 +48,7 @@ __all__ = [
     "Project",
     "SparkConfig",
     "StreamConfig",
+    "WatchedProject",
     "keys",
     "load",
     "load_project",

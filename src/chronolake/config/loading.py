@@ -226,7 +226,10 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
         return model.model_validate(values)
     except ValidationError as failure:
         # Not chained: pydantic's error carries the refused values.
-        problem = failure.errors(include_url=False, include_input=False, include_context=False)[0]
+        problems = failure.errors(include_url=False, include_input=False, include_context=False)
+        # A key that is missing is often one that is written wrongly.
+        unknown = (one for one in problems if one["type"] == "extra_forbidden")
+        problem = next(unknown, problems[0])
         place = [str(part) for part in problem["loc"]]
         if problem["type"] == "extra_forbidden":
             raise ConfigurationError(

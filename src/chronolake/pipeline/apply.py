@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
@@ -25,7 +27,7 @@ from chronolake.table.pulled import with_system_columns
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from chronolake.pipeline.streams import Stream
     from chronolake.types import Column
 
+log = structlog.get_logger(__name__)
+
 #: Files of about so many bytes are applied together.
-_BYTES_AT_ONCE: Final = 4 * 2**30
+STEP_BYTES: Final = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -56,16 +60,29 @@ class Applied:
     written: int
 
 
-def apply(lake: Lake, stream: Stream, lease: Lease, files: Sequence[DataFile]) -> Iterator[Applied]:
+def apply(
+    lake: Lake,
+    stream: Stream,
+    lease: Lease,
+    files: Sequence[DataFile],
+    *,
+    current: Callable[[Stream], Stream] = lambda stream: stream,
+    step_bytes: int = STEP_BYTES,
+) -> Iterator[Applied]:
     """Apply files to a stream's table, in steps that are published one by one.
+
+    A table that is kept otherwise than the configuration wants is made anew before the next step.
 
     Args:
         lake: the lake.
         stream: the stream.
         lease: the right to run its pipeline.
         files: what was landed after the table's watermark, in the order of writing.
+        current: gives the stream as it is configured by now; asked before each step.
+        step_bytes: files of about so many bytes make a step.
 
     Raises:
+        ConfigurationError: the stream cannot be kept as it is configured by now.
         SourceError: a file cannot be read, or has what cannot be kept.
         TableExistsError: the table is filled by something else.
         LeaseLostError: another process runs the pipeline.
@@ -73,7 +90,12 @@ def apply(lake: Lake, stream: Stream, lease: Lease, files: Sequence[DataFile]) -
     """
     filling = Filling(lake, stream, lease)
     _settle(filling)
-    for step in _steps(files):
+    for step in _steps(files, step_bytes):
+        wanted = current(stream)
+        if wanted != filling.stream:
+            log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
+            filling = replace(filling, stream=wanted)
+            _settle(filling)
         size = sum(file.size for file in step)
         landed = landing(lake.session_for_versions(stream.table, size), step)
         reach("sync.surveyed")
@@ -81,11 +103,11 @@ def apply(lake: Lake, stream: Stream, lease: Lease, files: Sequence[DataFile]) -
         yield Applied(landed.watermark, len(step), size, landed.rows, written)
 
 
-def _steps(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+def _steps(files: Sequence[DataFile], step_bytes: int) -> Iterator[list[DataFile]]:
     step: list[DataFile] = []
     size = 0
     for file in files:
-        if step and size + file.size > _BYTES_AT_ONCE:
+        if step and size + file.size > step_bytes:
             yield step
             step, size = [], 0
         step.append(file)

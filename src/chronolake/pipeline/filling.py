@@ -60,7 +60,7 @@ class Filling:
         """What the table says about who fills it."""
         return {
             STREAM_PROPERTY: self.stream.identity,
-            SIGHT_PROPERTY: self.stream.sight,
+            SIGHT_PROPERTY: self.stream.offered.sight,
             ON_PURGE_PROPERTY: self.stream.on_purge,
             **self.lease.properties,
         }
@@ -72,7 +72,7 @@ class Filling:
             name,
             columns,
             mode=self.stream.mode,
-            epsilon_micros=self.stream.epsilon_micros,
+            epsilon_micros=self.stream.offered.epsilon_micros,
             **given,
         )
 

@@ -3,59 +3,53 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from chronolake.config import OnPurge, StreamConfig
+from chronolake.config import StreamConfig
 from chronolake.errors import ConfigurationError, TableExistsError
-from chronolake.limits import StreamTraits, check_mode
-from chronolake.rawlake import ObjectFolder, objects_of
-from chronolake.types import EPSILON_MICROS, Mode, TableName
+from chronolake.limits import check_mode
+from chronolake.pipeline.data_lake import DataLake
+from chronolake.types import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chronolake.config import PipelineConfig, Project
-
-
-class Sight(StrEnum):
-    """What a stream can see of the changes in its source."""
-
-    #: Every change, from a log.
-    EVERY_CHANGE = "every-change"
-    #: The state at each look: what changed back and forth between two looks is not seen.
-    OBSERVED_CHANGES = "observed-changes"
-    #: What differs between two complete reads.
-    SNAPSHOT_DIFF = "snapshot-diff"
+    from chronolake.config import OnPurge, PipelineConfig, Project
+    from chronolake.pipeline.source import OfferedStream, Source
+    from chronolake.rawlake import ObjectFolder
+    from chronolake.types import Mode
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One stream of a pipeline, and the table that it fills.
+    """One stream of a pipeline as its source offers it, and as it is kept.
 
     Attributes:
         pipeline: the pipeline's name.
-        name: the stream's name in the source.
-        table: the table.
+        offered: the stream in its source.
+        table: the table that it fills.
         mode: the mode that the configuration wants.
         keep_source_timestamp: whether a history table keeps the source's own time as a column.
-        sight: what the stream can see.
-        epsilon_micros: microseconds between versions of a record.
         on_purge: what becomes of a record whose data the source has forgotten.
-        folder: the stream's record versions.
     """
 
     pipeline: str
-    name: str
+    offered: OfferedStream
     table: TableName
     mode: Mode
     keep_source_timestamp: bool
-    sight: Sight
-    epsilon_micros: int
     on_purge: OnPurge
-    folder: ObjectFolder
+
+    @property
+    def name(self) -> str:
+        """The stream's name in the source."""
+        return self.offered.traits.name
+
+    @property
+    def folder(self) -> ObjectFolder:
+        """Where its record versions are."""
+        return self.offered.folder
 
     @property
     def identity(self) -> str:
@@ -79,6 +73,15 @@ def pipeline_of(project: Project, name: str) -> PipelineConfig:
     )
 
 
+def source_of(project: Project, pipeline: str) -> Source:
+    """The source of a pipeline.
+
+    Raises:
+        ConfigurationError: there is no such pipeline.
+    """
+    return DataLake(project, pipeline, pipeline_of(project, pipeline).source)
+
+
 def streams_of(project: Project, pipeline: str) -> list[Stream]:
     """The streams of a pipeline.
 
@@ -88,30 +91,16 @@ def streams_of(project: Project, pipeline: str) -> list[Stream]:
         SourceError: the source cannot be read.
     """
     config = pipeline_of(project, pipeline)
-    root = (project.file.parent / Path(config.source.path).expanduser()).resolve()
-    there = objects_of(root, config.source.org)
-    names = there if config.source.objects is None else list(dict.fromkeys(config.source.objects))
-    for name in names:
-        # Nothing may have been written for an object yet; but one that is nearly there is a slip.
-        near = difflib.get_close_matches(name, set(there) - set(names), n=1, cutoff=0.8)
-        if name not in there and near:
-            raise ConfigurationError(
-                f"{project.file}: pipelines.{pipeline}.source.objects: the source has no object "
-                f"{name!r}.",
-                hint=f"Did you mean {near[0]!r}?",
-            )
+    offered = {one.traits.name: one for one in source_of(project, pipeline).offered()}
     for name in config.streams:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+        if name not in offered:
+            near = difflib.get_close_matches(name, offered, n=1)
             raise ConfigurationError(
                 f"{project.file}: pipelines.{pipeline}.streams.{name}: the source has no such "
                 "stream.",
-                hint=f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(names)}.",
+                hint=f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(offered)}.",
             )
-    streams = [
-        _stream(project, pipeline, name, ObjectFolder(root, config.source.org, name))
-        for name in names
-    ]
+    streams = [_stream(config, pipeline, one) for one in offered.values()]
     tables: dict[TableName, str] = {}
     for stream in streams:
         if (other := tables.setdefault(stream.table, stream.name)) != stream.name:
@@ -160,22 +149,29 @@ def chosen(streams: Sequence[Stream], pipeline: str, names: Sequence[str]) -> li
     return [by_name[name] for name in dict.fromkeys(names)] or list(streams)
 
 
-def _stream(project: Project, pipeline: str, name: str, folder: ObjectFolder) -> Stream:
-    config = project.pipelines[pipeline]
+def reconfigured(stream: Stream, project: Project) -> Stream:
+    """A stream as a project wants it kept by now; its table and its source stay what they were.
+
+    Raises:
+        ConfigurationError: it cannot have the mode that is wanted.
+    """
+    config = project.pipelines.get(stream.pipeline)
+    if config is None:
+        return stream
+    return replace(_stream(config, stream.pipeline, stream.offered), table=stream.table)
+
+
+def _stream(config: PipelineConfig, pipeline: str, offered: OfferedStream) -> Stream:
+    name = offered.traits.name
     own = config.streams.get(name, StreamConfig())
     mode = own.mode or config.mode
-    # Each version of a Data Lake v2 has its time.
-    check_mode(StreamTraits(name, tells_changes=True, is_reimported=False), mode)
+    check_mode(offered.traits, mode)
     kept = own.keep_source_timestamp
     return Stream(
         pipeline=pipeline,
-        name=name,
+        offered=offered,
         table=TableName(config.target_schema or pipeline, own.table or name),
         mode=mode,
         keep_source_timestamp=config.keep_source_timestamp if kept is None else kept,
-        # A backup looks at its source now and then.
-        sight=Sight.OBSERVED_CHANGES,
-        epsilon_micros=EPSILON_MICROS,
         on_purge=own.on_purge or config.on_purge,
-        folder=folder,
     )

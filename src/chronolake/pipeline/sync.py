@@ -17,11 +17,11 @@ from pyspark.errors import PySparkException
 
 from chronolake.errors import ChronolakeError, LeaseLostError
 from chronolake.iceberg import java_message_of
-from chronolake.pipeline.apply import apply
+from chronolake.pipeline.apply import STEP_BYTES, apply
 from chronolake.pipeline.filling import watermark_of
 from chronolake.pipeline.lease import greatest_token, holder, leased
 from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
-from chronolake.pipeline.streams import chosen, streams_of
+from chronolake.pipeline.streams import chosen, reconfigured, streams_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,6 +86,8 @@ def sync(
     *,
     only: Sequence[str] = (),
     watch: Callable[[Event], None] = lambda _: None,
+    reread: Callable[[], Project] | None = None,
+    step_bytes: int = STEP_BYTES,
 ) -> RunResult:
     """Bring a pipeline's tables to what its source has.
 
@@ -95,6 +97,9 @@ def sync(
         pipeline: the pipeline's name.
         only: streams to sync; all of them if none is named.
         watch: told of everything that happens.
+        reread: gives the project as it is by now. It is asked before each step: a stream whose mode
+            has changed is switched there, and goes on. By default nothing changes during a run.
+        step_bytes: files of about so many bytes are applied and published together.
 
     Raises:
         ConfigurationError: there is no such pipeline or stream, or it is configured wrongly.
@@ -113,7 +118,8 @@ def sync(
         report.tell(EventKind.RUN_BEGAN, streams=len(streams))
         status = Status.FAILED
         try:
-            results = [_sync_stream(lake, stream, lease, report) for stream in streams]
+            steps = _Steps(reread or (lambda: project), step_bytes)
+            results = [_sync_stream(lake, stream, lease, report, steps) for stream in streams]
             failed = sum(result.status is Status.FAILED for result in results)
             if not failed:
                 status = Status.SUCCEEDED
@@ -141,7 +147,17 @@ class _Report:
         self.tell(kind, stream=stream, **details)
 
 
-def _sync_stream(lake: Lake, stream: Stream, lease: Lease, report: _Report) -> StreamRun:
+@dataclass(frozen=True)
+class _Steps:
+    """How a run goes step by step: under which configuration, and how far at once."""
+
+    project: Callable[[], Project]
+    bytes: int
+
+
+def _sync_stream(
+    lake: Lake, stream: Stream, lease: Lease, report: _Report, steps: _Steps
+) -> StreamRun:
     began = time.monotonic()
     state = StreamRun(report.run.id, stream.name, str(stream.table), Status.RUNNING)
     report.note(EventKind.STREAM_BEGAN, state)
@@ -149,7 +165,15 @@ def _sync_stream(lake: Lake, stream: Stream, lease: Lease, report: _Report) -> S
         state = replace(state, position=watermark_of(lake, stream))
         files = stream.folder.files(after=state.position)
         left, size = len(files), sum(file.size for file in files)
-        for step in apply(lake, stream, lease, files):
+        applied = apply(
+            lake,
+            stream,
+            lease,
+            files,
+            current=lambda known: reconfigured(known, steps.project()),
+            step_bytes=steps.bytes,
+        )
+        for step in applied:
             left, size = left - step.files, size - step.bytes
             state = replace(
                 state,

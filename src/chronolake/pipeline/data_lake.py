@@ -1,0 +1,54 @@
+"""A Data Lake v2 as a source: what someone else writes is applied where it is."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chronolake.errors import ConfigurationError
+from chronolake.limits import StreamTraits
+from chronolake.pipeline.source import OfferedStream, Sight
+from chronolake.rawlake import ObjectFolder, objects_of
+from chronolake.types import EPSILON_MICROS
+
+if TYPE_CHECKING:
+    from chronolake.config import DataLakeSource, Project
+
+
+@dataclass(frozen=True)
+class DataLake:
+    """The objects of one organisation in a Data Lake v2."""
+
+    project: Project
+    pipeline: str
+    config: DataLakeSource
+
+    def offered(self) -> list[OfferedStream]:
+        """The objects that the configuration wants, or every one there is."""
+        file = self.project.file
+        root = (file.parent / Path(self.config.path).expanduser()).resolve()
+        there = objects_of(root, self.config.org)
+        wanted = self.config.objects
+        names = there if wanted is None else list(dict.fromkeys(wanted))
+        for name in names:
+            # Nothing may have been written for an object yet; one that is nearly there is a slip.
+            near = difflib.get_close_matches(name, set(there) - set(names), n=1, cutoff=0.8)
+            if name not in there and near:
+                raise ConfigurationError(
+                    f"{file}: pipelines.{self.pipeline}.source.objects: the source has no object "
+                    f"{name!r}.",
+                    hint=f"Did you mean {near[0]!r}?",
+                )
+        return [
+            OfferedStream(
+                # Each version of a Data Lake v2 has its time.
+                StreamTraits(name, tells_changes=True, is_reimported=False),
+                # A backup looks at its source now and then.
+                sight=Sight.OBSERVED_CHANGES,
+                epsilon_micros=EPSILON_MICROS,
+                folder=ObjectFolder(root, self.config.org, name),
+            )
+            for name in names
+        ]
