@@ -33,6 +33,9 @@ FAILPOINTS: Final = (
     "sync.table-ready",
     "land.staged",
     "land.file-published",
+    "land.file-replaced",
+    "land.done",
+    "land.checkpointed",
 )
 
 _reached: Counter[str] = Counter()

@@ -85,4 +85,6 @@ def test_landing_may_be_killed_at_every_step(tmp_path: Path, failpoint: str, app
 
 def test_every_step_of_landing_is_tested() -> None:
     steps = {name for name in FAILPOINTS if name.startswith("land.")}
-    assert steps == {"land.staged", "land.file-published"}
+    # The others are tested in `tests/lake/test_pulling.py` and `tests/lake/test_own_lake.py`.
+    of_a_run = {"land.done", "land.checkpointed", "land.file-replaced"}
+    assert steps == {"land.staged", "land.file-published", *of_a_run}

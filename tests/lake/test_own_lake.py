@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import count, permutations
@@ -23,6 +24,7 @@ from pyspark.sql import DataFrame
 from chronolake import changes
 from chronolake.config import OnPurge
 from chronolake.errors import BatchError, SchemaError, SourceError
+from chronolake.failpoints import FailpointError
 from chronolake.lake import Lake
 from chronolake.limits import StreamTraits
 from chronolake.pipeline.apply import apply
@@ -94,6 +96,10 @@ class Own:
         frame = self.frame(columns, rows).coalesce(1)
         files = land(frame, columns, self.folder, guard=lambda: None)
         return [file.path for file in files]
+
+    def keep(self, *, on_purge: OnPurge, is_ours: bool) -> None:
+        offered = replace(self.stream.offered, is_ours=is_ours)
+        self.stream = replace(self.stream, on_purge=on_purge, offered=offered)
 
     def apply(self) -> None:
         files = self.folder.files(after=self.mark)
@@ -294,6 +300,120 @@ def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
 
     assert own.rows("a", "b", "name", "_fivetran_active") == [(1, 2, "Ann", False)]
     assert b"must not stay" not in path.read_bytes()
+
+
+def _purgeable(own: Own) -> tuple[Column, ...]:
+    """Two records with two versions each, of which the first is to be purged."""
+    columns = (
+        column("left", Kind.STRING, key=True),
+        column("right", Kind.LONG, key=True),
+        column("name", Kind.STRING),
+        column("size", Kind.INT),
+    )
+    first = {"left": "a", "right": 1}
+    other = {"left": "a", "right": 2}
+    own.land(columns, [version(1, **first, name="secret1", size=111_111)])
+    own.land(columns, [version(1, **other, name="kept1", size=7)])
+    own.land(
+        columns,
+        [version(2, "2", **other, name="kept2"), version(2, "2", **first, name="secret2")],
+    )
+    own.apply()
+    return columns
+
+
+def _said(folder: ObjectFolder) -> list[tuple[str, Any, Any]]:
+    """What the files say: identifier, name and size of each row, in their order."""
+    return [
+        (row["Id"], row.get("name"), row.get("size"))
+        for file in folder.files()
+        for row in pq.read_table(file.path, partitioning=None).to_pylist()
+    ]
+
+
+def test_what_is_erased_goes_out_of_our_own_files(own: Own, lake: Lake) -> None:
+    own.keep(on_purge=OnPurge.ERASE, is_ours=True)
+    columns = _purgeable(own)
+    before = {file.mark: file.path.stat().st_ino for file in own.folder.files()}
+    key = {"left": "a", "right": 1}
+
+    own.land(columns, [version(2, "3", **key, **{changes.PURGED_AT: _T + 5 * _SECOND})])
+    own.apply()
+
+    first, other = '["a","1"]', '["a","2"]'
+    erased = [
+        (first, None, None),
+        (other, "kept1", "7"),
+        (other, "kept2", None),
+        (first, None, None),
+        (first, None, None),
+    ]
+    assert _said(own.folder) == erased
+    after = {file.mark: file.path.stat().st_ino for file in own.folder.files()}
+    is_same = [after[mark] == inode for mark, inode in before.items()]
+    assert is_same == [False, True, False], "only what says something is written anew"
+    # Late versions, and one that came after the purge.
+    (late,) = own.land(
+        columns,
+        [
+            version(0, **key, name="secret0", size=222_222),
+            version(3, **key, name="secret3"),
+            version(6, **key, name="back"),
+        ],
+    )
+    own.apply()
+    assert _said(own.folder)[len(erased) :] == [
+        (first, None, None),
+        (first, None, None),
+        (first, "back", None),
+    ]
+    for file in own.folder.files():
+        assert b"secret" not in file.path.read_bytes()
+    found = own.rows("right", "name", "size", "_fivetran_active")
+    assert found == [
+        (1, "back", None, True),
+        *[(1, None, None, False)] * 4,
+        (2, "kept1", 7, False),
+        (2, "kept2", None, True),
+    ]
+    assert own.agrees()
+    for file in (late, *(file.path for file in own.folder.files())):
+        row = pq.read_table(file, partitioning=None).to_pylist()[0]
+        assert row["left"] == "a", "whose the rows are stays"
+
+
+def test_erasing_that_was_cut_off_is_done_again(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    own.keep(on_purge=OnPurge.ERASE, is_ours=True)
+    columns = _purgeable(own)
+    purge = {changes.PURGED_AT: _T + 5 * _SECOND}
+    own.land(columns, [version(2, "3", left="a", right=1, **purge)])
+
+    with monkeypatch.context() as patched:
+        patched.setenv("CHRONOLAKE_FAILPOINT", "land.file-replaced=raise")
+        with pytest.raises(FailpointError):
+            own.apply()
+    half_done = [name for _, name, _ in _said(own.folder) if name]
+    assert sorted(half_done)[:2] == ["kept1", "kept2"]
+    assert len(half_done) == 3, "one of two files was replaced"
+    own.apply()
+
+    assert [name for _, name, _ in _said(own.folder) if name] == ["kept1", "kept2"]
+    assert own.agrees()
+    assert list((own.folder.path / "_staging").iterdir()) == []
+
+
+@pytest.mark.parametrize(("on_purge", "is_ours"), [(OnPurge.CLOSE, True), (OnPurge.ERASE, False)])
+def test_files_are_not_changed_otherwise(own: Own, on_purge: OnPurge, *, is_ours: bool) -> None:
+    """Not where a purge only closes, and never what someone else has written."""
+    own.keep(on_purge=on_purge, is_ours=is_ours)
+    columns = _purgeable(own)
+    purge = {changes.PURGED_AT: _T + 5 * _SECOND}
+    own.land(columns, [version(2, "3", left="a", right=1, **purge)])
+    before = [file.path.read_bytes() for file in own.folder.files()]
+
+    own.apply()
+
+    assert [file.path.read_bytes() for file in own.folder.files()] == before
 
 
 def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:

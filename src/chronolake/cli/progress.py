@@ -106,6 +106,8 @@ def _as_json(event: Event) -> dict[str, Any]:
         told["status"] = event.status
     if event.stream is not None:
         told |= stream_json(event.stream)
+    if event.kind is EventKind.LANDED:
+        told |= {"files_landed": event.files, "bytes_landed": event.bytes}
     if event.kind is EventKind.PUBLISHED:
         told |= {"files_left": event.files_left, "bytes_left": event.bytes_left}
     return told

@@ -10,6 +10,7 @@ import structlog
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
 from chronolake.failpoints import reach
+from chronolake.pipeline.erasing import erase_purged
 from chronolake.pipeline.filling import (
     Filling,
     columns_for,
@@ -123,12 +124,14 @@ def _apply(filling: Filling, landed: Landing) -> int:
         columns = columns_for(stream, landed.seen, landed.key)
         filling.create(stream.table, columns, properties=filling.properties)
         reach("sync.table-ready")
+        erase_purged(filling, None, landed)
         return write(filling, stream.table, landed, landed.seen, files=len(landed.files))
     expect_own(table, stream)
     filling.lease.guard(table)
     seen = united(seen_of(table), landed.seen)
     _expect_same_key(table, landed)
     columns = columns_for(stream, seen, landed.key)
+    erase_purged(filling, table, landed)
     if _needs_rebuild(table, columns):
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
     wanted = with_system_columns(columns, stream.mode)

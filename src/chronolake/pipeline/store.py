@@ -1,8 +1,8 @@
 """What is known of runs: an operational store beside the catalog, in tables of our own.
 
 It lies in the catalog's database, SQLite or PostgreSQL. Nothing in it decides what a table holds:
-positions are published with the tables' rows. It tells who runs a pipeline, and what became of its
-runs.
+how far tables are is published with their rows. It tells who runs a pipeline, what became of its
+runs, and how far streams have come in sources whose versions land in our own raw lake.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+import orjson
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from chronolake.config import CatalogKind
-from chronolake.errors import LakeError
+from chronolake.errors import LakeError, LeaseLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from chronolake.config import LakeConfig
 
@@ -62,6 +63,16 @@ LEASES: Final = sql.Table(
     sql.Column("token", sql.BigInteger, nullable=False),
     sql.Column("holder", sql.String, nullable=False),
     sql.Column("expires", sql.Float, nullable=False),
+)
+
+
+CHECKPOINTS: Final = sql.Table(
+    "chronolake_checkpoints",
+    _metadata,
+    sql.Column("pipeline", sql.String, primary_key=True),
+    sql.Column("stream", sql.String, primary_key=True),
+    sql.Column("position", sql.Text, nullable=False),
+    sql.Column("stored", sql.String, nullable=False),
 )
 
 
@@ -215,6 +226,58 @@ class Store:
         with self.transaction() as connection:
             found = connection.execute(query.order_by(STREAM_RUNS.c.stream)).mappings().all()
         return [StreamRun(**{**row, "status": Status(row["status"])}) for row in found]
+
+    def checkpoint(self, pipeline: str, stream: str) -> dict[str, Any] | None:
+        """How far a stream has come in its source; None if nothing of it has landed."""
+        query = sql.select(CHECKPOINTS.c.position).where(_is_of(pipeline, stream))
+        with self.transaction() as connection:
+            found = connection.execute(query).scalar_one_or_none()
+        return None if found is None else dict(orjson.loads(found))
+
+    def put_checkpoint(
+        self, pipeline: str, stream: str, position: Mapping[str, Any], *, token: int
+    ) -> None:
+        """Store how far a stream has come in its source.
+
+        Args:
+            pipeline: the pipeline.
+            stream: its stream.
+            position: what JSON can hold.
+            token: of the lease under which it came so far.
+
+        Raises:
+            LeaseLostError: another process runs the pipeline by now; nothing has changed.
+        """
+        values = {"position": orjson.dumps(dict(position)).decode(), "stored": now()}
+        with self.transaction() as connection:
+            _expect_holder(connection, pipeline, token)
+            connection.execute(CHECKPOINTS.delete().where(_is_of(pipeline, stream)))
+            connection.execute(
+                CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
+            )
+
+    def expect_holder(self, pipeline: str, token: int) -> None:
+        """Refuse to go on under a lease that has passed to another process.
+
+        Raises:
+            LeaseLostError: it has.
+        """
+        with self.transaction() as connection:
+            _expect_holder(connection, pipeline, token)
+
+
+def _is_of(pipeline: str, stream: str) -> sql.ColumnElement[bool]:
+    return (CHECKPOINTS.c.pipeline == pipeline) & (CHECKPOINTS.c.stream == stream)
+
+
+def _expect_holder(connection: sql.Connection, pipeline: str, token: int) -> None:
+    query = sql.select(LEASES.c.token).where(LEASES.c.pipeline == pipeline).with_for_update()
+    stored = connection.execute(query).scalar_one_or_none()
+    if stored != token:
+        raise LeaseLostError(
+            f"Another process runs the pipeline {pipeline} by now.",
+            hint="Nothing that this process brought last counts. Run it again if needed.",
+        )
 
 
 def now() -> str:

@@ -82,8 +82,13 @@ def source_of(project: Project, pipeline: str) -> Source:
     return DataLake(project, pipeline, pipeline_of(project, pipeline).source)
 
 
-def streams_of(project: Project, pipeline: str) -> list[Stream]:
+def streams_of(project: Project, pipeline: str, source: Source | None = None) -> list[Stream]:
     """The streams of a pipeline.
+
+    Args:
+        project: the configuration.
+        pipeline: the pipeline's name.
+        source: its source, if it is not the one that is configured.
 
     Raises:
         ConfigurationError: there is no such pipeline, a stream that is configured is none of the
@@ -91,7 +96,7 @@ def streams_of(project: Project, pipeline: str) -> list[Stream]:
         SourceError: the source cannot be read.
     """
     config = pipeline_of(project, pipeline)
-    offered = {one.traits.name: one for one in source_of(project, pipeline).offered()}
+    offered = {one.traits.name: one for one in (source or source_of(project, pipeline)).offered()}
     for name in config.streams:
         if name not in offered:
             near = difflib.get_close_matches(name, offered, n=1)

@@ -1,5 +1,7 @@
 """One run of a pipeline: its streams one after the other, each as far as it comes.
 
+What a source gives that keeps no lake of its own lands in ours first (`landing`).
+
 A stream that fails does not stop the others; the run is partial then, and the next one continues.
 """
 
@@ -19,9 +21,11 @@ from chronolake.errors import ChronolakeError, LeaseLostError
 from chronolake.iceberg import java_message_of
 from chronolake.pipeline.apply import STEP_BYTES, apply
 from chronolake.pipeline.filling import watermark_of
+from chronolake.pipeline.landing import land_new
 from chronolake.pipeline.lease import greatest_token, holder, leased
+from chronolake.pipeline.source import PulledSource
 from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
-from chronolake.pipeline.streams import chosen, reconfigured, streams_of
+from chronolake.pipeline.streams import chosen, reconfigured, source_of, streams_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.source import Source
     from chronolake.pipeline.streams import Stream
 
 log = structlog.get_logger(__name__)
@@ -39,6 +44,7 @@ class EventKind(StrEnum):
 
     RUN_BEGAN = "run-began"
     STREAM_BEGAN = "stream-began"
+    LANDED = "landed"
     PUBLISHED = "published"
     STREAM_ENDED = "stream-ended"
     RUN_ENDED = "run-ended"
@@ -57,6 +63,8 @@ class Event:
         files_left: files of the stream that are still to be applied.
         bytes_left: their size.
         streams: number of the pipeline's streams in the run.
+        files: files that have landed in the raw lake, with `LANDED`.
+        bytes: their size.
     """
 
     kind: EventKind
@@ -67,6 +75,8 @@ class Event:
     files_left: int = 0
     bytes_left: int = 0
     streams: int = 0
+    files: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ def sync(
     watch: Callable[[Event], None] = lambda _: None,
     reread: Callable[[], Project] | None = None,
     step_bytes: int = STEP_BYTES,
+    source: Source | None = None,
 ) -> RunResult:
     """Bring a pipeline's tables to what its source has.
 
@@ -100,6 +111,7 @@ def sync(
         reread: gives the project as it is by now. It is asked before each step: a stream whose mode
             has changed is switched there, and goes on. By default nothing changes during a run.
         step_bytes: files of about so many bytes are applied and published together.
+        source: the pipeline's source, if it is not the one that is configured.
 
     Raises:
         ConfigurationError: there is no such pipeline or stream, or it is configured wrongly.
@@ -108,7 +120,8 @@ def sync(
         LeaseLostError: another process took the pipeline over.
         LakeError: the operational store does not answer.
     """
-    streams = chosen(streams_of(project, pipeline), pipeline, only)
+    source = source or source_of(project, pipeline)
+    streams = chosen(streams_of(project, pipeline, source), pipeline, only)
     store = Store.open(lake.config)
     above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
     with leased(store, pipeline, above=above) as lease:
@@ -118,7 +131,7 @@ def sync(
         report.tell(EventKind.RUN_BEGAN, streams=len(streams))
         status = Status.FAILED
         try:
-            steps = _Steps(reread or (lambda: project), step_bytes)
+            steps = _Steps(source, reread or (lambda: project), step_bytes)
             results = [_sync_stream(lake, stream, lease, report, steps) for stream in streams]
             failed = sum(result.status is Status.FAILED for result in results)
             if not failed:
@@ -149,8 +162,9 @@ class _Report:
 
 @dataclass(frozen=True)
 class _Steps:
-    """How a run goes step by step: under which configuration, and how far at once."""
+    """How a run goes step by step: from where, under which configuration, and how far at once."""
 
+    source: Source
     project: Callable[[], Project]
     bytes: int
 
@@ -163,6 +177,9 @@ def _sync_stream(
     report.note(EventKind.STREAM_BEGAN, state)
     try:
         state = replace(state, position=watermark_of(lake, stream))
+        if isinstance(steps.source, PulledSource):
+            for piece in land_new(lake, stream, steps.source, lease, report.store):
+                report.tell(EventKind.LANDED, stream=state, files=piece.files, bytes=piece.bytes)
         files = stream.folder.files(after=state.position)
         left, size = len(files), sum(file.size for file in files)
         applied = apply(

@@ -3,13 +3,17 @@
 Source: `seeds/data-lake-v2.txt`. Files have one schema each, hold rows of many versions in any
 order, repeat some, and have names that only increase. `layout` knows where they are, `fields` what
 their columns mean, `forms` which type holds the values of a field, and `reading` makes record
-versions (`chronolake.changes`) of them.
+versions (`chronolake.changes`) of them. `writing` lands versions in a raw lake of our own, where
+`naming` lets files appear, `declared` says in their footers what their columns are, and `erasing`
+takes what purged records said out of them.
 """
 
+from chronolake.rawlake.erasing import erase, purges_in
 from chronolake.rawlake.fields import Field
 from chronolake.rawlake.forms import Form, Seen, mark, type_of
 from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
 from chronolake.rawlake.reading import Landing, columns_of, landing, united
+from chronolake.rawlake.writing import identifier, land
 
 __all__ = [
     "DataFile",
@@ -20,9 +24,13 @@ __all__ = [
     "Seen",
     "applied_of",
     "columns_of",
+    "erase",
+    "identifier",
+    "land",
     "landing",
     "mark",
     "objects_of",
+    "purges_in",
     "type_of",
     "united",
 ]

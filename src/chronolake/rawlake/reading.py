@@ -7,7 +7,6 @@ for the other fields one pass looks at their columns. Then the rows are read in 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -29,12 +28,12 @@ from chronolake.rawlake.declared import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
 from chronolake.rawlake.footers import ColumnStatistics, Footers, footers
 from chronolake.rawlake.forms import FORM_OF, Form, Mark, Seen, of_integers, type_of
+from chronolake.rawlake.layout import literally
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -82,6 +81,20 @@ class Landing:
     def watermark(self) -> str:
         """The last of the files."""
         return self.files[-1].mark
+
+    @property
+    def has_purges(self) -> bool:
+        """Whether some row may say that its record was purged."""
+        return any(lake_fields.PURGED in group.fields for group in self.groups)
+
+    @property
+    def declared_key(self) -> tuple[Column, ...]:
+        """The key's columns as files of our own declare them; empty for others."""
+        every = (field for group in self.groups for field in group.fields.values())
+        types = {field.name: field.declared for field in every if field.declared is not None}
+        return tuple(
+            Column(name, types[name], primary_key=True) for name in self.key if name in types
+        )
 
     def versions(self, columns: Sequence[Column]) -> DataFrame:
         """The rows as record versions (`chronolake.changes`).
@@ -227,13 +240,8 @@ def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataF
         spark.read.schema(columns)
         # Otherwise the folders' names would become columns.
         .option("recursiveFileLookup", "true")
-        .parquet(*(_literally(files[number].path) for number in group.files))
+        .parquet(*(literally(files[number].path) for number in group.files))
     )
-
-
-def _literally(path: Path) -> str:
-    """A path that Spark takes as it is, and not as a pattern."""
-    return re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
 
 # ------------------------------------------------------------------ values

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from chronolake.rawlake.declared import Declaration, Placed
+    from chronolake.rawlake.declared import Declaration
     from chronolake.rawlake.layout import DataFile, ObjectFolder
     from chronolake.types import Column
 
@@ -109,7 +109,7 @@ def land(
 def _chosen(declaration: Declaration, given: Sequence[str]) -> Iterator[str]:
     """The columns of a file as SQL over record versions."""
     key = [one for one in declaration if one.column.primary_key]
-    yield f"{_identifier(key)} AS {lake_fields.ID}"
+    yield f"{identifier([one.column for one in key])} AS {lake_fields.ID}"
     yield f"timestamp_micros({MODIFIED}) AS {lake_fields.MODIFIED}"
     yield f"{SEQUENCE} AS {lake_fields.SEQUENCE}"
     yield f"timestamp_micros({DELETED_AT}) AS {lake_fields.DELETED}"
@@ -127,39 +127,46 @@ def _chosen(declaration: Declaration, given: Sequence[str]) -> Iterator[str]:
             continue
         # A mark says nothing but whose it is.
         is_told = "true" if one.column.primary_key else tells
-        yield f"IF({is_told}, {_text(one)}, NULL) AS {quoted(one.text)}"
+        yield f"IF({is_told}, {_text(one.column)}, NULL) AS {quoted(one.text)}"
         if one.typed is not None:
-            yield f"IF({is_told}, {_typed(one)}, NULL) AS {quoted(one.typed)}"
+            yield f"IF({is_told}, {_typed(one.column)}, NULL) AS {quoted(one.typed)}"
 
 
-def _identifier(key: Sequence[Placed]) -> str:
-    """One text for each key: of several columns a JSON array, so that no two keys have the same."""
+def identifier(key: Sequence[Column]) -> str:
+    """One text for each key: of several columns a JSON array, so that no two keys have the same.
+
+    Args:
+        key: the key's columns with their declared types, in the order of the stream's columns.
+
+    Returns:
+        SQL over these columns; null where one of them is.
+    """
     if len(key) == 1:
         return _text(key[0])
-    is_whole = " AND ".join(f"{quoted(one.column.name)} IS NOT NULL" for one in key)
+    is_whole = " AND ".join(f"{quoted(column.name)} IS NOT NULL" for column in key)
     return f"IF({is_whole}, to_json(array({', '.join(map(_text, key))})), NULL)"
 
 
-def _text(one: Placed) -> str:
-    column = quoted(one.column.name)
-    match one.column.type.kind:
+def _text(column: Column) -> str:
+    name = quoted(column.name)
+    match column.type.kind:
         case Kind.BINARY:
-            return f"base64({column})"
+            return f"base64({name})"
         case Kind.UTC_DATETIME:
-            return f"concat(replace(CAST({column} AS STRING), ' ', 'T'), 'Z')"
+            return f"concat(replace(CAST({name} AS STRING), ' ', 'T'), 'Z')"
         case _:
-            return f"CAST({column} AS STRING)"
+            return f"CAST({name} AS STRING)"
 
 
-def _typed(one: Placed) -> str:
-    column = quoted(one.column.name)
-    match one.column.type.kind:
+def _typed(column: Column) -> str:
+    name = quoted(column.name)
+    match column.type.kind:
         case Kind.SHORT | Kind.INT:
-            return f"CAST({column} AS BIGINT)"
+            return f"CAST({name} AS BIGINT)"
         case Kind.FLOAT:
-            return f"CAST({column} AS DOUBLE)"
+            return f"CAST({name} AS DOUBLE)"
         case _:
-            return column
+            return name
 
 
 # ------------------------------------------------------------------ in an executor
@@ -192,24 +199,34 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _file(batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes) -> pa.RecordBatch:
-    rows = pa.Table.from_batches(batches)
-    guaranteed = lake_fields.GUARANTEED
-    lacking = [pc.is_null(rows[name]) for name in guaranteed]
-    incomplete = pc.sum(reduce(pc.or_, lacking)).as_py()
+def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
+    """Write a file of a raw lake, so that it would survive a loss of power.
+
+    Args:
+        rows: with the columns of such a file.
+        path: where.
+        declaration: what the file says of its columns (`declared.to_json`).
+    """
     # Only fields with values are written.
     empty = [
         name
         for name in rows.column_names
-        if name not in guaranteed and rows[name].null_count == rows.num_rows
+        if name not in lake_fields.GUARANTEED and rows[name].null_count == rows.num_rows
     ]
     rows = rows.drop_columns(empty)
-    path = Path(folder) / f"{uuid4().hex}.parquet"
     # An Arrow schema beside Parquet's own would say the same twice.
     with pq.ParquetWriter(path, rows.schema, compression="zstd", store_schema=False) as file:
         file.write_table(rows)
         file.add_key_value_metadata({DECLARATION: declaration})
     make_durable(path)
+
+
+def _file(batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes) -> pa.RecordBatch:
+    rows = pa.Table.from_batches(batches)
+    lacking = [pc.is_null(rows[name]) for name in lake_fields.GUARANTEED]
+    incomplete = pc.sum(reduce(pc.or_, lacking)).as_py()
+    path = Path(folder) / f"{uuid4().hex}.parquet"
+    write_file(rows, path, declaration)
     return pa.RecordBatch.from_pydict(
         {"name": [path.name], "rows": [rows.num_rows], "incomplete": [incomplete]}
     )

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, LakeError, SchemaError
 from chronolake.iceberg import HIDDEN
+from chronolake.session import CATALOG
 from chronolake.table.create import (
     check_columns,
     column_properties,
     partitioning_of,
     properties_of,
 )
-from chronolake.table.succession import Layout
+from chronolake.table.sql import listed
+from chronolake.table.succession import Layout, time_in
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -33,6 +36,8 @@ from chronolake.types import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
@@ -134,6 +139,21 @@ def _layout(columns: Sequence[Column], mode: Mode, epsilon: int) -> Layout:
         data=tuple(column.name for column in columns),
         mode=mode,
         epsilon=epsilon,
+    )
+
+
+def purges_of(spark: SparkSession, table: IcebergTable) -> DataFrame:
+    """The purges that a table remembers.
+
+    Returns:
+        The key's columns, and `at` (bigint): until when the record was purged, in microseconds
+        since 1970.
+    """
+    key = listed(layout_of(describe_loaded(table)).key)
+    return spark.sql(
+        f"SELECT {key}, greatest({time_in(VERSION, 0)}, {time_in(VERSION, 2)}) AS at "
+        f"FROM {CATALOG}.{table.name.sql} VERSION AS OF '{HIDDEN}' "
+        f"WHERE {time_in(VERSION, 2)} IS NOT NULL"
     )
 
 

@@ -165,10 +165,10 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
     version = f"{TABLE}.{VERSION}"
     told = _part(version, 3)
     facts = {
-        MODIFIED: _time(version, 0),
+        MODIFIED: time_in(version, 0),
         SEQUENCE: _part(version, 4),
-        DELETED_AT: _time(version, 1),
-        PURGED_AT: _time(version, 2),
+        DELETED_AT: time_in(version, 1),
+        PURGED_AT: time_in(version, 2),
         TELLS: f"{told} <> '{untold.NONE_TOLD}'",
         UNTOLD: "CAST(NULL AS ARRAY<STRING>)",
         LANDED_FILE: "CAST(NULL AS STRING)",
@@ -198,8 +198,13 @@ def _part(version: str, number: int) -> str:
     return f"split({version}, ' ', 5)[{number}]"
 
 
-def _time(version: str, number: int) -> str:
-    """One of the times in a `_chronolake_version`, in microseconds, or null."""
+def time_in(version: str, number: int) -> str:
+    """One of the times in a `_chronolake_version` as SQL, in microseconds, or null.
+
+    Args:
+        version: the column.
+        number: 0 for modification, 1 for deletion, 2 for purge.
+    """
     return f"CAST(nullif({_part(version, number)}, '-') AS BIGINT)"
 
 

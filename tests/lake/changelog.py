@@ -1,0 +1,154 @@
+"""A source that is pulled: a change log in SQLite, which forgets what it was told is durable."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from chronolake.changes import (
+    DELETED_AT,
+    MODIFIED,
+    PURGED_AT,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
+from chronolake.config import Project
+from chronolake.lake import Lake
+from chronolake.limits import StreamTraits
+from chronolake.pipeline.source import OfferedStream, Piece, Position, Sight, raw_folder
+from chronolake.pipeline.sync import RunResult, sync
+from chronolake.types import Column, ColumnType, Kind
+from datalakes import project
+from landed import LandedRow
+
+COLUMNS: Final = (
+    Column("id", ColumnType(Kind.STRING), primary_key=True),
+    Column("Name", ColumnType(Kind.STRING)),
+    Column("Size", ColumnType(Kind.LONG)),
+)
+_PIPELINES: Final = "  shop:\n    source: {type: data_lake_v2, path: none, org: X}\n"
+STREAM: Final = "orders"
+
+
+@dataclass
+class ChangeLog:
+    """The log, as a source with one stream.
+
+    Attributes:
+        project: whose pipeline `shop` it is the source of.
+        piece: how many changes it brings at once.
+        before: called with the number of each piece before it is brought.
+    """
+
+    project: Project
+    piece: int = 40
+    before: Callable[[int], None] = field(default=lambda _: None)
+
+    @property
+    def file(self) -> Path:
+        return self.project.file.parent / "log.db"
+
+    def append(self, rows: Sequence[LandedRow]) -> None:
+        """Changes that happen in the source."""
+        with closing(sqlite3.connect(self.file)) as log, log:
+            log.execute(
+                "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, "
+                "key, at, name, size, is_deletion, untold)"
+            )
+            log.executemany(
+                "INSERT INTO changes (key, at, name, size, is_deletion, untold) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        row.key,
+                        row.modified,
+                        row.fields.get("Name"),
+                        row.fields.get("Size"),
+                        not row.tells,
+                        ",".join(sorted(row.untold)),
+                    )
+                    for row in rows
+                ],
+            )
+
+    def left(self) -> list[int]:
+        """The numbers of what the source has not forgotten."""
+        with closing(sqlite3.connect(self.file)) as log:
+            return [row[0] for row in log.execute("SELECT number FROM changes ORDER BY number")]
+
+    def offered(self) -> list[OfferedStream]:
+        return [
+            OfferedStream(
+                StreamTraits(STREAM, tells_changes=True, is_reimported=False),
+                Sight.EVERY_CHANGE,
+                epsilon_micros=1,
+                folder=raw_folder(self.project, "shop", STREAM),
+                is_ours=True,
+            )
+        ]
+
+    def bring(
+        self, lake: Lake, stream: OfferedStream, position: Position | None
+    ) -> Iterator[Piece]:
+        assert stream.traits.name == STREAM
+        number = 0 if position is None else int(position["number"])
+        for piece in range(sys.maxsize):
+            self.before(piece)
+            with closing(sqlite3.connect(self.file)) as log:
+                found = log.execute(
+                    "SELECT number, key, at, name, size, is_deletion, untold FROM changes "
+                    "WHERE number > ? ORDER BY number LIMIT ?",
+                    (number, self.piece),
+                ).fetchall()
+            if not found:
+                return
+            number = found[-1][0]
+            versions = lake.spark.createDataFrame(_versions(found)).repartition(2)
+            yield Piece(versions, COLUMNS, {"number": number})
+
+    def landed(self, stream: OfferedStream, position: Position) -> None:
+        with closing(sqlite3.connect(self.file)) as log, log:
+            log.execute("DELETE FROM changes WHERE number <= ?", (position["number"],))
+
+
+def _versions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    numbers, keys, times, names, sizes, deletions, untold = zip(*rows, strict=True)
+    is_deletion = [bool(one) for one in deletions]
+    return pa.table(
+        {
+            "id": pa.array(keys, pa.string()),
+            "Name": pa.array(names, pa.string()),
+            "Size": pa.array(sizes, pa.int64()),
+            MODIFIED: pa.array(times, pa.int64()),
+            SEQUENCE: [f"{number:x}" for number in numbers],
+            DELETED_AT: pa.array(
+                [at if gone else None for at, gone in zip(times, is_deletion, strict=True)],
+                pa.int64(),
+            ),
+            PURGED_AT: pa.nulls(len(rows), pa.int64()),
+            TELLS: [not gone for gone in is_deletion],
+            UNTOLD: pa.array(
+                [one.split(",") if one else None for one in untold], pa.list_(pa.string())
+            ),
+        }
+    )
+
+
+def shop(folder: Path) -> Project:
+    """A project with the pipeline `shop`."""
+    return project(folder, _PIPELINES)
+
+
+def synced(folder: Path) -> RunResult:
+    """One run of the pipeline, in a lake of its own process."""
+    there = shop(folder)
+    with Lake.open(there.lake.path, config=there.lake) as lake:
+        return sync(lake, there, "shop", source=ChangeLog(there))
