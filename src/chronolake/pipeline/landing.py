@@ -60,6 +60,9 @@ def land_new(
         store.expect_holder(stream.pipeline, lease.token)
 
     position = store.checkpoint(stream.pipeline, stream.name)
+    if position is not None:
+        # The last run may have died before it could say so.
+        source.landed(stream.offered, position)
     for piece in source.bring(lake, stream.offered, position):
         files = land(piece.versions, piece.columns, stream.folder, guard=guard)
         reach("land.done")
