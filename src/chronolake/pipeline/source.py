@@ -99,7 +99,7 @@ class PulledSource(Source, Protocol):
         ...
 
     def landed(self, stream: OfferedStream, position: Position) -> None:
-        """Be told that all up to a position is durable: it may be forgotten. Also more than once."""
+        """Be told, perhaps again, that all up to a position is durable and may be forgotten."""
         ...
 
 
