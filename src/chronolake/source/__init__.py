@@ -1,0 +1,1 @@
+"""What can be read: each source in a room of its own."""
