@@ -1,0 +1,108 @@
+"""Connections to a PostgreSQL server: settings under which values read the same everywhere.
+
+Source: `specs/postgres-facts.md` (5.2, 6.4). What a value's text looks like depends on a session's
+settings; what the connection itself gives comes before those of a role or a database.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from chronolake.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SETTINGS: Final = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "timezone": "UTC",
+    "quote_all_identifiers": "off",
+    "search_path": "",
+    "client_encoding": "UTF8",
+    # Reading a large transaction takes as long as it takes.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    # Rows that a policy hides are an error, and not left out in silence.
+    "row_security": "off",
+    # What the server skips it says in warnings (`slot`).
+    "client_min_messages": "warning",
+}
+#: Versions before do not know the settings and columns that are used here.
+OLDEST: Final = 140_000
+
+
+@contextmanager
+def connected(dsn: str) -> Iterator[psycopg.Connection]:
+    """A connection that commits each statement, for as long as the block runs.
+
+    Args:
+        dsn: an address as libpq takes it; it may hold a password.
+
+    Raises:
+        SourceError: the server cannot be reached, refuses, breaks the connection off, or is old.
+    """
+    options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    with understood():
+        given = psycopg.conninfo.conninfo_to_dict(dsn)
+        # What a user's own options say comes first, and cannot change how values read.
+        both = f"{given.pop('options', '') or ''} {options}".strip()
+        address = psycopg.conninfo.make_conninfo("", **given)
+        connection = psycopg.connect(
+            address, autocommit=True, options=both, application_name="chronolake"
+        )
+        with connection:
+            version = connection.info.server_version
+            if version < OLDEST:
+                raise SourceError(
+                    f"The server is PostgreSQL {version // 10_000}.",
+                    hint=f"PostgreSQL {OLDEST // 10_000} or later is needed.",
+                )
+            yield connection
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Turn what PostgreSQL and its driver raise into errors of ours.
+
+    Raises:
+        SourceError: with the server's own words, which name no password.
+    """
+    try:
+        yield
+    except psycopg.ProgrammingError as failure:
+        if failure.sqlstate is None:
+            # The driver quotes the address that it does not understand.
+            raise SourceError(
+                "The address of the server is not understood.",
+                hint="Write it as postgresql://user:${PASSWORD}@host:5432/database.",
+            ) from None
+        raise _said(failure) from failure
+    except psycopg.OperationalError as failure:
+        if failure.sqlstate is None:
+            raise SourceError(
+                f"The server cannot be reached: {_first_line(failure)}",
+                hint="Check address, network and password; then run it again.",
+            ) from failure
+        raise _said(failure) from failure
+    except psycopg.Error as failure:
+        raise _said(failure) from failure
+
+
+def _said(failure: psycopg.Error) -> SourceError:
+    diagnosis = failure.diag
+    words = diagnosis.message_primary or _first_line(failure)
+    detail = f" ({diagnosis.message_detail})" if diagnosis.message_detail else ""
+    return SourceError(
+        f"PostgreSQL says: {words}{detail} [{failure.sqlstate}]",
+        hint=diagnosis.message_hint or "`chronolake check` says what the source needs.",
+    )
+
+
+def _first_line(failure: BaseException) -> str:
+    return str(failure).strip().partition("\n")[0]

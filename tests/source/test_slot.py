@@ -1,0 +1,148 @@
+"""Slots are peeked at in bounds, let go of what has landed, and never skip anything in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from postgresql import server
+
+from chronolake.errors import SourceError
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.pgoutput import Decoder
+from chronolake.source.postgres.slot import (
+    Slot,
+    advance,
+    lsn_number,
+    lsn_text,
+    peek,
+    written_upto,
+)
+
+_SLOT = Slot("s", 'Odd "p", name')
+
+
+@pytest.fixture(scope="module", params=[18, 16])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with server(request.param, wal_level="logical") as url:
+        yield url
+
+
+@pytest.fixture
+def database(address: str) -> Iterator[psycopg.Connection]:
+    with connected(address) as connection:
+        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        connection.execute('DROP PUBLICATION IF EXISTS "Odd ""p"", name"')
+        connection.execute("DROP TABLE IF EXISTS public.t")
+        connection.execute("CREATE TABLE public.t (id int PRIMARY KEY, note text)")
+        connection.execute('CREATE PUBLICATION "Odd ""p"", name" FOR TABLE public.t')
+        connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        yield connection
+
+
+def _ids(connection: psycopg.Connection, upto: int) -> list[str]:
+    decoder, found = Decoder(), []
+    for batch in peek(connection, _SLOT, upto=upto):
+        for changes in decoder.decode(batch).changes:
+            found += changes.new[0].texts.to_pylist()
+    assert decoder.is_between_transactions
+    return found
+
+
+def test_what_is_peeked_at_stays_until_the_slot_is_advanced(database: psycopg.Connection) -> None:
+    database.execute("INSERT INTO public.t SELECT generate_series(1, 3)")
+    first = written_upto(database)
+    database.execute("INSERT INTO public.t VALUES (4)")
+    second = written_upto(database)
+
+    assert lsn_number(lsn_text(first)) == first < second
+    assert _ids(database, first) == ["1", "2", "3"]
+    assert _ids(database, second) == ["1", "2", "3", "4"]
+    advance(database, _SLOT, upto=first)
+    assert _ids(database, second) == ["4"]
+    advance(database, _SLOT, upto=second)
+    # Back, and once more, are nothing.
+    advance(database, _SLOT, upto=first)
+    advance(database, _SLOT, upto=second)
+    assert _ids(database, written_upto(database)) == []
+
+
+def test_a_large_transaction_comes_in_batches(database: psycopg.Connection) -> None:
+    database.execute(
+        "INSERT INTO public.t SELECT i, repeat('x', 100) FROM generate_series(1, 100000) i"
+    )
+    limit = 2**20
+    decoder, rows, sizes = Decoder(), 0, []
+    for batch in peek(database, _SLOT, upto=written_upto(database), batch_bytes=limit):
+        sizes.append(sum(map(len, batch)))
+        rows += sum(changes.number for changes in decoder.decode(batch).changes)
+
+    assert rows == 100_000
+    assert len(sizes) > 10
+    assert max(sizes) < 1.2 * limit
+
+
+def test_a_reader_that_stops_leaves_the_slot_as_it_is(database: psycopg.Connection) -> None:
+    database.execute("INSERT INTO public.t SELECT generate_series(1, 5000)")
+    upto = written_upto(database)
+
+    for _ in peek(database, _SLOT, upto=upto, batch_bytes=1_000):
+        break
+
+    assert len(_ids(database, upto)) == 5_000
+
+
+def test_a_missing_publication_is_an_error_and_not_a_gap(database: psycopg.Connection) -> None:
+    database.execute("INSERT INTO public.t VALUES (1)")
+    database.execute('DROP PUBLICATION "Odd ""p"", name"')
+    database.execute("INSERT INTO public.t VALUES (2)")
+    database.execute('CREATE PUBLICATION "Odd ""p"", name" FOR TABLE public.t')
+    database.execute("INSERT INTO public.t VALUES (3)")
+
+    with pytest.raises(SourceError, match=r'publication "Odd ""?p""?, name"') as failed:
+        _ids(database, written_upto(database))
+    assert failed.value.hint
+
+
+def test_values_read_the_same_whatever_the_role_has_set(
+    address: str, database: psycopg.Connection
+) -> None:
+    database.execute("ALTER ROLE me SET datestyle = 'German'")
+    database.execute("ALTER ROLE me SET bytea_output = 'escape'")
+    try:
+        with connected(address) as other:
+            row = other.execute(
+                r"SELECT '2024-12-31'::date::text, '\x00ff'::bytea::text, "
+                "'2024-07-01 12:00+02'::timestamptz::text, '1 day 2 hours'::interval::text"
+            ).fetchone()
+    finally:
+        database.execute("ALTER ROLE me RESET ALL")
+    assert row == ("2024-12-31", r"\x00ff", "2024-07-01 10:00:00+00", "1 day 02:00:00")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda url: url.replace("/lake", "/none"), 'database "none" does not exist'),
+        (lambda url: url.replace("p%40ss", "wrong"), "password authentication failed"),
+        (lambda url: url.replace("127.0.0.1", "no.such.host.invalid"), "cannot be reached"),
+        (lambda url: f"{url}?nothing=1", "address of the server is not understood"),
+    ],
+)
+def test_what_keeps_from_connecting_is_said_without_secrets(
+    address: str, change: object, words: str
+) -> None:
+    assert callable(change)
+    with pytest.raises(SourceError, match=words) as failed, connected(change(address)):
+        pass
+    for secret in ("p@ss", "p%40ss", "word:of", "wrong%2F"):
+        assert secret not in f"{failed.value} {failed.value.hint}"
+
+
+def test_a_slot_that_cannot_be_read_is_an_error(database: psycopg.Connection) -> None:
+    upto = written_upto(database)
+    with pytest.raises(SourceError, match='replication slot "none" does not exist'):
+        list(peek(database, Slot("none", "p"), upto=upto))
+    with pytest.raises(SourceError, match='replication slot "none" does not exist'):
+        advance(database, Slot("none", "p"), upto=upto + 10**6)
