@@ -70,8 +70,7 @@ def _of_record(
             # Deleted, and back at the same instant: the record was never gone.
             is_back = telling and _rank(telling[-1]) > _rank(row)
             if not (row.tells or row.purged is not None or is_back):
-                assert row.deleted is not None
-                deletions.append(max(row.deleted, modified))
+                deletions.append(modified)
         if telling:
             marks = [telling[-1].deleted, *(row.deleted for row in purging)]
             told.append((telling[-1], [mark for mark in marks if mark is not None]))
@@ -86,7 +85,7 @@ def _of_record(
             ends.append(starts[number + 1] - epsilon)
         end = max(start, min(ends)) if ends else TMAX
         erased = erases and any(purge >= row.modified for purge in purges)
-        fields = _with_untold(row, by_time)
+        fields = _with_untold(row, by_time, purged=max(purges, default=0) if erases else 0)
         fields = dict.fromkeys(fields) if erased else fields
         result.append(Version(key, start, end, not ends, row.modified, fields))
     return result
@@ -96,8 +95,10 @@ def _rank(row: LandedRow) -> tuple[int, str]:
     return len(row.sequence), row.sequence
 
 
-def _with_untold(row: LandedRow, by_time: dict[int, list[LandedRow]]) -> dict[str, Any]:
-    """All fields of a row: what it does not tell is what was told last before it."""
+def _with_untold(
+    row: LandedRow, by_time: dict[int, list[LandedRow]], *, purged: int
+) -> dict[str, Any]:
+    """All fields of a row: what it does not tell is what was told last before it, if that stays."""
     fields = dict(row.fields)
     for name in row.untold:
         earlier = [
@@ -110,7 +111,8 @@ def _with_untold(row: LandedRow, by_time: dict[int, list[LandedRow]]) -> dict[st
             and (other.modified, _rank(other)) < (row.modified, _rank(row))
         ]
         last = max(earlier, key=lambda other: (other.modified, _rank(other)), default=None)
-        fields[name] = None if last is None else last.fields[name]
+        is_known = last is not None and last.modified > purged
+        fields[name] = last.fields[name] if last is not None and is_known else None
     return fields
 
 

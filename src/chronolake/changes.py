@@ -21,10 +21,11 @@ of a record was landed. Beside the data columns they have
 * `DELETED_AT`, `PURGED_AT` (bigint): when the record was deleted or purged, in microseconds since
   1970, or null.
 * `TELLS` (boolean): whether the row says what the record was. One that does not is a *mark*: it
-  says that the record was purged (`PURGED_AT`), or deleted (`DELETED_AT`), and its data columns
-  besides the key are null.
+  says that the record was purged (`PURGED_AT`), or deleted at the time `MODIFIED` (`DELETED_AT` is
+  the same), and its data columns besides the key are null.
 * `UNTOLD` (array<string>): null, or the data columns of which the row says nothing, and which are
-  null in it: they are as they were in the version before.
+  null in it: they are as they were in the version before. There is one, and it was not deleted or
+  purged before the row's own time: the first row of a record's life tells everything.
 * `LANDED_FILE` (string), `LANDED_ROW` (bigint): where the row stands. Between rows of one sequence
   the later counts; file names are ordered like sequences.
 

@@ -286,6 +286,12 @@ def quoted(identifier: str) -> str:
     return "`" + identifier.replace("`", "``") + "`"
 
 
+def literal(value: str) -> str:
+    """A text as a literal of Spark SQL."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def stored_name(sent: str) -> str:
     """The name under which a sender's column is stored: its own, unless Iceberg keeps that.
 

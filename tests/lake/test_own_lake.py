@@ -23,14 +23,15 @@ from pyspark.sql import DataFrame
 
 from chronolake import changes
 from chronolake.config import OnPurge
-from chronolake.errors import BatchError, SchemaError, SourceError
+from chronolake.errors import BatchError, LeaseLostError, SchemaError, SourceError
 from chronolake.failpoints import FailpointError
 from chronolake.lake import Lake
 from chronolake.limits import StreamTraits
 from chronolake.pipeline.apply import apply
-from chronolake.pipeline.lease import Lease
+from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.source import OfferedStream, Sight
+from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
 from chronolake.rawlake import ObjectFolder, landing, mark, type_of
 from chronolake.rawlake.naming import publish, staging
@@ -324,6 +325,9 @@ def _purgeable(own: Own) -> tuple[Column, ...]:
 
 def _said(folder: ObjectFolder) -> list[tuple[str, Any, Any]]:
     """What the files say: identifier, name and size of each row, in their order."""
+    for file in folder.files():
+        for row in pq.read_table(file.path, partitioning=None).to_pylist():
+            assert row.get("size_i") == (row.get("size") and int(row["size"]))
     return [
         (row["Id"], row.get("name"), row.get("size"))
         for file in folder.files()
@@ -380,6 +384,43 @@ def test_what_is_erased_goes_out_of_our_own_files(own: Own, lake: Lake) -> None:
     for file in (late, *(file.path for file in own.folder.files())):
         row = pq.read_table(file, partitioning=None).to_pylist()[0]
         assert row["left"] == "a", "whose the rows are stays"
+
+
+def test_what_was_purged_before_erasing_was_wanted(own: Own) -> None:
+    own.keep(on_purge=OnPurge.CLOSE, is_ours=True)
+    columns = _purgeable(own)
+    purge = {changes.PURGED_AT: _T + 5 * _SECOND, changes.TELLS: True, "name": "must not land"}
+    (path,) = own.land(columns, [version(2, "3", left="a", right=1, **purge)])
+    own.apply()
+    assert "name" not in pq.read_schema(path).names
+    assert len([name for _, name, _ in _said(own.folder) if name]) == 4
+
+    own.keep(on_purge=OnPurge.ERASE, is_ours=True)
+    own.apply()
+
+    assert [name for _, name, _ in _said(own.folder) if name] == ["kept1", "kept2"]
+    assert own.rows("right", "name") == [(1, None), (1, None), (2, "kept1"), (2, "kept2")]
+    assert own.agrees()
+
+
+def test_who_lost_the_lease_erases_nothing(own: Own, lake: Lake) -> None:
+    own.keep(on_purge=OnPurge.ERASE, is_ours=True)
+    columns = _purgeable(own)
+    purge = {changes.PURGED_AT: _T + 5 * _SECOND}
+    own.land(columns, [version(2, "3", left="a", right=1, **purge)])
+    before = _said(own.folder)
+    store = Store.open(lake.config)
+    pipeline = f"shop{next(_numbers)}"
+    with leased(store, pipeline, seconds=0.0) as lost:
+        with leased(store, f"other{next(_numbers)}"), store.transaction() as connection:
+            connection.execute(
+                LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=lost.token + 1)
+            )
+        files = own.folder.files(after=own.mark)
+        with pytest.raises(LeaseLostError, match="Another process runs the pipeline"):
+            list(apply(own.lake, own.stream, lost, files))
+
+    assert _said(own.folder) == before
 
 
 def test_erasing_that_was_cut_off_is_done_again(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:

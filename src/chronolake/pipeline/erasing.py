@@ -8,15 +8,17 @@ import structlog
 
 from chronolake.config import OnPurge
 from chronolake.rawlake import applied_of, erase, identifier, purges_in
-from chronolake.table.pulled import purges_of
+from chronolake.table.pulled import ensure_hidden, purges_of
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.iceberg import IcebergTable
     from chronolake.pipeline.filling import Filling
-    from chronolake.rawlake import Landing
+    from chronolake.rawlake import DataFile, Landing
 
 log = structlog.get_logger(__name__)
 
@@ -38,19 +40,35 @@ def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) 
     if stream.on_purge is not OnPurge.ERASE or not stream.offered.is_ours:
         return
 
-    def guard() -> None:
-        if table is not None:
-            filling.lease.guard(table.refreshed())
-
     changed = 0
     if landed.has_purges:
         files = applied_of(stream.folder.files(), landed.watermark)
         purges = purges_in(landed.spark, landed.files)
-        changed += erase(purges, files, stream.folder, guard=guard)
+        changed += erase(purges, files, stream.folder, guard=filling.lease.expect_held)
     if table is not None:
+        # A crash may have left it without.
+        ensure_hidden(table)
         purges = _identified(purges_of(landed.spark, table), landed)
-        changed += erase(purges, landed.files, stream.folder, guard=guard)
+        changed += erase(purges, landed.files, stream.folder, guard=filling.lease.expect_held)
     if changed:
+        log.info("files_erased", table=str(stream.table), files=changed)
+
+
+def erase_all(filling: Filling, spark: SparkSession, files: Sequence[DataFile]) -> None:
+    """Erase in files of our own raw lake what any of them purges.
+
+    Args:
+        filling: the stream whose files these are.
+        spark: the session that does the work.
+        files: all that are, or will be, in the stream's table.
+
+    Raises:
+        LeaseLostError: another process runs the pipeline; no file has changed.
+    """
+    stream = filling.stream
+    if stream.on_purge is OnPurge.ERASE and stream.offered.is_ours:
+        purges = purges_in(spark, files)
+        changed = erase(purges, files, stream.folder, guard=filling.lease.expect_held)
         log.info("files_erased", table=str(stream.table), files=changed)
 
 

@@ -55,16 +55,12 @@ def land_new(
         LakeError: the store does not answer.
         Exception: whatever the source raises. What landed before stays, with its checkpoint.
     """
-
-    def guard() -> None:
-        store.expect_holder(stream.pipeline, lease.token)
-
     position = store.checkpoint(stream.pipeline, stream.name)
     if position is not None:
         # The last run may have died before it could say so.
         source.landed(stream.offered, position)
     for piece in source.bring(lake, stream.offered, position):
-        files = land(piece.versions, piece.columns, stream.folder, guard=guard)
+        files = land(piece.versions, piece.columns, stream.folder, guard=lease.expect_held)
         reach("land.done")
         store.put_checkpoint(stream.pipeline, stream.name, piece.position, token=lease.token)
         reach("land.checkpointed")

@@ -43,10 +43,21 @@ class Lease:
     Attributes:
         pipeline: which one.
         token: greater than those of all leases before.
+        store: where it is kept; None for one that nobody else can take.
     """
 
     pipeline: str
     token: int
+    store: Store | None = None
+
+    def expect_held(self) -> None:
+        """Refuse to go on when the lease has passed to another process.
+
+        Raises:
+            LeaseLostError: it has.
+        """
+        if self.store is not None:
+            self.store.expect_holder(self.pipeline, self.token)
 
     def guard(self, table: IcebergTable) -> None:
         """Refuse to write to a table that a later lease has written to.
@@ -126,11 +137,11 @@ def _taken(store: Store, pipeline: str, seconds: float, above: int) -> Lease:
         token = max(above, 0 if row is None else row.token) + 1
         if row is None:
             connection.execute(LEASES.insert().values(pipeline=pipeline, token=token, **values))
-            return Lease(pipeline, token)
+            return Lease(pipeline, token, store)
         connection.execute(
             LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=token, **values)
         )
-        return Lease(pipeline, token)
+        return Lease(pipeline, token, store)
 
 
 def _is_dead(who: str) -> bool:

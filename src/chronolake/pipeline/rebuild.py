@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from chronolake.errors import ConfigurationError, SourceError, TableNotFoundError
 from chronolake.iceberg import SCRATCH_SCHEMA
+from chronolake.pipeline.erasing import erase_all
 from chronolake.pipeline.filling import (
     Filling,
     columns_for,
@@ -74,7 +75,12 @@ def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None =
         if not same or current.property_of(WATERMARK_PROPERTY) != before:
             raise TableMovedError("Another process applied files first.", table=str(stream.table))
 
-    with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
+    filling = Filling(lake, stream, lease)
+    if last is not None:
+        files = applied_of(stream.folder.files(), last)
+        size = sum(file.size for file in files)
+        erase_all(filling, lake.session_for_versions(stream.table, size), files)
+    with _made_of_lake(filling, table, last) as made:
         with lake.writing(stream.table):
             take_place(table, made.table, expect=unmoved)
             if stream.mode is not Mode.HISTORY:

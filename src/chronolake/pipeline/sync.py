@@ -28,10 +28,11 @@ from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
 from chronolake.pipeline.streams import chosen, reconfigured, source_of, streams_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from chronolake.config import Project
     from chronolake.lake import Lake
+    from chronolake.pipeline.landing import Landed
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.source import Source
     from chronolake.pipeline.streams import Stream
@@ -177,9 +178,10 @@ def _sync_stream(
     report.note(EventKind.STREAM_BEGAN, state)
     try:
         state = replace(state, position=watermark_of(lake, stream))
+        failure = None
         if isinstance(steps.source, PulledSource):
-            for piece in land_new(lake, stream, steps.source, lease, report.store):
-                report.tell(EventKind.LANDED, stream=state, files=piece.files, bytes=piece.bytes)
+            landing = land_new(lake, stream, steps.source, lease, report.store)
+            failure = _until_failure(landing, state, report)
         files = stream.folder.files(after=state.position)
         left, size = len(files), sum(file.size for file in files)
         applied = apply(
@@ -202,6 +204,9 @@ def _sync_stream(
                 position=step.watermark,
             )
             report.note(EventKind.PUBLISHED, state, files_left=left, bytes_left=size)
+        if failure is not None:
+            # What had landed before is in the table.
+            raise failure  # noqa: TRY301 - as if it had been raised when it happened
         state = replace(state, status=Status.SUCCEEDED)
     except LeaseLostError:
         raise
@@ -217,6 +222,18 @@ def _sync_stream(
     state = replace(state, seconds=time.monotonic() - began)
     report.note(EventKind.STREAM_ENDED, state)
     return state
+
+
+def _until_failure(pieces: Iterator[Landed], state: StreamRun, report: _Report) -> Exception | None:
+    """Land what a source has; gives what kept it from landing all, for later."""
+    try:
+        for piece in pieces:
+            report.tell(EventKind.LANDED, stream=state, files=piece.files, bytes=piece.bytes)
+    except LeaseLostError:
+        raise
+    except Exception as failure:  # noqa: BLE001 - what has landed must not wait for the source
+        return failure
+    return None
 
 
 def _words(failure: BaseException) -> str:

@@ -21,7 +21,7 @@ from chronolake.failpoints import reach
 from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.declared import DECLARATION, IS_MARK, OPERATION, UNMODIFIED, from_json
 from chronolake.rawlake.layout import literally
-from chronolake.rawlake.naming import make_durable, staging
+from chronolake.rawlake.naming import held, make_durable, staging
 from chronolake.rawlake.writing import write_file
 
 if TYPE_CHECKING:
@@ -68,13 +68,15 @@ def erase(
         purges: as `purges_in` gives them.
         files: of the folder; those in which nothing has to go stay as they are.
         folder: the object.
-        guard: called before files are replaced; raises if this process must not write any more.
+        guard: called when nobody else can change files, before they are read and before they are
+            replaced; raises if this process must not write any more.
 
     Returns:
         Number of files that were written anew.
 
     Raises:
         SourceError: a file was not written by Chronolake.
+        PipelineBusyError: another process lets files appear, and does not finish.
         Exception: what `guard` raises; no file has changed then.
     """
     spark = purges.sparkSession
@@ -96,7 +98,9 @@ def erase(
         .join(spark.createDataFrame(paths), "name")
         .select("path", "rows")
     )
-    with staging(folder) as place:
+    # What is written anew must still be what is there when it takes its place.
+    with staging(folder) as place, held(folder):
+        guard()
         told = found.mapInArrow(partial(_rewritten, folder=str(place)), _TOLD).collect()
         if not told:
             return 0

@@ -43,7 +43,7 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     place = root / uuid4().hex
     with ExitStack() as alive:
-        with _held(folder):
+        with held(folder):
             for name in {path.stem for path in root.iterdir()}:
                 _remove_abandoned(root / name)
             lock = alive.enter_context(_lock_of(place).open("a"))
@@ -84,7 +84,7 @@ def publish(
         SourceError: the newest file's name is none of ours.
         Exception: what `guard` raises; no file has appeared then.
     """
-    with _held(folder):
+    with held(folder):
         guard()
         published = []
         last = _number_of(folder.newest())
@@ -133,8 +133,12 @@ def _number_of(newest: DataFile | None) -> int:
 
 
 @contextmanager
-def _held(folder: ObjectFolder) -> Iterator[None]:
-    """Be the only one of all processes that publishes files of an object."""
+def held(folder: ObjectFolder) -> Iterator[None]:
+    """Be the only one of all processes that lets files of an object appear, or changes them.
+
+    Raises:
+        PipelineBusyError: another process has been it for a minute.
+    """
     patience = time.monotonic() + _PATIENCE_SECONDS
     with (folder.path / _LOCK).open("a") as lock:
         while not _took(lock.fileno()):

@@ -159,7 +159,7 @@ def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, .
     keys: dict[tuple[str, ...], DataFile] = {}
     for one in found:
         key = key_of(one.declaration) if one.declaration else (KEY.name,)
-        keys.setdefault(key, files[one.numbers[0]])
+        keys.setdefault(tuple(sorted(key)), files[one.numbers[0]])
     if len(keys) > 1:
         (one_key, _), (other, file), *_ = keys.items()
         raise SourceError(

@@ -35,7 +35,7 @@ from chronolake.rawlake.declared import (
     to_json,
 )
 from chronolake.rawlake.naming import make_durable, publish, staging
-from chronolake.types import Kind, quoted
+from chronolake.types import Kind, literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,18 +108,25 @@ def land(
 
 def _chosen(declaration: Declaration, given: Sequence[str]) -> Iterator[str]:
     """The columns of a file as SQL over record versions."""
-    key = [one for one in declaration if one.column.primary_key]
-    yield f"{identifier([one.column for one in key])} AS {lake_fields.ID}"
+    key = [one.column for one in declaration if one.column.primary_key]
+    yield f"{identifier(key)} AS {lake_fields.ID}"
     yield f"timestamp_micros({MODIFIED}) AS {lake_fields.MODIFIED}"
     yield f"{SEQUENCE} AS {lake_fields.SEQUENCE}"
-    yield f"timestamp_micros({DELETED_AT}) AS {lake_fields.DELETED}"
-    yield f"timestamp_micros({PURGED_AT}) AS {lake_fields.PURGED}"
-    tells = f"{PURGED_AT} IS NULL"
+    deleted, tells = DELETED_AT, f"{PURGED_AT} IS NULL"
     if TELLS in given:
-        yield f"IF({TELLS} OR {PURGED_AT} IS NOT NULL, NULL, true) AS {IS_MARK}"
-        tells = TELLS
+        is_deletion = f"NOT {TELLS} AND {PURGED_AT} IS NULL"
+        yield f"IF({is_deletion}, true, NULL) AS {IS_MARK}"
+        # A deletion has one time.
+        deleted = f"IF({is_deletion}, {MODIFIED}, {DELETED_AT})"
+        tells = f"({TELLS} AND {PURGED_AT} IS NULL)"
+    yield f"timestamp_micros({deleted}) AS {lake_fields.DELETED}"
+    yield f"timestamp_micros({PURGED_AT}) AS {lake_fields.PURGED}"
     if UNTOLD in given:
-        yield f"to_json({UNTOLD}) AS {UNMODIFIED}"
+        fields = ", ".join(
+            literal(one.column.name) for one in declaration if not one.column.primary_key
+        )
+        left_out = f"array_intersect({UNTOLD}, array({fields}))"
+        yield f"IF(size({left_out}) > 0, to_json({left_out}), NULL) AS {UNMODIFIED}"
     if OPERATED in given:
         yield f"{OPERATED} AS {OPERATION}"
     for one in declaration:
@@ -136,7 +143,7 @@ def identifier(key: Sequence[Column]) -> str:
     """One text for each key: of several columns a JSON array, so that no two keys have the same.
 
     Args:
-        key: the key's columns with their declared types, in the order of the stream's columns.
+        key: the key's columns with their declared types, in any order.
 
     Returns:
         SQL over these columns; null where one of them is.
@@ -144,6 +151,8 @@ def identifier(key: Sequence[Column]) -> str:
     if len(key) == 1:
         return _text(key[0])
     is_whole = " AND ".join(f"{quoted(column.name)} IS NOT NULL" for column in key)
+    # A source may bring its columns in another order one day.
+    key = sorted(key, key=lambda column: column.name)
     return f"IF({is_whole}, to_json(array({', '.join(map(_text, key))})), NULL)"
 
 

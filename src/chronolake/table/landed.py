@@ -45,6 +45,7 @@ from chronolake.table.succession import (
     POSITION,
     REMOVED,
     REVEALED,
+    STORED,
     Layout,
     of_landed,
     of_stored,
@@ -238,7 +239,10 @@ def _measure(
         rows=row["rows"],
         marks=row["marks"],
         purges=row["purges"],
-        untold=tuple(sorted(row["untold"])),
+        # A name that is none of the table's columns says nothing about it.
+        untold=tuple(
+            name for name in layout.data if name in row["untold"] and name not in layout.key
+        ),
         since=row["since"],
         bounds={
             name: bounds_of(
@@ -265,6 +269,7 @@ def _stage(
 ) -> _Outcome:
     if not pulled.rows:
         return _Outcome()
+    layout = replace(layout, has_marks=bool(pulled.marks) or not write.hidden.is_empty)
     events = [of_landed(pulled.view, layout)]
     if not write.is_empty:
         events.append(_reached(write, pulled, layout))
@@ -332,9 +337,9 @@ def _remove(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout:
 
 def _reveal(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout: Layout) -> None:
     """Remove hidden rows that have nothing to say any more, or are shown."""
-    same_version = f"{TABLE}.{VERSION} = {KEYS}.{VERSION}"
+    same_version = f"{TABLE}.{VERSION} = {KEYS}.{STORED}"
     write.hidden.delete(
-        f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {VERSION} "
+        f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {STORED} "
         f"FROM {rows} WHERE {REVEALED}",
         " AND ".join([*same_key(layout.key, pulled.bounds), same_version]),
     )

@@ -14,7 +14,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import RESERVED
-from chronolake.types import quoted
+from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -75,15 +75,9 @@ def broadcast(relation: str, rows: int) -> str:
 def sample(key: Sequence[str], condition: str) -> str:
     """An aggregate: the key of some row that meets a condition as `column=value, …`, or null."""
     parts = ", ', ', ".join(
-        f"{text(f'{name}=')}, coalesce(CAST({quoted(name)} AS STRING), 'NULL')" for name in key
+        f"{literal(f'{name}=')}, coalesce(CAST({quoted(name)} AS STRING), 'NULL')" for name in key
     )
     return f"min(CASE WHEN {condition} THEN substring(concat({parts}), 1, {_SAMPLE_LENGTH}) END)"
-
-
-def text(value: str) -> str:
-    """A text as a SQL literal."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def same_row(file: str, position: str) -> list[str]:

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 # What is known of a stored row, besides the columns of every landed row.
 FILE: Final = f"{RESERVED}file"
 POSITION: Final = f"{RESERVED}position"
-_STORED: Final = f"{RESERVED}stored"
+#: What `_chronolake_version` says in a stored row; null in landed ones.
+STORED: Final = f"{RESERVED}stored"
 _HIDDEN: Final = f"{RESERVED}hidden"
 _OLD_START: Final = f"{RESERVED}old_start"
 _OLD_END: Final = f"{RESERVED}old_end"
@@ -70,7 +71,7 @@ _OLD_SYNCED: Final = f"{RESERVED}old_synced"
 _FACTS: Final = {
     FILE: "string",
     POSITION: "bigint",
-    _STORED: "string",
+    STORED: "string",
     _HIDDEN: "boolean",
     _OLD_START: "bigint",
     _OLD_END: "bigint",
@@ -85,7 +86,7 @@ REMOVED: Final = f"{RESERVED}removed"
 ADDED: Final = f"{RESERVED}added"
 #: The row is written to the hidden rows.
 CONCEALED: Final = f"{RESERVED}concealed"
-#: The hidden row of this key and this `_chronolake_version` goes.
+#: A hidden row goes: the one of this key in which `_chronolake_version` says `STORED`.
 REVEALED: Final = f"{RESERVED}revealed"
 #: The source brought this version, and it is written.
 COUNTED: Final = f"{RESERVED}counted"
@@ -103,11 +104,10 @@ _NOT_BEFORE: Final = f"{RESERVED}not_before"
 _NUMBER: Final = f"{RESERVED}number"
 _BEGIN: Final = f"{RESERVED}begin"
 _NEXT: Final = f"{RESERVED}next"
-_MARKS: Final = f"{RESERVED}marks"
-_PURGES: Final = f"{RESERVED}purges"
+_MARKED: Final = f"{RESERVED}marked"
+_PURGED: Final = f"{RESERVED}purged"
 _GONE: Final = f"{RESERVED}gone"
 _FINISH: Final = f"{RESERVED}finish"
-_IS_ERASED: Final = f"{RESERVED}is_erased"
 _LOSES: Final = f"{RESERVED}loses"
 
 
@@ -122,6 +122,7 @@ class Layout:
         epsilon: microseconds between a version's end and the start of the next.
         erased: the data columns that a purge empties in the versions that it ends.
         untold: the data columns of which some row of the table, or a landed one, said nothing.
+        has_marks: whether there may be marks among the rows.
     """
 
     key: tuple[str, ...]
@@ -130,6 +131,7 @@ class Layout:
     epsilon: int
     erased: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
+    has_marks: bool = True
 
     @property
     def system(self) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
         LANDED_FILE: "CAST(NULL AS STRING)",
         LANDED_ROW: "CAST(NULL AS BIGINT)",
         **{name: f"CAST(NULL AS {kind})" for name, kind in _FACTS.items()},
-        _STORED: version,
+        STORED: version,
         _HIDDEN: str(hidden),
         _OLD_SYNCED: f"{TABLE}.{SYNCED}",
     }
@@ -218,8 +220,8 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         synced_micros: `_fivetran_synced` of rows that the source brought.
 
     Returns:
-        SQL that gives the columns of the table, and `MODIFIED`, `FILE`, `POSITION`, `REMOVED`,
-        `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
+        SQL that gives the columns of the table, and `MODIFIED`, `FILE`, `POSITION`, `STORED`,
+        `REMOVED`, `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
     """
     key = listed(layout.key)
     untold_columns = untold.numbered(layout.untold)
@@ -231,7 +233,7 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         f"{PURGED_AT} NULLS FIRST",
         f"IF({TELLS}, NULL, {DELETED_AT}) NULLS FIRST",
         f"IF({is_deletion}, {_RANK}, NULL) DESC",
-        f"{TELLS} OR {_STORED} IS NOT NULL DESC",
+        f"{TELLS} OR {STORED} IS NOT NULL DESC",
         f"length({SEQUENCE}) DESC",
         f"{SEQUENCE} DESC",
         f"length({LANDED_FILE}) DESC NULLS LAST",
@@ -251,7 +253,7 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     of_version = (
         f"{TELLS} AND row_number() OVER ({in_version}) = 1 AS {_IS_FIRST}, "
         f"first_value({_SAYS}) OVER ({in_version} {so_far}) AS {_FIRST_SAYS}, "
-        f"max(IF({TELLS} AND {_STORED} IS NOT NULL, {_SAYS}, NULL)) OVER ({in_version} {whole}) "
+        f"max(IF({TELLS} AND {STORED} IS NOT NULL, {_SAYS}, NULL)) OVER ({in_version} {whole}) "
         f"AS {_STORED_SAYS}, "
         f"NOT ({TELLS} OR ({repeats}) OR {is_void}) AS {_IS_MARK}, "
         f"min({purge_deleted}) OVER ({in_version} {whole}) AS {_PURGE_DELETED}, "
@@ -260,22 +262,25 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     )
     # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
     stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
-    is_version = f"{TELLS} AND IF({stands}, {_STORED} IS NOT NULL, {_IS_FIRST}) AS {_IS_VERSION}"
+    is_version = f"{TELLS} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST}) AS {_IS_VERSION}"
     says = ", ".join(_said(layout))
     in_record = f"PARTITION BY {key} ORDER BY {MODIFIED}"
     moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
-    marked = f"greatest(coalesce({PURGED_AT}, {DELETED_AT}), {MODIFIED})"
-    marks = {_MARKS: _IS_MARK}
+    # Never before the version that it was landed with; `greatest` takes no notice of nulls.
+    marked = f"IF({_IS_MARK}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
+    ends = "CAST(NULL AS BIGINT)"
+    if layout.has_marks:
+        # The first mark from a version on: among equal times, all are in the frame.
+        ends = (
+            f"min({marked}) OVER (PARTITION BY {key} ORDER BY coalesce({marked}, {MODIFIED}) DESC)"
+        )
+    purged = "CAST(NULL AS BIGINT)"
     if layout.erased:
-        marks[_PURGES] = f"{_IS_MARK} AND {PURGED_AT} IS NOT NULL"
-    collected = ", ".join(
-        f"collect_list(IF({condition}, {marked}, NULL)) OVER ({in_record} {whole}) AS {name}"
-        for name, condition in marks.items()
-    )
+        purged = f"max(IF({PURGED_AT} IS NULL, NULL, {marked})) OVER ({in_record} {whole})"
     facts = ", ".join(["*", *untold.facts(untold_columns, key)])
     # Of rows that the source superseded, stored ones have to go; others may have told what a later
     # row did not.
-    is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {_STORED} IS NOT NULL"
+    is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {STORED} IS NOT NULL"
     if untold_columns:
         is_needed += f" OR {TELLS}"
     return (
@@ -287,14 +292,14 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         f"versions AS (SELECT *, {is_version} FROM ranked), "
         f"telling AS (SELECT {facts} FROM versions WHERE {is_needed}), "
         f"counted AS (SELECT *, count_if({_IS_VERSION}) OVER ({in_record} {so_far}) AS {_NUMBER}, "
-        f"{collected} FROM telling), "
+        f"{ends} AS {_MARKED}, {purged} AS {_PURGED} FROM telling), "
         f"begun AS (SELECT *, max(IF({_IS_VERSION}, {moved}, NULL)) OVER ({in_record} {so_far}) "
         f"+ {_NUMBER} * {layout.epsilon}L AS {_BEGIN} FROM counted), "
         f"placed AS (SELECT *, lead(IF({_IS_VERSION}, {_BEGIN}, NULL)) IGNORE NULLS "
         f"OVER ({in_record}) AS {_NEXT} FROM begun), "
         f"ended AS (SELECT *, {_ending(layout)} FROM placed) "
         f"SELECT {_cells(layout, synced_micros)}, {MODIFIED}, {FILE}, {POSITION}, "
-        f"{_verdict(layout)} FROM ended"
+        f"{STORED}, {_verdict(layout)} FROM ended"
     )
 
 
@@ -311,19 +316,24 @@ def _said(layout: Layout) -> Iterator[str]:
 
 def _ending(layout: Layout) -> str:
     """When a version was deleted or purged, and when it ends."""
-    marked = f"array_min(filter({_MARKS}, at -> at >= {MODIFIED}))"
-    gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {marked})"
+    gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {_MARKED})"
     end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
     is_active = f"{_NEXT} IS NULL AND {gone} IS NULL"
-    is_erased, holds = "false", "false"
-    if layout.erased:
-        is_erased = f"exists({_PURGES}, at -> at >= {MODIFIED})"
-        holds = " OR ".join(f"{quoted(name)} IS NOT NULL" for name in layout.erased)
+    # A row that has nothing to lose is erased already.
+    loses = (
+        f"({_is_erased(name, layout)} AND {quoted(name)} IS NOT NULL)" for name in layout.erased
+    )
     return (
         f"{gone} AS {_GONE}, IF({is_active}, {TMAX_MICROS}L, {end}) AS {_FINISH}, "
-        # A row that has nothing to lose is erased already.
-        f"{is_erased} AS {_IS_ERASED}, {is_erased} AND ({holds}) AS {_LOSES}"
+        f"{' OR '.join(loses) or 'false'} AS {_LOSES}"
     )
+
+
+def _is_erased(name: str, layout: Layout) -> str:
+    """Whether a column must not keep what it says, as SQL: it was said before a purge."""
+    by_name = {one.name: one for one in untold.numbered(layout.untold)}
+    told = f"least({MODIFIED}, {by_name[name].fact}.m)" if name in by_name else MODIFIED
+    return f"coalesce({told} <= {_PURGED}, false)"
 
 
 def _cells(layout: Layout, synced: int) -> str:
@@ -331,9 +341,10 @@ def _cells(layout: Layout, synced: int) -> str:
     columns = untold.numbered(layout.untold)
     told = untold.to_version(columns)
     times = [f"coalesce(CAST({name} AS STRING), '-')" for name in (DELETED_AT, PURGED_AT)]
-    is_new = f"{_STORED} IS NULL"
+    # What says something else now is news to those who go by the time.
+    is_new = " OR ".join([f"{STORED} IS NULL", *(one.has_changed for one in columns)])
     if layout.mode is Mode.SOFT_DELETE:
-        # A record that is marked by what another row said is news to those who go by the time.
+        # So is a record that another row has marked.
         is_new += f" OR NOT (({_GONE} IS NOT NULL) <=> {_OLD_MARK})"
     cells = {
         START: f"timestamp_micros({_BEGIN})",
@@ -346,7 +357,9 @@ def _cells(layout: Layout, synced: int) -> str:
     }
     cells |= {name: quoted(name) for name in layout.data}
     cells |= {one.name: one.value for one in columns}
-    cells |= {name: f"IF({_IS_ERASED}, NULL, {cells[name]})" for name in layout.erased}
+    cells |= {
+        name: f"IF({_is_erased(name, layout)}, NULL, {cells[name]})" for name in layout.erased
+    }
     return ", ".join(f"{cells[name]} AS {quoted(name)}" for name in layout.columns)
 
 
@@ -373,6 +386,6 @@ def _verdict(layout: Layout) -> str:
         ADDED: f"{is_shown} AND NOT {stays}",
         CONCEALED: f"{is_concealed} AND NOT {stays_hidden}",
         REVEALED: f"{_HIDDEN} <=> true AND NOT {stays_hidden}",
-        COUNTED: f"{is_shown} AND {_STORED} IS NULL",
+        COUNTED: f"{is_shown} AND {STORED} IS NULL",
     }
     return ", ".join(f"({value}) AS {name}" for name, value in verdict.items())

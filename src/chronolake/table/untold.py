@@ -5,8 +5,9 @@ such a cell holds is a *fact* that an earlier row told: the latest before the ve
 the two came first. A row carries the facts that it goes by, so that the fact's own version need not
 be stored: `_chronolake_version` names each column that was not told, and the fact's version.
 
-A row without a value for a column follows a version of the same life of its record, as in any log:
-what was told before a deletion is not looked for.
+A row that does not tell a column follows a version that was there until then, as in any log: after
+a deletion or a purge, the first row of a record tells everything. Otherwise, what the cell holds
+depends on which rows are looked at together.
 
 Everything here is SQL text, for `chronolake.table.succession`.
 """
@@ -17,8 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from chronolake.changes import MODIFIED, RESERVED, SEQUENCE, TELLS, UNTOLD
-from chronolake.table.sql import text
-from chronolake.types import quoted
+from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def numbered(names: Sequence[str]) -> tuple[UntoldColumn, ...]:
 def of_landed(columns: Sequence[UntoldColumn]) -> list[str]:
     """Columns to select of landed rows: the origins of their cells."""
     return [
-        f"IF({TELLS} AND NOT coalesce(array_contains({UNTOLD}, {text(one.name)}), false), "
+        f"IF({TELLS} AND NOT coalesce(array_contains({UNTOLD}, {literal(one.name)}), false), "
         f"{_OWN}, CAST(NULL AS {_PLACE})) AS {one.origin}"
         for one in columns
     ]
@@ -98,7 +98,7 @@ def of_stored(columns: Sequence[UntoldColumn], told: str, own: tuple[str, str]) 
     place = "struct({0} AS m, length({1}) AS l, {1} AS s)"
     found = []
     for one in columns:
-        carried = f"get(filter({parsed}, one -> one.n = {text(one.name)}), 0)"
+        carried = f"get(filter({parsed}, one -> one.n = {literal(one.name)}), 0)"
         found.append(
             f"CASE WHEN {told} = '{NONE_TOLD}' THEN CAST(NULL AS {_PLACE}) "
             f"WHEN {carried} IS NULL THEN {place.format(modified, sequence)} "
@@ -129,7 +129,7 @@ def to_version(columns: Sequence[UntoldColumn]) -> str:
     """SQL: what `_chronolake_version` says of a row's columns."""
     origins = (
         f"IF({one.fact}.m <=> {MODIFIED} AND {one.fact}.s <=> {SEQUENCE}, NULL, "
-        f"named_struct('n', {text(one.name)}, 'm', {one.fact}.m, 's', {one.fact}.s))"
+        f"named_struct('n', {literal(one.name)}, 'm', {one.fact}.m, 's', {one.fact}.s))"
         for one in columns
     )
     if not columns:
