@@ -23,8 +23,8 @@ from chronolake.changes import (
 from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.limits import StreamTraits
-from chronolake.pipeline.source import OfferedStream, Piece, Position, Sight, raw_folder
 from chronolake.pipeline.sync import RunResult, sync
+from chronolake.source.offered import OfferedStream, Piece, Position, Sight, raw_folder
 from chronolake.types import Column, ColumnType, Kind
 from datalakes import project
 from landed import LandedRow

@@ -30,12 +30,12 @@ from chronolake.limits import StreamTraits
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences
-from chronolake.pipeline.source import OfferedStream, Sight
 from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
 from chronolake.rawlake import ObjectFolder, landing, mark, type_of
 from chronolake.rawlake.naming import publish, staging
 from chronolake.rawlake.writing import land
+from chronolake.source.offered import OfferedStream, Sight
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from datalakes import iceberg_in
 

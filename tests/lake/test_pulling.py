@@ -18,10 +18,10 @@ from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
 from chronolake.pipeline.lease import leased
 from chronolake.pipeline.rebuild import differences
-from chronolake.pipeline.source import raw_folder
 from chronolake.pipeline.store import LEASES, Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
+from chronolake.source.offered import raw_folder
 from chronolake.types import ACTIVE, END, START
 from datalakes import iceberg
 from landed import LandedRow

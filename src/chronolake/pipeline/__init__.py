@@ -1,8 +1,9 @@
 """Pipelines: what is brought from a source into tables, run by run.
 
 A run takes the pipeline's lease (`lease`), and for each of its streams (`streams`) lands what its
-source (`source`) has by now, where that keeps no lake of its own (`landing`). Then it applies what
-was landed since the table's watermark (`apply`, with `filling` and `rebuild`). The watermark is
-published with the rows, so that a run that dies continues where its tables are. `store` remembers
-what became of runs (`sync`), and `state` shows and moves positions.
+source (`chronolake.source`) has by now, where that keeps no lake of its own (`landing`). Then it
+applies what was landed since the table's watermark (`apply`, with `filling` and `rebuild`;
+`erasing` takes what was purged out of our own files). The watermark is published with the rows, so
+that a run that dies continues where its tables are. `store` remembers what became of runs (`sync`),
+and `state` shows and moves positions.
 """

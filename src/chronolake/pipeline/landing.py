@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
-    from chronolake.pipeline.source import PulledSource
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
+    from chronolake.source.offered import PulledSource
 
 log = structlog.get_logger(__name__)
 

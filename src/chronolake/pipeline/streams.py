@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from chronolake.config import StreamConfig
 from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import check_mode
-from chronolake.pipeline.data_lake import DataLake
+from chronolake.source.data_lake import DataLake
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chronolake.config import OnPurge, PipelineConfig, Project
-    from chronolake.pipeline.source import OfferedStream, Source
     from chronolake.rawlake import ObjectFolder
+    from chronolake.source.offered import OfferedStream, Source
     from chronolake.types import Mode
 
 

@@ -23,9 +23,9 @@ from chronolake.pipeline.apply import STEP_BYTES, apply
 from chronolake.pipeline.filling import watermark_of
 from chronolake.pipeline.landing import land_new
 from chronolake.pipeline.lease import greatest_token, holder, leased
-from chronolake.pipeline.source import PulledSource
 from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
 from chronolake.pipeline.streams import chosen, reconfigured, source_of, streams_of
+from chronolake.source.offered import PulledSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.landing import Landed
     from chronolake.pipeline.lease import Lease
-    from chronolake.pipeline.source import Source
     from chronolake.pipeline.streams import Stream
+    from chronolake.source.offered import Source
 
 log = structlog.get_logger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from chronolake.errors import ConfigurationError
 from chronolake.limits import StreamTraits
-from chronolake.pipeline.source import OfferedStream, Sight
 from chronolake.rawlake import ObjectFolder, objects_of
+from chronolake.source.offered import OfferedStream, Sight
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:
