@@ -23,11 +23,11 @@ class LandedRow:
     place: tuple[int, int]
     deleted: int | None = None
     purged: int | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
     #: False: the row only says that the record was deleted, or purged.
     tells: bool = True
     #: Fields of which the row says nothing: they are as they were told last.
     untold: frozenset[str] = frozenset()
-    fields: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
