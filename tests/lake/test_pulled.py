@@ -198,7 +198,7 @@ def _check(
 
 _WORLDS: Final = [
     # seed, epsilon, distance of modification times, whether purges erase
-    (1, _MS, 3_600_000_000, False),
+    pytest.param(1, _MS, 3_600_000_000, False, marks=pytest.mark.long),
     (2, _MS, 400, True),
     pytest.param(3, 1, 1, False, marks=pytest.mark.long),
     *(

@@ -202,25 +202,21 @@ def test_whatever_fails_nothing_is_lost(
     assert there.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "failpoint",
     [
+        "land.staged=kill",
+        "land.file-published=kill:1",
+        "land.file-published=kill:3",
+        "land.done=kill:1",
         "land.done=kill:2",
-        *(
-            pytest.param(point, marks=pytest.mark.long)
-            for point in (
-                "land.staged=kill",
-                "land.file-published=kill:1",
-                "land.file-published=kill:3",
-                "land.done=kill:1",
-                "land.checkpointed=kill:1",
-                "land.checkpointed=kill:3",
-                "sync.surveyed=kill",
-                "staged.appended=kill",
-                "publish.before-commit=kill",
-                "publish.after-commit=kill",
-            )
-        ),
+        "land.checkpointed=kill:1",
+        "land.checkpointed=kill:3",
+        "sync.surveyed=kill",
+        "staged.appended=kill",
+        "publish.before-commit=kill",
+        "publish.after-commit=kill",
     ],
 )
 def test_a_run_may_be_killed_at_every_step(tmp_path: Path, failpoint: str) -> None:
