@@ -282,15 +282,13 @@ def _of_spark(failure: Exception) -> ChronolakeError | None:
     if "pyspark" not in sys.modules:
         # A command without Spark must not wait for its import to say what failed.
         return None
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from chronolake.iceberg import spark_words  # noqa: PLC0415
 
-    from chronolake.iceberg import java_message_of  # noqa: PLC0415
-
-    if not isinstance(failure, PySparkException | Py4JError):
+    words = spark_words(failure)
+    if words is None:
         return None
     return LakeError(
-        f"Spark could not do it: {java_message_of(failure)}",
+        f"Spark could not do it: {words}",
         hint="Check that the lake's files are there and can be read; --debug shows all that Spark "
         "says.",
     )

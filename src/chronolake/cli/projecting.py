@@ -172,11 +172,9 @@ def discover(
     """List a pipeline's streams: what there is, what they can see, and how they are kept."""
     from chronolake.limits import allowed_modes
     from chronolake.look.show import size
-    from chronolake.pipeline.streams import source_of, streams_of
+    from chronolake.pipeline.streams import streams_of
 
     wanted = project_of(project, lake, settings)
-    offered = source_of(wanted, pipeline).offered()
-    modes = {one.traits.name: allowed_modes(one.traits) for one in offered}
     rows: list[dict[str, Any]] = []
     for stream in streams_of(wanted, pipeline):
         files = stream.folder.files()
@@ -185,7 +183,7 @@ def discover(
                 "stream": stream.name,
                 "table": str(stream.table),
                 "mode": stream.mode,
-                "modes": modes[stream.name],
+                "modes": allowed_modes(stream.offered.traits),
                 "key": ["Id"],
                 "sees": stream.offered.sight,
                 "files": len(files),

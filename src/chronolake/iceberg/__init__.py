@@ -16,6 +16,7 @@ from chronolake.iceberg.table import (
     columns_to_json,
     java_class_of,
     java_message_of,
+    spark_words,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "columns_to_json",
     "java_class_of",
     "java_message_of",
+    "spark_words",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from chronolake.errors import CommitConflictError
@@ -51,6 +51,13 @@ def java_message_of(failure: BaseException) -> str:
     else:
         text = str(failure)
     return text.strip().partition("\n")[0]
+
+
+def spark_words(failure: BaseException) -> str | None:
+    """What Spark or Java said in one line, or None: the failure is of another kind."""
+    if not isinstance(failure, PySparkException | Py4JError):
+        return None
+    return java_message_of(failure)
 
 
 def columns_to_json(columns: Iterable[Column]) -> str:

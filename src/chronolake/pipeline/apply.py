@@ -131,9 +131,9 @@ def _apply(filling: Filling, landed: Landing) -> int:
     seen = united(seen_of(table), landed.seen)
     _expect_same_key(table, landed)
     columns = columns_for(stream, seen, landed.key)
-    erase_purged(filling, table, landed)
     if _needs_rebuild(table, columns):
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
+    erase_purged(filling, table, landed)
     wanted = with_system_columns(columns, stream.mode)
     # Fields keep their place; new ones come last.
     alter(lake, stream.table, wanted, drop_columns=False, also_pulled=True)

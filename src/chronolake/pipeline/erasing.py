@@ -6,19 +6,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from chronolake.config import OnPurge
 from chronolake.rawlake import applied_of, erase, identifier, purges_in
 from chronolake.table.pulled import ensure_hidden, purges_of
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from chronolake.iceberg import IcebergTable
     from chronolake.pipeline.filling import Filling
-    from chronolake.rawlake import DataFile, Landing
+    from chronolake.rawlake import Landing
 
 log = structlog.get_logger(__name__)
 
@@ -37,9 +34,8 @@ def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) 
         LeaseLostError: another process runs the pipeline; no file has changed.
     """
     stream = filling.stream
-    if stream.on_purge is not OnPurge.ERASE or not stream.offered.is_ours:
+    if not stream.erases_files:
         return
-
     changed = 0
     if landed.has_purges:
         files = applied_of(stream.folder.files(), landed.watermark)
@@ -54,21 +50,24 @@ def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) 
         log.info("files_erased", table=str(stream.table), files=changed)
 
 
-def erase_all(filling: Filling, spark: SparkSession, files: Sequence[DataFile]) -> None:
-    """Erase in files of our own raw lake what any of them purges.
+def erase_all(filling: Filling, upto: str) -> None:
+    """Erase in the raw lake what any file purges.
 
     Args:
         filling: the stream whose files these are.
-        spark: the session that does the work.
-        files: all that are, or will be, in the stream's table.
+        upto: the last file that is, or will be, in the stream's table.
 
     Raises:
         LeaseLostError: another process runs the pipeline; no file has changed.
     """
     stream = filling.stream
-    if stream.on_purge is OnPurge.ERASE and stream.offered.is_ours:
-        purges = purges_in(spark, files)
-        changed = erase(purges, files, stream.folder, guard=filling.lease.expect_held)
+    files = applied_of(stream.folder.files(), upto) if stream.erases_files else []
+    if not files:
+        return
+    size = sum(file.size for file in files)
+    purges = purges_in(filling.lake.session_for_versions(stream.table, size), files)
+    changed = erase(purges, files, stream.folder, guard=filling.lease.expect_held)
+    if changed:
         log.info("files_erased", table=str(stream.table), files=changed)
 
 

@@ -77,9 +77,7 @@ def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None =
 
     filling = Filling(lake, stream, lease)
     if last is not None:
-        files = applied_of(stream.folder.files(), last)
-        size = sum(file.size for file in files)
-        erase_all(filling, lake.session_for_versions(stream.table, size), files)
+        erase_all(filling, last)
     with _made_of_lake(filling, table, last) as made:
         with lake.writing(stream.table):
             take_place(table, made.table, expect=unmoved)

@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from chronolake.config import StreamConfig
+from chronolake.config import OnPurge, StreamConfig
 from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import check_mode
 from chronolake.source.data_lake import DataLake
@@ -15,7 +15,7 @@ from chronolake.types import TableName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chronolake.config import OnPurge, PipelineConfig, Project
+    from chronolake.config import PipelineConfig, Project
     from chronolake.rawlake import ObjectFolder
     from chronolake.source.offered import OfferedStream, Source
     from chronolake.types import Mode
@@ -50,6 +50,11 @@ class Stream:
     def folder(self) -> ObjectFolder:
         """Where its record versions are."""
         return self.offered.folder
+
+    @property
+    def erases_files(self) -> bool:
+        """Whether what a purge erases goes out of the files, too: they are ours to change."""
+        return self.on_purge is OnPurge.ERASE and self.offered.is_ours
 
     @property
     def identity(self) -> str:

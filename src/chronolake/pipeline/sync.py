@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import structlog
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from chronolake.errors import ChronolakeError, LeaseLostError
-from chronolake.iceberg import java_message_of
+from chronolake.iceberg import spark_words
 from chronolake.pipeline.apply import STEP_BYTES, apply
 from chronolake.pipeline.filling import watermark_of
 from chronolake.pipeline.landing import land_new
@@ -239,6 +237,4 @@ def _until_failure(pieces: Iterator[Landed], state: StreamRun, report: _Report) 
 def _words(failure: BaseException) -> str:
     if isinstance(failure, ChronolakeError):
         return str(failure)
-    if isinstance(failure, PySparkException | Py4JError):
-        return java_message_of(failure)
-    return f"{type(failure).__name__}: {failure}"
+    return spark_words(failure) or f"{type(failure).__name__}: {failure}"

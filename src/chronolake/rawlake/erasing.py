@@ -20,8 +20,8 @@ from chronolake.errors import SourceError
 from chronolake.failpoints import reach
 from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.declared import DECLARATION, IS_MARK, OPERATION, UNMODIFIED, from_json
-from chronolake.rawlake.layout import literally
 from chronolake.rawlake.naming import held, make_durable, staging
+from chronolake.rawlake.reading import read_files
 from chronolake.rawlake.writing import write_file
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def purges_in(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
         1970.
     """
     at = f"unix_micros(greatest({lake_fields.PURGED}, {lake_fields.MODIFIED}))"
-    rows = _read(spark, files).where(f"{lake_fields.PURGED} IS NOT NULL")
+    rows = read_files(spark, files, _READ).where(f"{lake_fields.PURGED} IS NOT NULL")
     return rows.selectExpr(lake_fields.ID, f"{at} AS {AT}")
 
 
@@ -81,7 +81,7 @@ def erase(
     """
     spark = purges.sparkSession
     last = purges.groupBy(lake_fields.ID).agg({AT: "max"}).toDF("purged", AT)
-    rows = _read(spark, files).where(f"{lake_fields.PURGED} IS NULL")
+    rows = read_files(spark, files, _READ).where(f"{lake_fields.PURGED} IS NULL")
     rows = rows.selectExpr(
         lake_fields.ID, lake_fields.MODIFIED, "_metadata.file_name", "_metadata.row_index"
     )
@@ -111,11 +111,6 @@ def erase(
         for parent in {Path(row["old"]).parent for row in told}:
             make_durable(parent)
     return len(told)
-
-
-def _read(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-    reader = spark.read.schema(_READ).option("recursiveFileLookup", "true")
-    return reader.parquet(*(literally(file.path) for file in files))
 
 
 # ------------------------------------------------------------------ in an executor

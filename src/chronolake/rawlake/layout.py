@@ -72,11 +72,6 @@ def applied_of(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
     return [file for file in files if file.rank <= rank(name)]
 
 
-def literally(path: Path) -> str:
-    """A path that Spark takes as it is, and not as a pattern."""
-    return re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
-
-
 @dataclass(frozen=True)
 class ObjectFolder:
     """The files of one object of one organisation."""

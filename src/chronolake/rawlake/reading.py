@@ -7,6 +7,7 @@ for the other fields one pass looks at their columns. Then the rows are read in 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -28,12 +29,12 @@ from chronolake.rawlake.declared import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
 from chronolake.rawlake.footers import ColumnStatistics, Footers, footers
 from chronolake.rawlake.forms import FORM_OF, Form, Mark, Seen, of_integers, type_of
-from chronolake.rawlake.layout import literally
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -236,12 +237,19 @@ def _read(spark: SparkSession, files: Sequence[DataFile], group: Group) -> DataF
     columns = ", ".join(
         f"{quoted(name)} {field.physical.ddl}" for name, field in group.fields.items()
     )
-    return (
-        spark.read.schema(columns)
-        # Otherwise the folders' names would become columns.
-        .option("recursiveFileLookup", "true")
-        .parquet(*(literally(files[number].path) for number in group.files))
-    )
+    return read_files(spark, [files[number] for number in group.files], columns)
+
+
+def read_files(spark: SparkSession, files: Sequence[DataFile], columns: str) -> DataFrame:
+    """Columns of files, given as a Spark schema; null in files that have no such column."""
+    # Otherwise the folders' names would become columns.
+    reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
+    return reader.parquet(*(_literally(file.path) for file in files))
+
+
+def _literally(path: Path) -> str:
+    """A path that Spark takes as it is, and not as a pattern."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
 
 # ------------------------------------------------------------------ values

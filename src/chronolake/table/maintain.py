@@ -17,7 +17,7 @@ from chronolake.iceberg import java_class_of, java_message_of
 from chronolake.session import CATALOG
 from chronolake.table.aside import REPLACED_PROPERTY
 from chronolake.table.rewrite import drop_abandoned
-from chronolake.types import START, quoted
+from chronolake.types import START, literal, quoted
 
 if TYPE_CHECKING:
     from chronolake.config import MaintenanceConfig
@@ -229,11 +229,11 @@ def _compact(lake: Lake, description: TableDescription) -> Any:
     if START in description.primary_key:
         order.append(START)
     by = ", ".join(f"{quoted(name)} ASC NULLS FIRST" for name in order)
-    strategy = f"strategy => 'sort', sort_order => {_text(by)}, " if order else ""
+    strategy = f"strategy => 'sort', sort_order => {literal(by)}, " if order else ""
     return _call(
         lake,
         "rewrite_data_files",
-        f"table => {_text(description.name.sql)}, {strategy}"
+        f"table => {literal(description.name.sql)}, {strategy}"
         f"options => map('delete-ratio-threshold', '{_FILE_DELETE_RATIO}', "
         "'remove-dangling-deletes', 'true', 'min-input-files', '2')",
     )
@@ -245,7 +245,7 @@ def _expire(lake: Lake, name: TableName) -> int:
     _call(
         lake,
         "expire_snapshots",
-        f"table => {_text(name.sql)}, older_than => {_ago(config.snapshot_age_hours)}, "
+        f"table => {literal(name.sql)}, older_than => {_ago(config.snapshot_age_hours)}, "
         f"retain_last => {config.keep_snapshots}, clean_expired_metadata => true",
     )
     return before - len(list(lake.catalog.load(name).metadata.snapshots()))
@@ -258,7 +258,7 @@ def _remove_orphans(lake: Lake, name: TableName) -> int:
         # What the table had before became orphans then, however old the files are.
         return 0
     rows = lake.spark.sql(
-        f"CALL {CATALOG}.system.remove_orphan_files(table => {_text(name.sql)}, "
+        f"CALL {CATALOG}.system.remove_orphan_files(table => {literal(name.sql)}, "
         f"older_than => {_ago(lake.config.maintenance.orphan_age_hours)}, stream_results => true)"
     )
     return int(rows.count())
@@ -272,8 +272,3 @@ def _ago(hours: float) -> str:
     micros = int((time.time() - hours * 3600) * 1_000_000)
     stamp = datetime.fromtimestamp(micros / 1_000_000, UTC)
     return f"TIMESTAMP '{stamp:%Y-%m-%d %H:%M:%S.%f}'"
-
-
-def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -58,6 +58,8 @@ from chronolake.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from chronolake.table.untold import UntoldColumn
+
 # What is known of a stored row, besides the columns of every landed row.
 FILE: Final = f"{RESERVED}file"
 POSITION: Final = f"{RESERVED}position"
@@ -134,6 +136,11 @@ class Layout:
     has_marks: bool = True
 
     @property
+    def untold_columns(self) -> tuple[UntoldColumn, ...]:
+        """The columns of `untold`, with what succession keeps of each."""
+        return untold.numbered(self.untold)
+
+    @property
     def system(self) -> tuple[str, ...]:
         """The columns that the table has besides."""
         by_mode = {
@@ -157,7 +164,7 @@ def of_landed(rows: str, layout: Layout) -> str:
         layout: the table.
     """
     facts = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in _FACTS.items()]
-    origins = untold.of_landed(untold.numbered(layout.untold))
+    origins = untold.of_landed(layout.untold_columns)
     chosen = ", ".join([listed(layout.data), *VERSION_COLUMNS, *facts, *origins])
     return f"SELECT {chosen} FROM {rows}"
 
@@ -191,7 +198,7 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
             facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
     chosen = [f"{value} AS {name}" for name, value in facts.items()]
     own = (facts[MODIFIED], facts[SEQUENCE])
-    origins = untold.of_stored(untold.numbered(layout.untold), told, own)
+    origins = untold.of_stored(layout.untold_columns, told, own)
     return ", ".join([listed(layout.data, of=TABLE), *chosen, *origins])
 
 
@@ -224,7 +231,6 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         `REMOVED`, `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
     """
     key = listed(layout.key)
-    untold_columns = untold.numbered(layout.untold)
     is_deletion = f"NOT {TELLS} AND {PURGED_AT} IS NULL"
     # Rows that tell something come first, the greatest before the others; then marks. Marks that
     # say the same follow each other: deletions by their sequence, then stored ones first.
@@ -277,11 +283,11 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     purged = "CAST(NULL AS BIGINT)"
     if layout.erased:
         purged = f"max(IF({PURGED_AT} IS NULL, NULL, {marked})) OVER ({in_record} {whole})"
-    facts = ", ".join(["*", *untold.facts(untold_columns, key)])
+    facts = ", ".join(["*", *untold.facts(layout.untold_columns, key)])
     # Of rows that the source superseded, stored ones have to go; others may have told what a later
     # row did not.
     is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {STORED} IS NOT NULL"
-    if untold_columns:
+    if layout.untold:
         is_needed += f" OR {TELLS}"
     return (
         f"WITH events AS ({' UNION ALL '.join(events)}), "
@@ -305,7 +311,7 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
 
 def _said(layout: Layout) -> Iterator[str]:
     """What tells apart rows of a version that say different things, as SQL."""
-    columns = {one.name: one for one in untold.numbered(layout.untold)}
+    columns = {one.name: one for one in layout.untold_columns}
     for name in layout.data:
         value = quoted(name)
         if name in columns:
@@ -331,14 +337,14 @@ def _ending(layout: Layout) -> str:
 
 def _is_erased(name: str, layout: Layout) -> str:
     """Whether a column must not keep what it says, as SQL: it was said before a purge."""
-    by_name = {one.name: one for one in untold.numbered(layout.untold)}
+    by_name = {one.name: one for one in layout.untold_columns}
     told = f"least({MODIFIED}, {by_name[name].fact}.m)" if name in by_name else MODIFIED
     return f"coalesce({told} <= {_PURGED}, false)"
 
 
 def _cells(layout: Layout, synced: int) -> str:
     """The columns of the table."""
-    columns = untold.numbered(layout.untold)
+    columns = layout.untold_columns
     told = untold.to_version(columns)
     times = [f"coalesce(CAST({name} AS STRING), '-')" for name in (DELETED_AT, PURGED_AT)]
     # What says something else now is news to those who go by the time.
@@ -377,7 +383,7 @@ def _verdict(layout: Layout) -> str:
             is_shown = f"({is_newest} AND {_GONE} IS NULL)"
             is_concealed = f"({_IS_MARK} OR ({is_newest} AND {_GONE} IS NOT NULL))"
             unchanged = "true"
-    changes = [_LOSES, *(one.has_changed for one in untold.numbered(layout.untold))]
+    changes = [_LOSES, *(one.has_changed for one in layout.untold_columns)]
     says_the_same = f"NOT ({' OR '.join(changes)})"
     stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged} AND {says_the_same})"
     stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND {says_the_same})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Final, Self
+from typing import Final
 
 from chronolake.errors import ReplicationProtocolError
 
@@ -206,15 +206,15 @@ class Commit:
     commit_lsn: int
     end_lsn: int
 
-    @classmethod
-    def of(cls, message: bytes) -> Self:
-        """Read a `COMMIT`."""
-        reader = Reader(message)
-        reader.byte()
-        found = cls(reader.int64(), reader.int64())
-        reader.int64()
-        reader.end()
-        return found
+
+def commit(message: bytes) -> Commit:
+    """Read a `COMMIT`."""
+    reader = Reader(message)
+    reader.byte()
+    found = Commit(reader.int64(), reader.int64())
+    reader.int64()
+    reader.end()
+    return found
 
 
 def relation(message: bytes) -> Relation:

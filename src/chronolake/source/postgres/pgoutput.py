@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chronolake.source.postgres import messages as described
-from chronolake.source.postgres.messages import Commit, Kind, Relation, Transaction, Truncate
+from chronolake.source.postgres.messages import Kind, Relation, Transaction, Truncate
 from chronolake.source.postgres.tuples import Cells, Messages, cells_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.tuples import Bytes, Flags, Places
 
 _ROWS: Final = (Kind.INSERT, Kind.UPDATE, Kind.DELETE)
-_IN_TRANSACTIONS: Final = frozenset({*_ROWS, Kind.TRUNCATE})
 _NEW: Final = ord("N")
 _OLD_KEY: Final = ord("K")
 _OLD_ROW: Final = ord("O")
@@ -102,11 +101,11 @@ class Decoder:
         if not all(batch):
             raise described.misunderstood("a message is empty")
         packed = Messages.of(batch)
-        kinds = packed.kinds
-        frame = self._frame(batch, kinds)
+        is_row = np.isin(packed.kinds, _ROWS)
+        frame = self._frame(batch, is_row)
         changes = [
             _changes_of(packed, numbers, relation, frame)
-            for relation, numbers in frame.rows_by_relation(packed, kinds)
+            for relation, numbers in frame.by_relation(packed, np.flatnonzero(is_row))
         ]
         return Decoded(
             tuple(frame.transactions),
@@ -115,17 +114,16 @@ class Decoder:
             frame.end_lsn,
         )
 
-    def _frame(self, batch: Sequence[bytes], kinds: Bytes) -> _Frame:
+    def _frame(self, batch: Sequence[bytes], is_row: Flags) -> _Frame:
         """Read all messages but rows, one by one."""
         frame = _Frame(len(batch), dict(self.relations))
         if self._open is not None:
             frame.begin(0, self._open, self._ordinal)
-        is_row = np.isin(kinds, _ROWS)
         for number in np.flatnonzero(~is_row).tolist():
             self._describe(frame, number, batch[number])
         if self._open is not None:
             self._ordinal = len(batch) - frame.begun
-        frame.close(self._open is not None)
+            frame.note(len(batch))
         if (is_row & (frame.transaction_of < 0)).any():
             raise described.misunderstood("a row stands outside of a transaction")
         return frame
@@ -138,7 +136,7 @@ class Decoder:
             self._open = described.begin(message)
             frame.begin(number, self._open, 0)
         elif kind == Kind.COMMIT:
-            commit = Commit.of(message)
+            commit = described.commit(message)
             if self._open is None or commit.commit_lsn != self._open.commit_lsn:
                 raise described.misunderstood("a commit is not that of the transaction before it")
             self._open = None
@@ -181,13 +179,10 @@ class _Frame:
 
     def end(self, number: int, end_lsn: int) -> None:
         self.end_lsn = end_lsn
-        self._note(number)
+        self.note(number)
 
-    def close(self, is_open: bool) -> None:  # noqa: FBT001
-        if is_open:
-            self._note(len(self.transaction_of))
-
-    def _note(self, upto: int) -> None:
+    def note(self, upto: int) -> None:
+        """The messages before one, since it began, are of the present transaction."""
         part = slice(max(self.begun, 0), upto)
         self.transaction_of[part] = len(self.transactions) - 1
         self.ordinal_of[part] = np.arange(part.start, part.stop) - self.begun
@@ -201,9 +196,8 @@ class _Frame:
         transaction = len(self.transactions) - 1
         self.truncates.append(Truncate(relations, transaction, number - self.begun))
 
-    def rows_by_relation(self, packed: Messages, kinds: Bytes) -> list[tuple[Relation, Places]]:
-        """Numbers of the messages that have a row, by the relation as it was then."""
-        numbers = np.flatnonzero(np.isin(kinds, _ROWS))
+    def by_relation(self, packed: Messages, numbers: Places) -> list[tuple[Relation, Places]]:
+        """The numbers of messages that have a row, by the relation as it was then."""
         ends = packed.offsets[numbers + 1]
         places = packed.offsets[numbers] + 1
         if (places + 4 > ends).any():

@@ -83,13 +83,16 @@ def peek(
     ).format(
         slot=sql.Literal(slot.name),
         upto=sql.Literal(lsn_text(upto)),
-        publications=sql.Literal(_quoted(slot.publication)),
+        # A list of identifiers, as the plugin reads it.
+        publications=sql.Literal(sql.Identifier(slot.publication).as_string()),
     )
     connection.add_notice_handler(note)
     try:
-        with understood(), connection.transaction(), connection.cursor(
-            _CURSOR, binary=True
-        ) as cursor:  # fmt: skip
+        with (
+            understood(),
+            connection.transaction(),
+            connection.cursor(_CURSOR, binary=True) as cursor,
+        ):
             cursor.execute(query)
             batch: list[bytes] = []
             size = 0
@@ -134,9 +137,3 @@ def advance(connection: psycopg.Connection, slot: Slot, *, upto: int) -> None:
         connection.execute(
             "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (slot.name, lsn_text(upto))
         )
-
-
-def _quoted(identifier: str) -> str:
-    """A name in a list of identifiers, as the plugin reads it."""
-    escaped = identifier.replace('"', '""')
-    return f'"{escaped}"'

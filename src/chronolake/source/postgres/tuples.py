@@ -143,12 +143,12 @@ def _texts(buffer: Bytes, starts: Places, lengths: Places, is_text: Flags) -> pa
     total = int(offsets[-1])
     if total > _LONG_TEXT * len(lengths):
         pieces = zip(starts.tolist(), lengths.tolist(), strict=True)
-        data = memoryview(
+        data = pa.py_buffer(
             b"".join(buffer[start : start + length].tobytes() for start, length in pieces)
         )
     else:
         places = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
-        data = buffer[places].data
+        data = pa.py_buffer(buffer[places])
     is_large = total > _GREATEST_ARRAY
     nulls = len(is_text) - int(is_text.sum())
     validity = pa.py_buffer(np.packbits(is_text, bitorder="little")) if nulls else None
@@ -156,7 +156,7 @@ def _texts(buffer: Bytes, starts: Places, lengths: Places, is_text: Flags) -> pa
     array = pa.Array.from_buffers(
         pa.large_string() if is_large else pa.string(),
         len(is_text),
-        [validity, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)],
+        [validity, pa.py_buffer(offsets.astype(width)), data],
         nulls,
     )
     try:
