@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
 
-.PHONY: help setup demo demo-lake demo-destination test test-all check format bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-destination test test-all check format bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,9 +31,12 @@ $(WARM): $(LOCKED) src/chronolake/session.py scripts/find-java
 	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import session; session.jars()'
 	@touch $@
 
-demo: demo-lake  ## sync a data lake twice, and show what the tables keep
+demo: demo-postgres  ## sync a PostgreSQL database twice, and show what the tables keep
 
-demo-lake: setup  ## the same, by its own name
+demo-postgres: setup  ## the same, by its own name
+	@JAVA_HOME="$$(scripts/find-java)" examples/postgres.sh
+
+demo-lake: setup  ## sync a data lake twice
 	@JAVA_HOME="$$(scripts/find-java)" examples/data_lake.sh
 
 demo-destination: setup  ## start a destination, replay real batch files, show the tables
@@ -75,4 +78,4 @@ lock: $(LOCKED)  ## resolve the dependencies anew, within pyproject.toml's bound
 	  --output-file requirements.lock pyproject.toml
 
 clean:  ## remove what the targets made, except .venv
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-lake demo-project spark-warehouse
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-lake demo-project demo-shop spark-warehouse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,10 +96,11 @@ class ChangeLog:
         ]
 
     def bring(
-        self, lake: Lake, stream: OfferedStream, position: Position | None
+        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
     ) -> Iterator[Piece]:
-        assert stream.traits.name == STREAM
-        number = 0 if position is None else int(position["number"])
+        assert positions.keys() == {STREAM}
+        assert not anew, "a log that forgets has nothing to read anew"
+        number = int((positions[STREAM] or {"number": 0})["number"])
         for piece in range(sys.maxsize):
             self.before(piece)
             with closing(sqlite3.connect(self.file)) as log:
@@ -112,11 +113,11 @@ class ChangeLog:
                 return
             number = found[-1][0]
             versions = lake.spark.createDataFrame(_versions(found)).repartition(2)
-            yield Piece(versions, COLUMNS, {"number": number})
+            yield Piece(STREAM, versions, COLUMNS, {"number": number})
 
-    def landed(self, stream: OfferedStream, position: Position) -> None:
+    def landed(self, positions: Mapping[str, Position]) -> None:
         with closing(sqlite3.connect(self.file)) as log, log:
-            log.execute("DELETE FROM changes WHERE number <= ?", (position["number"],))
+            log.execute("DELETE FROM changes WHERE number <= ?", (positions[STREAM]["number"],))
 
 
 def _versions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:

@@ -594,7 +594,7 @@ def test_names_increase_when_the_clock_jumps_back(own: Own) -> None:
     (second,) = own.land((key,), [version(2, id=2)])
 
     assert second.name == f"data-{future + 1:x}.parquet"
-    assert own.folder.newest() == own.folder.files()[-1]
+    assert own.folder.newest() == own.folder.files()[-1].name
     (late / "data-zzzzzzzzzzzzz.parquet").write_bytes(b"")
     with pytest.raises(SourceError, match="a name that Chronolake does not give"):
         own.land((key,), [version(2, id=2)])

@@ -118,7 +118,7 @@ def test_what_is_pulled_lands_and_is_applied(tmp_path: Path) -> None:
     assert folder.path == tmp_path / "lake/raw/parquet/v2/org=shop/object=orders"
     assert len(folder.files()) == sum(event.files for event in steps)
     store = Store.open(there.project.lake)
-    assert store.checkpoint("shop", STREAM) == {"number": 100}
+    assert store.checkpoints("shop") == {STREAM: {"number": 100}}
     assert there.log.left() == [], "what is durable may be forgotten"
 
     there.events.clear()
@@ -128,7 +128,7 @@ def test_what_is_pulled_lands_and_is_applied(tmp_path: Path) -> None:
     there.log.append(more)
     result = there.sync()
     assert result.status is Status.SUCCEEDED
-    assert store.checkpoint("shop", STREAM) == {"number": 130}
+    assert store.checkpoints("shop") == {STREAM: {"number": 130}}
     assert there.agrees()
 
 
@@ -171,7 +171,7 @@ def test_who_lost_the_lease_lands_nothing(tmp_path: Path) -> None:
     folder = raw_folder(there.project, "shop", STREAM)
     first = [event.files for event in there.events if event.kind is EventKind.LANDED]
     assert len(folder.files()) == sum(first)
-    assert store.checkpoint("shop", STREAM) == {"number": 40}
+    assert store.checkpoints("shop") == {STREAM: {"number": 40}}
     assert there.log.left() == list(range(41, 101))
 
 

@@ -9,11 +9,13 @@
 | `comparing` | `diff`: Spark |
 | `serving` | `serve` |
 | `driving` | `drive` |
-| `projecting` | `init`, `schema`, `check`, `discover`, `status`, `runs`, `state` |
+| `projecting` | `init`, `schema`, `status`, `runs`, `state` |
+| `checking` | `check`, `discover` |
 | `piping` | `sync`, `resync`, `rebuild`: Spark |
 """
 
 from chronolake.cli import (
+    checking,
     comparing,
     driving,
     looking,
@@ -27,6 +29,7 @@ from chronolake.cli.app import app, main
 
 __all__ = [
     "app",
+    "checking",
     "comparing",
     "driving",
     "looking",

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 
 import orjson
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from chronolake.errors import ChronolakeError, LakeError, SchemaError
@@ -213,6 +215,14 @@ def console(*, stderr: bool = False) -> Console:
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen = Console(stderr=stderr, highlight=False, width=100)
     return screen
+
+
+def grid_of(*names: str) -> Table:
+    """A table for the terminal, with these columns."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        grid.add_column(name, justify="right" if name in {"files", "rows", "written"} else "left")
+    return grid
 
 
 def print_json(value: Any, *, pretty: bool = True) -> None:

@@ -150,17 +150,24 @@ def sync(
 
 
 def _sync(
-    lake: Lake, project: WatchedProject, name: str, only: Sequence[str], progress: Progress
+    lake: Lake,
+    project: WatchedProject,
+    name: str,
+    only: Sequence[str],
+    progress: Progress,
+    *,
+    anew: bool = False,
 ) -> Status | None:
     """Run one pipeline; None if it could not begin: others may, and perhaps this one next time."""
     from chronolake.pipeline.sync import sync as run
 
     try:
         now = project.now()
-        return run(lake, now, name, only=only, watch=progress.show, reread=project.now).status
+        result = run(lake, now, name, only=only, watch=progress.show, reread=project.now, anew=anew)
     except ChronolakeError as failure:
         show_error(failure, json=progress.json)
         return None
+    return result.status
 
 
 def _leave(ended: Sequence[Status | None]) -> None:
@@ -221,15 +228,25 @@ def resync(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Read all that the source has once more, and swap the tables in.
+    """Read all that the source has once more; what the tables know of the past stays.
 
-    A Data Lake v2 keeps every version, so that nothing of the past is lost: each table is made anew
-    of all files that there are now.
+    A Data Lake v2 keeps every version: each table is made anew of all files that there are now. Of
+    a database all rows are read: those that differ from the table get a version, those that are
+    gone are deleted. Exit codes as of `sync`.
     """
+    from chronolake.cli.progress import Progress
+    from chronolake.config import WatchedProject
     from chronolake.pipeline.rebuild import rebuild as run
-    from chronolake.pipeline.streams import chosen, streams_of
+    from chronolake.pipeline.streams import chosen, source_of, streams_of
+    from chronolake.source.offered import PulledSource
 
     wanted = project_of(project, lake, settings)
+    if isinstance(source_of(wanted, pipeline), PulledSource):
+        same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
+        with opened(wanted) as there, Progress(json=json) as progress:
+            ended = _sync(there, same, pipeline, stream or (), progress, anew=True)
+        _leave([ended])
+        return
     streams = chosen(streams_of(wanted, pipeline), pipeline, stream or ())
     with opened(wanted) as there, _leased(there, streams) as lease:
         for one in streams:

@@ -31,6 +31,7 @@ class Progress:
         self.json = json
         self._screen = console()
         self._tasks: dict[str, TaskID] = {}
+        self._landed: dict[str, int] = {}
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -65,15 +66,22 @@ class Progress:
         if stream is not None and event.kind is EventKind.STREAM_BEGAN:
             task = self._bars.add_task(stream.table_name, total=None, rows=0)
             self._tasks[stream.stream] = task
+        elif stream is not None and event.kind is EventKind.LANDED:
+            landed = self._landed.get(stream.stream, 0) + event.bytes
+            self._landed[stream.stream] = landed
+            told = f"{stream.table_name}, {size(landed)} landed"
+            self._bars.update(self._tasks[stream.stream], description=told)
         elif stream is not None and event.kind is EventKind.PUBLISHED:
             self._bars.update(
                 self._tasks[stream.stream],
+                description=stream.table_name,
                 total=stream.bytes + event.bytes_left,
                 completed=stream.bytes,
                 rows=stream.rows,
             )
         elif stream is not None and event.kind is EventKind.STREAM_ENDED:
             self._bars.remove_task(self._tasks.pop(stream.stream))
+            self._landed.pop(stream.stream, None)
             self._screen.print(_line(stream))
         elif event.kind is EventKind.RUN_ENDED and event.status is not None:
             words = Text(event.status, style=_STYLES[event.status])

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from chronolake.cli.app import JsonOption, SettingOption, app, console, fail, print_json, show_error
+from chronolake.cli.app import (
+    JsonOption,
+    SettingOption,
+    app,
+    console,
+    fail,
+    grid_of,
+    print_json,
+    show_error,
+)
 from chronolake.cli.piping import (
     PipelineArgument,
     ProjectLakeOption,
@@ -28,7 +35,8 @@ from chronolake.errors import ChronolakeError, ConfigurationError
 if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.pipeline.state import Position
-    from chronolake.pipeline.store import StreamRun
+    from chronolake.pipeline.store import Store, StreamRun
+    from chronolake.source.offered import Lag
 
 _SCHEMA_FILE: Final = "chronolake.schema.json"
 _TEMPLATE: Final = """\
@@ -54,6 +62,10 @@ pipelines:
   #   mode: history         # live, soft-delete or history
   #   streams:              # what is different for single streams
   #     Account: {table: accounts, mode: soft-delete}
+  # shop:
+  #   source:
+  #     type: postgres
+  #     dsn: postgresql://lake:${SHOP_PASSWORD}@db.internal/shop
 """
 
 state = typer.Typer(
@@ -103,110 +115,6 @@ def _schema() -> bytes:
     return orjson.dumps(FileConfig.model_json_schema(), option=options)
 
 
-@app.command(epilog="Example: chronolake check")
-def check(
-    *,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
-    json: JsonOption = False,
-    settings: SettingOption = None,
-) -> None:
-    """Check chronolake.yml, that sources and lake can be reached, and that tables are free.
-
-    Nothing is written but the lake's folder and the tables of the operational store. Exit code 1 if
-    something is wrong.
-    """
-    from chronolake.pipeline.store import Store
-
-    wanted = project_of(project, lake, settings)
-    found: list[dict[str, Any]] = [_checked("lake", lambda: _reached(Store.open(wanted.lake)))]
-    found += [
-        _checked(f"pipelines.{name}", lambda name=name: _pipeline_words(wanted, name))
-        for name in wanted.pipelines
-    ]
-    if json:
-        print_json(found)
-    else:
-        for one in found:
-            word = (
-                Text("ok     ", style="green") if one["ok"] else Text("failed ", style="bold red")
-            )
-            console().print(Text.assemble(word, (one["what"], "bold"), f"  {one['message']}"))
-            if one["hint"]:
-                console().print(f"       {one['hint']}")
-    if not all(one["ok"] for one in found):
-        fail()
-
-
-def _checked(what: str, look: Any) -> dict[str, Any]:
-    try:
-        message = look()
-    except ChronolakeError as failure:
-        return {"what": what, "ok": False, "message": failure.message, "hint": failure.hint}
-    return {"what": what, "ok": True, "message": message, "hint": None}
-
-
-def _reached(_: object) -> str:
-    return "its database answers"
-
-
-def _pipeline_words(project: Project, name: str) -> str:
-    from chronolake.pipeline.state import expect_free, positions
-    from chronolake.pipeline.streams import streams_of
-
-    streams = streams_of(project, name)
-    for position in positions(project.lake, streams):
-        expect_free(position)
-    return f"{len(streams)} streams: {', '.join(stream.name for stream in streams) or 'none'}"
-
-
-@app.command(epilog="Example: chronolake discover crm --json")
-def discover(
-    pipeline: PipelineArgument,
-    *,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
-    json: JsonOption = False,
-    settings: SettingOption = None,
-) -> None:
-    """List a pipeline's streams: what there is, what they can see, and how they are kept."""
-    from chronolake.limits import allowed_modes
-    from chronolake.look.show import size
-    from chronolake.pipeline.streams import streams_of
-
-    wanted = project_of(project, lake, settings)
-    rows: list[dict[str, Any]] = []
-    for stream in streams_of(wanted, pipeline):
-        files = stream.folder.files()
-        rows.append(
-            {
-                "stream": stream.name,
-                "table": str(stream.table),
-                "mode": stream.mode,
-                "modes": allowed_modes(stream.offered.traits),
-                "key": ["Id"],
-                "sees": stream.offered.sight,
-                "files": len(files),
-                "bytes": sum(file.size for file in files),
-            }
-        )
-    if json:
-        print_json(rows)
-        return
-    grid = _grid("stream", "table", "mode", "can be", "sees", "files", "size")
-    for row in rows:
-        grid.add_row(
-            row["stream"],
-            row["table"],
-            row["mode"],
-            ", ".join(row["modes"]),
-            row["sees"],
-            f"{row['files']:,}",
-            size(row["bytes"]),
-        )
-    console().print(grid)
-
-
 @app.command(epilog="Example: chronolake status --json")
 def status(
     *,
@@ -217,26 +125,37 @@ def status(
 ) -> None:
     """Show every stream: its table, what it can see, how far it is, and its last run."""
     from chronolake.pipeline.state import positions
-    from chronolake.pipeline.streams import streams_of
+    from chronolake.pipeline.streams import source_of, streams_of
+    from chronolake.source.offered import LaggingSource
 
     wanted = project_of(project, lake, settings)
     rows = []
+    lags: dict[str, Lag] = {}
     is_whole = True
     for name in wanted.pipelines:
         try:
             last = _last_runs(wanted, name)
-            found = positions(wanted.lake, streams_of(wanted, name))
+            source = source_of(wanted, name)
+            found = positions(wanted.lake, streams_of(wanted, name, source))
             rows += [_status_of(position, last.get(position.stream.name)) for position in found]
+            if isinstance(source, LaggingSource):
+                lags[name] = source.lag()
         except ChronolakeError as failure:
             # Another pipeline's source may be there.
             show_error(failure, json=json)
             is_whole = False
     if json:
-        print_json(rows)
-        if not is_whole:
-            fail()
-        return
-    grid = _grid("table", "mode", "sees", "applied up to", "waiting", "last run")
+        print_json([{**row, "lag": _lag_json(lags.get(row["pipeline"]))} for row in rows])
+    else:
+        _print_status(rows, lags)
+    if not is_whole:
+        fail()
+
+
+def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
+    from chronolake.look.show import size
+
+    grid = grid_of("table", "mode", "sees", "applied up to", "waiting", "last run")
     for row in rows:
         grid.add_row(
             row["table"],
@@ -250,22 +169,36 @@ def status(
     for row in rows:
         if row["error"]:
             console().print(Text.assemble((row["table"], "bold"), "  ", (row["error"], "red")))
-    if not is_whole:
-        fail()
+    for name, one in lags.items():
+        told = f"  {size(one.behind_bytes)} of log behind; the source keeps {size(one.kept_bytes)}"
+        console().print(Text.assemble((name, "bold"), told))
+        if one.warning is not None:
+            console().print(Text(f"  {one.warning}", style="yellow"))
 
 
 def _last_runs(project: Project, pipeline: str) -> dict[str, StreamRun]:
     """What became of each stream when it last ran."""
-    from chronolake.pipeline.store import Store
-
-    if project.lake.catalog.uri is None and not project.lake.catalog_file.is_file():
+    store = _store_of(project)
+    if store is None:
         return {}
-    store = Store.open(project.lake)
     found: dict[str, StreamRun] = {}
     for run in store.runs(pipeline=pipeline, limit=20):
         for stream in store.streams_of(run.id):
             found.setdefault(stream.stream, stream)
     return found
+
+
+def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
+    return None if lag is None else vars(lag)
+
+
+def _store_of(project: Project) -> Store | None:
+    """The operational store, or None: there is no lake yet, and looking does not make one."""
+    from chronolake.pipeline.store import Store
+
+    if project.lake.catalog.uri is None and not project.lake.catalog_file.is_file():
+        return None
+    return Store.open(project.lake)
 
 
 def _status_of(position: Position, last: StreamRun | None) -> dict[str, Any]:
@@ -313,7 +246,7 @@ def runs(
             ]
         )
         return
-    grid = _grid("began", "pipeline", "stream", "status", "files", "rows", "written", "seconds")
+    grid = grid_of("began", "pipeline", "stream", "status", "files", "rows", "written", "seconds")
     for run in found:
         for one in store.streams_of(run.id):
             grid.add_row(
@@ -327,13 +260,6 @@ def runs(
     console().print(grid)
 
 
-def _grid(*names: str) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in names:
-        grid.add_column(name, justify="right" if name in {"files", "rows", "written"} else "left")
-    return grid
-
-
 @state.command("show", epilog="Example: chronolake state show crm")
 def state_show(
     pipeline: PipelineArgument,
@@ -342,13 +268,24 @@ def state_show(
     lake: ProjectLakeOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Print how far each stream's table is, as JSON: the last file that was applied."""
+    """Print how far each stream is, as JSON.
+
+    `applied` is the last file that is in its table; `landed` is how far it has come in a source
+    whose changes land in our own raw lake, in the source's own terms.
+    """
     from chronolake.pipeline.state import positions
     from chronolake.pipeline.streams import streams_of
 
     wanted = project_of(project, lake, settings)
     found = positions(wanted.lake, streams_of(wanted, pipeline))
-    print_json({position.stream.name: position.watermark for position in found})
+    store = _store_of(wanted)
+    landed = store.checkpoints(pipeline) if store else {}
+    print_json(
+        {
+            one.stream.name: {"applied": one.watermark, "landed": landed.get(one.stream.name)}
+            for one in found
+        }
+    )
 
 
 @state.command("set", epilog="Example: chronolake state set crm Account batch=05/data-16.parquet")

@@ -24,7 +24,13 @@ for a plain `${`. Values that may be secret are left out of every `repr`, log li
 """
 
 from chronolake.config.loading import FILE_NAME, keys, load, load_project, variable_of
-from chronolake.config.pipelines import DataLakeSource, OnPurge, PipelineConfig, StreamConfig
+from chronolake.config.pipelines import (
+    DataLakeSource,
+    OnPurge,
+    PipelineConfig,
+    PostgresSource,
+    StreamConfig,
+)
 from chronolake.config.project import FileConfig, Project
 from chronolake.config.sections import (
     CatalogConfig,
@@ -45,6 +51,7 @@ __all__ = [
     "MaintenanceConfig",
     "OnPurge",
     "PipelineConfig",
+    "PostgresSource",
     "Project",
     "SparkConfig",
     "StreamConfig",

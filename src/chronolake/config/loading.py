@@ -6,7 +6,8 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,12 +16,14 @@ from chronolake.config.sections import LakeConfig, LakeSection, known_keys
 from chronolake.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 FILE_NAME: Final = "chronolake.yml"
 _PREFIX: Final = "CHRONOLAKE_"
+#: What tells sections of one key apart.
+_KIND: Final = "type"
 _REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
 #: Keys that hold settings of other software, under names of its own.
 _SETTINGS: Final = ("catalog.properties", "spark.conf")
@@ -230,29 +233,54 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
         # A key that is missing is often one that is written wrongly.
         unknown = (one for one in problems if one["type"] == "extra_forbidden")
         problem = next(unknown, problems[0])
-        place = [str(part) for part in problem["loc"]]
+        place = _place_of(model, problem["loc"])
         if problem["type"] == "extra_forbidden":
             raise ConfigurationError(
-                f"{where}: unknown key {'.'.join(place)!r}.", hint=_nearest(model, place)
+                f"{where}: unknown key {'.'.join(place)!r}.", hint=_nearest(model, problem["loc"])
             ) from None
         reason = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "union_tag_not_found":
+            reason = f"it needs a `{_KIND}`"
         raise ConfigurationError(f"{where}: {'.'.join(place)}: {reason}.") from None
+
+
+def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> list[str]:
+    """Where a problem is, as users see it: without the kinds of sections that pydantic names."""
+    level: Any = model
+    place = []
+    for part in map(str, told):
+        if get_origin(level) in {Union, UnionType}:
+            level = _of_kind(level, part)
+            continue
+        place.append(part)
+        level = _inside(level, part)
+    return place
+
+
+def _of_kind(union: Any, kind: str) -> Any:
+    """That of several sections which has a kind."""
+    sections: tuple[type[BaseModel], ...] = get_args(union)
+    return next(
+        section for section in sections if kind in get_args(section.model_fields[_KIND].annotation)
+    )
 
 
 def _inside(level: Any, name: str) -> Any:
     """The annotation of what stands behind a key; behind a name that users give, its section."""
-    if not isinstance(level, type):
-        return get_args(level)[1]
-    section: type[BaseModel] = level
-    fields = {field.alias or key: field for key, field in section.model_fields.items()}
-    return fields[name].annotation
+    if isinstance(level, type) and issubclass(level, BaseModel):
+        fields = {field.alias or key: field for key, field in level.model_fields.items()}
+        return fields[name].annotation if name in fields else None
+    inside = get_args(level)
+    return inside[-1] if inside else None
 
 
-def _nearest(model: type[BaseModel], place: list[str]) -> str:
+def _nearest(model: type[BaseModel], told: Sequence[int | str]) -> str:
     """Words that name the known key nearest to an unknown one."""
     level: Any = model
-    for name in place[:-1]:
-        level = _inside(level, name)
+    for part in map(str, told[:-1]):
+        is_union = get_origin(level) in {Union, UnionType}
+        level = _of_kind(level, part) if is_union else _inside(level, part)
+    place = _place_of(model, told)
     known = known_keys(level)
     if near := difflib.get_close_matches(place[-1], known, n=1):
         return f"Did you mean {'.'.join([*place[:-1], near[0]])!r}?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -31,6 +31,36 @@ class DataLakeSource(Section):
         if "://" in path:
             raise ValueError("a data lake is a folder; object stores are not read yet")
         return path
+
+
+class PostgresSource(Section):
+    """A PostgreSQL database."""
+
+    type: Literal["postgres"]
+    dsn: str = Field(
+        min_length=1,
+        repr=False,
+        description="Its address, postgresql://user:${PASSWORD}@host:5432/database.",
+    )
+    method: Literal["logical_replication"] = Field(
+        default="logical_replication", description="How changes are found: in the server's log."
+    )
+    schemas: list[str] = Field(
+        default=["public"], min_length=1, description="The schemas whose tables are brought."
+    )
+    tables: list[str] | None = Field(
+        default=None,
+        description="The tables to bring, as schema.table; every table of the schemas when left "
+        "out.",
+    )
+    slot: str | None = Field(
+        default=None,
+        pattern="^[a-z0-9_]{1,63}$",
+        description="The replication slot; chronolake_ and the pipeline's name when left out.",
+    )
+    publication: str | None = Field(
+        default=None, min_length=1, description="The publication; the slot's name when left out."
+    )
 
 
 class OnPurge(StrEnum):
@@ -63,7 +93,9 @@ class StreamConfig(Section):
 class PipelineConfig(Section):
     """A source, and how its streams are kept."""
 
-    source: DataLakeSource = Field(description="What is read.")
+    source: Annotated[DataLakeSource | PostgresSource, Field(discriminator="type")] = Field(
+        description="What is read."
+    )
     target_schema: str | None = Field(
         default=None,
         alias="schema",

@@ -8,20 +8,31 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from chronolake.description import describe_loaded
-from chronolake.errors import SourceError
 from chronolake.failpoints import reach
 from chronolake.pipeline.erasing import erase_purged
 from chronolake.pipeline.filling import (
     Filling,
     columns_for,
     expect_own,
+    expect_same_key,
     is_kept_otherwise,
+    is_renamed,
+    kept_as,
     seen_of,
     write,
 )
 from chronolake.pipeline.properties import FILES_PROPERTY, WATERMARK_PROPERTY
 from chronolake.pipeline.rebuild import rebuild
-from chronolake.rawlake import DataFile, Landing, landing, united
+from chronolake.rawlake import (
+    Control,
+    ControlKind,
+    DataFile,
+    Landing,
+    land_control,
+    landing,
+    namings_of,
+    united,
+)
 from chronolake.table.alter import alter
 from chronolake.table.convert import is_in_place
 from chronolake.table.pulled import with_system_columns
@@ -98,7 +109,8 @@ def apply(
             filling = replace(filling, stream=wanted)
             _settle(filling)
         size = sum(file.size for file in step)
-        landed = landing(lake.session_for_versions(stream.table, size), step)
+        namings = namings_of(stream.folder)
+        landed = landing(lake.session_for_versions(stream.table, size), step, namings)
         reach("sync.surveyed")
         written = _apply(filling, landed) if landed.rows else 0
         yield Applied(landed.watermark, len(step), size, landed.rows, written)
@@ -129,7 +141,7 @@ def _apply(filling: Filling, landed: Landing) -> int:
     expect_own(table, stream)
     filling.lease.guard(table)
     seen = united(seen_of(table), landed.seen)
-    _expect_same_key(table, landed)
+    expect_same_key(table, landed.key, file=landed.watermark)
     columns = columns_for(stream, seen, landed.key)
     if _needs_rebuild(table, columns):
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
@@ -142,32 +154,17 @@ def _apply(filling: Filling, landed: Landing) -> int:
     return write(filling, stream.table, landed, seen, files=files)
 
 
-def _expect_same_key(table: IcebergTable, landed: Landing) -> None:
-    """Refuse files whose records are identified by other fields than the table's.
-
-    Raises:
-        SourceError: they are.
-    """
-    key = describe_loaded(table).record_key
-    if set(key) != set(landed.key):
-        raise SourceError(
-            f"The source identifies a record by {', '.join(landed.key)} now, and the table by "
-            f"{', '.join(key)}.",
-            table=str(table.name),
-            file=landed.watermark,
-            hint="Bring the stream into a new table: give it another `table:` in chronolake.yml.",
-        )
-
-
 def _settle(filling: Filling) -> None:
-    """Make a table as the configuration wants it by now, before any new data."""
+    """Make a table as configuration and source want it by now, before any new data."""
     lake, stream = filling.lake, filling.stream
     table = lake.catalog.find(stream.table)
-    if table is None:
-        return
-    expect_own(table, stream)
-    filling.lease.guard(table)
-    if not is_kept_otherwise(table, stream):
+    if table is not None:
+        expect_own(table, stream)
+        filling.lease.guard(table)
+    if stream.offered.is_ours:
+        kept = Control(ControlKind.KEPT, kept_as(stream))
+        land_control(stream.folder, kept, guard=filling.lease.expect_held)
+    if table is None or not (is_kept_otherwise(table, stream) or is_renamed(table, stream)):
         return
     if table.property_of(WATERMARK_PROPERTY) is None:
         # Nothing was ever applied to it.

@@ -22,12 +22,13 @@ from chronolake.errors import SourceError
 from chronolake.pipeline.properties import (
     FIELDS_PROPERTY,
     FILES_PROPERTY,
+    NAMES_PROPERTY,
     ON_PURGE_PROPERTY,
     SIGHT_PROPERTY,
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
-from chronolake.rawlake import Landing, columns_of, mark
+from chronolake.rawlake import Landing, columns_of, mark, namings_of
 from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.table.landed import write_versions
 from chronolake.table.pulled import SYSTEM_COLUMNS, create_pulled, layout_of
@@ -116,6 +117,7 @@ def write(
             WATERMARK_PROPERTY: landed.watermark,
             FILES_PROPERTY: str(files),
             FIELDS_PROPERTY: orjson.dumps(marks).decode(),
+            NAMES_PROPERTY: _names_to_json(landed.namings.now),
             **filling.properties,
         },
         guard=filling.lease.guard,
@@ -187,6 +189,31 @@ def is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
     )
 
 
+def kept_as(stream: Stream) -> dict[str, object]:
+    """How a stream's table is kept, for its raw lake's record."""
+    return {
+        "mode": stream.mode,
+        "keep_source_timestamp": keeps_source_time(stream),
+        "on_purge": stream.on_purge,
+    }
+
+
+def is_renamed(table: IcebergTable, stream: Stream) -> bool:
+    """Whether the source has given fields other names since the table was made."""
+    now = namings_of(stream.folder).now
+    return any(now.get(number) != name for number, name in names_of(table).items())
+
+
+def names_of(table: IcebergTable) -> dict[int, str]:
+    """The names that numbered fields have in a table."""
+    stored = orjson.loads(table.property_of(NAMES_PROPERTY) or "{}")
+    return {int(number): name for number, name in stored.items()}
+
+
+def _names_to_json(names: dict[int, str]) -> str:
+    return orjson.dumps({str(number): name for number, name in sorted(names.items())}).decode()
+
+
 def seen_of(table: IcebergTable) -> SeenByField:
     """What forms were seen of every field in the files that a table has."""
     stored = orjson.loads(table.property_of(FIELDS_PROPERTY) or "{}")
@@ -213,6 +240,28 @@ def expect_own(table: IcebergTable, stream: Stream) -> None:
         TableExistsError: it is filled by another one, or was made in another way.
     """
     expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
+
+
+def expect_same_key(table: IcebergTable, key: Sequence[str], *, file: str | None = None) -> None:
+    """Refuse records that are identified by other fields than the table's.
+
+    Args:
+        table: the table.
+        key: what identifies the records.
+        file: the last file that they stand in, if they have landed.
+
+    Raises:
+        SourceError: it is something else than in the table.
+    """
+    stored = describe_loaded(table).record_key
+    if set(stored) != set(key):
+        raise SourceError(
+            f"The source identifies a record by {', '.join(key)} now, and the table by "
+            f"{', '.join(stored)}.",
+            table=str(table.name),
+            file=file,
+            hint="Bring the stream into a new table: give it another `table:` in chronolake.yml.",
+        )
 
 
 def _now_micros() -> int:

@@ -8,70 +8,167 @@ which changes nothing: what landed twice counts once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
-from chronolake.rawlake import land
+from chronolake.pipeline.snapshot import versions_of
+from chronolake.rawlake import Control, ControlKind, land, land_control
+from chronolake.source.offered import Failure, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
 
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.offered import PulledSource
+    from chronolake.rawlake import DataFile
+    from chronolake.source.offered import Piece, Position, PulledSource
+    from chronolake.types import Column
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Landed:
-    """What one step brought: number of files, and their size in bytes."""
+    """What one step brought.
 
-    files: int
-    bytes: int
+    Attributes:
+        stream: of which stream.
+        files: number of files.
+        bytes: their size.
+        failure: why it could not land, or None. Nothing more of the stream lands then.
+    """
+
+    stream: str
+    files: int = 0
+    bytes: int = 0
+    failure: Exception | None = None
 
 
 def land_new(
-    lake: Lake, stream: Stream, source: PulledSource, lease: Lease, store: Store
+    lake: Lake,
+    streams: Sequence[Stream],
+    source: PulledSource,
+    lease: Lease,
+    store: Store,
+    *,
+    complete: Callable[[str], None],
+    anew: bool = False,
 ) -> Iterator[Landed]:
-    """Land what a source has by now that it did not have at the last checkpoint.
+    """Land what a source has by now that it did not have at the last checkpoints.
 
     Args:
         lake: the lake whose Spark does the work.
-        stream: the stream.
-        source: its source.
-        lease: the right to run its pipeline.
-        store: where its checkpoint is.
+        streams: those streams of a pipeline that are wanted.
+        source: the pipeline's source.
+        lease: the right to run it.
+        store: where its checkpoints are.
+        complete: brings a stream's table to all that has landed, before it is compared with a
+            snapshot.
+        anew: whether all that the source has is read once more.
 
     Raises:
         LeaseLostError: another process runs the pipeline; nothing of the step has appeared, or it
             will be brought once more.
-        BatchError: a version lacks its key, its time or its sequence.
-        SchemaError: the source declares fields that a data lake cannot have.
         LakeError: the store does not answer.
         Exception: whatever the source raises. What landed before stays, with its checkpoint.
     """
-    position = store.checkpoint(stream.pipeline, stream.name)
-    if position is not None:
+    pipeline = lease.pipeline
+    positions: dict[str, Position] = {**store.checkpoints(pipeline)}
+    if positions:
         # The last run may have died before it could say so.
-        source.landed(stream.offered, position)
-    for piece in source.bring(lake, stream.offered, position):
-        files = land(piece.versions, piece.columns, stream.folder, guard=lease.expect_held)
+        source.landed(positions)
+    landing = {
+        stream.name: _Landing(lake, stream, lease, complete, anew=anew) for stream in streams
+    }
+    wanted = {name: positions.get(name) for name in landing}
+    for brought in source.bring(lake, wanted, anew=anew):
+        name = brought.stream
+        if name not in landing:
+            continue
+        if isinstance(brought, Failure):
+            del landing[name]
+            yield Landed(name, failure=brought.error)
+            continue
+        try:
+            files = landing[name].of(brought)
+        except LeaseLostError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
+            del landing[name]
+            yield Landed(name, failure=failure)
+            continue
         reach("land.done")
-        store.put_checkpoint(stream.pipeline, stream.name, piece.position, token=lease.token)
+        store.put_checkpoint(pipeline, name, brought.position, token=lease.token)
         reach("land.checkpointed")
-        source.landed(stream.offered, piece.position)
-        step = Landed(len(files), sum(file.size for file in files))
+        positions[name] = brought.position
+        source.landed(positions)
+        if not files:
+            continue
+        step = Landed(name, len(files), sum(file.size for file in files))
         log.info(
             "versions_landed",
-            pipeline=stream.pipeline,
-            stream=stream.name,
+            pipeline=pipeline,
+            stream=name,
             files=step.files,
             bytes=step.bytes,
-            position=piece.position,
+            position=brought.position,
         )
         yield step
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """The landing of a stream, under a lease."""
+
+    lake: Lake
+    stream: Stream
+    lease: Lease
+    complete: Callable[[str], None]
+    anew: bool
+
+    def of(self, brought: Piece | Snapshot) -> list[DataFile]:
+        """Land what was brought; gives the new files."""
+        if isinstance(brought, Snapshot):
+            return self._of_snapshot(brought)
+        return self._of_piece(brought)
+
+    def _of_piece(self, piece: Piece) -> list[DataFile]:
+        if piece.versions is None:
+            return []
+        self._name(piece.numbers)
+        return self._land(piece.versions, piece.columns)
+
+    def _of_snapshot(self, snapshot: Snapshot) -> list[DataFile]:
+        # It is compared with a table that has the same names.
+        self._name(snapshot.numbers)
+        self.complete(self.stream.name)
+        table = self.lake.catalog.find(self.stream.table)
+        versions, columns = versions_of(self.lake, snapshot, table)
+        if self.anew:
+            self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})
+        return self._land(versions, columns)
+
+    def _land(self, versions: DataFrame, columns: Sequence[Column]) -> list[DataFile]:
+        return land(versions, columns, self.stream.folder, guard=self.lease.expect_held)
+
+    def _name(self, numbers: Mapping[str, int] | None) -> None:
+        if numbers is not None:
+            self._note(ControlKind.NAMED, {"fields": dict(sorted(numbers.items()))})
+
+    def _note(self, kind: ControlKind, told: Mapping[str, Any]) -> None:
+        control = Control(kind, told)
+        if land_control(self.stream.folder, control, guard=self.lease.expect_held):
+            log.info(
+                "control_landed",
+                pipeline=self.stream.pipeline,
+                stream=self.stream.name,
+                kind=kind,
+                **told,
+            )

@@ -12,6 +12,8 @@ WATERMARK_PROPERTY: Final = "chronolake.watermark"
 FILES_PROPERTY: Final = "chronolake.files"
 #: What forms were seen of every field, as JSON.
 FIELDS_PROPERTY: Final = "chronolake.fields"
+#: The names that numbered fields have in the table, as JSON.
+NAMES_PROPERTY: Final = "chronolake.names"
 #: What the stream can see of its source.
 SIGHT_PROPERTY: Final = "chronolake.sight"
 #: What becomes of records whose data the source has forgotten: `close` or `erase`.

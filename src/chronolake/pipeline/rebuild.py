@@ -14,11 +14,13 @@ from chronolake.pipeline.filling import (
     columns_for,
     expect_own,
     is_kept_otherwise,
+    is_renamed,
+    names_of,
     seen_of,
     write,
 )
 from chronolake.pipeline.properties import FILES_PROPERTY, WATERMARK_PROPERTY
-from chronolake.rawlake import applied_of, landing, united
+from chronolake.rawlake import applied_of, landing, namings_of, united
 from chronolake.session import CATALOG
 from chronolake.table.aside import expect_replaceable, lasting_properties, take_place
 from chronolake.table.publishing import TableMovedError
@@ -118,9 +120,9 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
     expect_own(table, stream)
-    if is_kept_otherwise(table, stream):
+    if is_kept_otherwise(table, stream) or is_renamed(table, stream):
         raise ConfigurationError(
-            "chronolake.yml wants the table otherwise than it is.",
+            "chronolake.yml, or the source, wants the table otherwise than it is.",
             table=str(stream.table),
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
@@ -168,9 +170,11 @@ def _made_of_lake(filling: Filling, table: IcebergTable, last: str | None) -> It
     files = every[: place + 1]
     _expect_all_there(table, stream, every)
     spark = lake.session_for_versions(stream.table, sum(file.size for file in files))
-    landed = landing(spark, files)
+    namings = namings_of(stream.folder)
+    landed = landing(spark, files, namings)
     # Columns stay where they are in the table.
-    seen = united({name: frozenset() for name in seen_of(table)}, landed.seen)
+    now = {name: namings.now[number] for number, name in names_of(table).items()}
+    seen = united({now.get(name, name): frozenset() for name in seen_of(table)}, landed.seen)
     hidden = TableName(SCRATCH_SCHEMA, stage_name())
     try:
         filling.create(

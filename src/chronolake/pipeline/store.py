@@ -227,12 +227,13 @@ class Store:
             found = connection.execute(query.order_by(STREAM_RUNS.c.stream)).mappings().all()
         return [StreamRun(**{**row, "status": Status(row["status"])}) for row in found]
 
-    def checkpoint(self, pipeline: str, stream: str) -> dict[str, Any] | None:
-        """How far a stream has come in its source; None if nothing of it has landed."""
-        query = sql.select(CHECKPOINTS.c.position).where(_is_of(pipeline, stream))
+    def checkpoints(self, pipeline: str) -> dict[str, dict[str, Any]]:
+        """How far the streams of a pipeline have come in their source: those that have landed."""
+        query = sql.select(CHECKPOINTS.c.stream, CHECKPOINTS.c.position)
+        query = query.where(CHECKPOINTS.c.pipeline == pipeline)
         with self.transaction() as connection:
-            found = connection.execute(query).scalar_one_or_none()
-        return None if found is None else dict(orjson.loads(found))
+            found = connection.execute(query).all()
+        return {row.stream: dict(orjson.loads(row.position)) for row in found}
 
     def put_checkpoint(
         self, pipeline: str, stream: str, position: Mapping[str, Any], *, token: int

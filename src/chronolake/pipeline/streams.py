@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from chronolake.config import OnPurge, StreamConfig
+from chronolake.config import OnPurge, PostgresSource, StreamConfig
 from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import check_mode
 from chronolake.source.data_lake import DataLake
@@ -84,7 +84,13 @@ def source_of(project: Project, pipeline: str) -> Source:
     Raises:
         ConfigurationError: there is no such pipeline.
     """
-    return DataLake(project, pipeline, pipeline_of(project, pipeline).source)
+    config = pipeline_of(project, pipeline).source
+    if isinstance(config, PostgresSource):
+        # Its driver is loaded by those who need it.
+        from chronolake.source.postgres.database import PostgresDatabase  # noqa: PLC0415
+
+        return PostgresDatabase(project, pipeline, config)
+    return DataLake(project, pipeline, config)
 
 
 def streams_of(project: Project, pipeline: str, source: Source | None = None) -> list[Stream]:
@@ -180,7 +186,9 @@ def _stream(config: PipelineConfig, pipeline: str, offered: OfferedStream) -> St
     return Stream(
         pipeline=pipeline,
         offered=offered,
-        table=TableName(config.target_schema or pipeline, own.table or name),
+        table=TableName(
+            config.target_schema or pipeline, own.table or offered.default_table or name
+        ),
         mode=mode,
         keep_source_timestamp=config.keep_source_timestamp if kept is None else kept,
         on_purge=own.on_purge or config.on_purge,

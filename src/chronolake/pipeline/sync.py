@@ -26,7 +26,7 @@ from chronolake.pipeline.streams import chosen, reconfigured, source_of, streams
 from chronolake.source.offered import PulledSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from chronolake.config import Project
     from chronolake.lake import Lake
@@ -98,6 +98,7 @@ def sync(
     reread: Callable[[], Project] | None = None,
     step_bytes: int = STEP_BYTES,
     source: Source | None = None,
+    anew: bool = False,
 ) -> RunResult:
     """Bring a pipeline's tables to what its source has.
 
@@ -111,6 +112,8 @@ def sync(
             has changed is switched there, and goes on. By default nothing changes during a run.
         step_bytes: files of about so many bytes are applied and published together.
         source: the pipeline's source, if it is not the one that is configured.
+        anew: whether all that a source has is read once more, and compared with the tables, if it
+            keeps no lake of its own.
 
     Raises:
         ConfigurationError: there is no such pipeline or stream, or it is configured wrongly.
@@ -130,8 +133,13 @@ def sync(
         report.tell(EventKind.RUN_BEGAN, streams=len(streams))
         status = Status.FAILED
         try:
-            steps = _Steps(source, reread or (lambda: project), step_bytes)
-            results = [_sync_stream(lake, stream, lease, report, steps) for stream in streams]
+            steps = _Steps(source, reread or (lambda: project), step_bytes, anew)
+            syncs = {
+                stream.name: _StreamSync(lake, stream, lease, report, steps) for stream in streams
+            }
+            if isinstance(source, PulledSource):
+                _land(lake, source, lease, syncs)
+            results = [one.finish() for one in syncs.values()]
             failed = sum(result.status is Status.FAILED for result in results)
             if not failed:
                 status = Status.SUCCEEDED
@@ -161,77 +169,129 @@ class _Report:
 
 @dataclass(frozen=True)
 class _Steps:
-    """How a run goes step by step: from where, under which configuration, and how far at once."""
+    """How a run goes: from where, under which configuration, how far at once, and whether anew."""
 
     source: Source
     project: Callable[[], Project]
     bytes: int
+    anew: bool
 
 
-def _sync_stream(
-    lake: Lake, stream: Stream, lease: Lease, report: _Report, steps: _Steps
-) -> StreamRun:
-    began = time.monotonic()
-    state = StreamRun(report.run.id, stream.name, str(stream.table), Status.RUNNING)
-    report.note(EventKind.STREAM_BEGAN, state)
-    try:
-        state = replace(state, position=watermark_of(lake, stream))
-        failure = None
-        if isinstance(steps.source, PulledSource):
-            landing = land_new(lake, stream, steps.source, lease, report.store)
-            failure = _until_failure(landing, state, report)
-        files = stream.folder.files(after=state.position)
+class _StreamSync:
+    """One stream in one run."""
+
+    def __init__(
+        self, lake: Lake, stream: Stream, lease: Lease, report: _Report, steps: _Steps
+    ) -> None:
+        self.stream = stream
+        self.report = report
+        self.steps = steps
+        self._lake = lake
+        self._lease = lease
+        self._began = 0.0
+        self._failure: Exception | None = None
+        self._state = StreamRun(report.run.id, stream.name, str(stream.table), Status.RUNNING)
+
+    def begin(self) -> None:
+        """Say that it begins, unless it has been said."""
+        if not self._began:
+            self._began = time.monotonic()
+            self.report.note(EventKind.STREAM_BEGAN, self._state)
+
+    def note_landed(self, landed: Landed) -> None:
+        """Remember what has landed, or why nothing more does."""
+        if landed.failure is not None:
+            self._failure = landed.failure
+        else:
+            told = {"files": landed.files, "bytes": landed.bytes}
+            self.report.tell(EventKind.LANDED, stream=self._state, **told)
+
+    def fail(self, failure: Exception) -> None:
+        """Remember what keeps more from landing, unless something did before."""
+        self._failure = self._failure or failure
+
+    def finish(self) -> StreamRun:
+        """Bring the table as far as it comes.
+
+        Raises:
+            LeaseLostError: another process took the pipeline over.
+        """
+        self.begin()
+        try:
+            self.apply()
+            if self._failure is not None:
+                # What had landed before is in the table.
+                raise self._failure  # noqa: TRY301 - as if it had been raised when it happened
+            self._note(status=Status.SUCCEEDED)
+        except LeaseLostError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - the next stream must not suffer
+            self._note(status=Status.FAILED, error=_words(failure))
+            log.warning(
+                "stream_failed",
+                pipeline=self.stream.pipeline,
+                stream=self.stream.name,
+                table=self._state.table_name,
+                reason=self._state.error,
+            )
+        self._note(seconds=time.monotonic() - self._began)
+        self.report.note(EventKind.STREAM_ENDED, self._state)
+        return self._state
+
+    def _note(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+
+    def apply(self) -> None:
+        """Bring the table to all that has landed."""
+        # The table itself knows how far it is: the answer to the last step may have been lost.
+        self._note(position=watermark_of(self._lake, self.stream))
+        files = self.stream.folder.files(after=self._state.position)
         left, size = len(files), sum(file.size for file in files)
         applied = apply(
-            lake,
-            stream,
-            lease,
+            self._lake,
+            self.stream,
+            self._lease,
             files,
-            current=lambda known: reconfigured(known, steps.project()),
-            step_bytes=steps.bytes,
+            current=lambda known: reconfigured(known, self.steps.project()),
+            step_bytes=self.steps.bytes,
         )
         for step in applied:
             left, size = left - step.files, size - step.bytes
-            state = replace(
-                state,
-                files=state.files + step.files,
-                bytes=state.bytes + step.bytes,
-                rows=state.rows + step.rows,
-                written=state.written + step.written,
-                seconds=time.monotonic() - began,
+            self._note(
+                files=self._state.files + step.files,
+                bytes=self._state.bytes + step.bytes,
+                rows=self._state.rows + step.rows,
+                written=self._state.written + step.written,
+                seconds=time.monotonic() - self._began,
                 position=step.watermark,
             )
-            report.note(EventKind.PUBLISHED, state, files_left=left, bytes_left=size)
-        if failure is not None:
-            # What had landed before is in the table.
-            raise failure  # noqa: TRY301 - as if it had been raised when it happened
-        state = replace(state, status=Status.SUCCEEDED)
-    except LeaseLostError:
-        raise
-    except Exception as failure:  # noqa: BLE001 - the next stream must not suffer
-        state = replace(state, status=Status.FAILED, error=_words(failure))
-        log.warning(
-            "stream_failed",
-            pipeline=stream.pipeline,
-            stream=stream.name,
-            table=state.table_name,
-            reason=state.error,
-        )
-    state = replace(state, seconds=time.monotonic() - began)
-    report.note(EventKind.STREAM_ENDED, state)
-    return state
+            self.report.note(EventKind.PUBLISHED, self._state, files_left=left, bytes_left=size)
 
 
-def _until_failure(pieces: Iterator[Landed], state: StreamRun, report: _Report) -> Exception | None:
-    """Land what a source has; gives what kept it from landing all, for later."""
+def _land(lake: Lake, source: PulledSource, lease: Lease, syncs: Mapping[str, _StreamSync]) -> None:
+    """Land what a source has; what keeps it from landing all is remembered by the streams."""
+    if not syncs:
+        return
+    for one in syncs.values():
+        one.begin()
+    first = next(iter(syncs.values()))
+    landing = land_new(
+        lake,
+        [one.stream for one in syncs.values()],
+        source,
+        lease,
+        first.report.store,
+        complete=lambda name: syncs[name].apply(),
+        anew=first.steps.anew,
+    )
     try:
-        for piece in pieces:
-            report.tell(EventKind.LANDED, stream=state, files=piece.files, bytes=piece.bytes)
+        for step in landing:
+            syncs[step.stream].note_landed(step)
     except LeaseLostError:
         raise
     except Exception as failure:  # noqa: BLE001 - what has landed must not wait for the source
-        return failure
-    return None
+        for one in syncs.values():
+            one.fail(failure)
 
 
 def _words(failure: BaseException) -> str:

@@ -4,33 +4,50 @@ Source: `seeds/data-lake-v2.txt`. Files have one schema each, hold rows of many 
 order, repeat some, and have names that only increase. `layout` knows where they are, `fields` what
 their columns mean, `forms` which type holds the values of a field, and `reading` makes record
 versions (`chronolake.changes`) of them. `writing` lands versions in a raw lake of our own, where
-`naming` lets files appear, `declared` says in their footers what their columns are, and `erasing`
-takes what purged records said out of them.
+`naming` lets files appear, `declared` says in their footers what their columns are, `control` tells
+what happened besides, and `erasing` takes what purged records said out of them.
 """
 
+from chronolake.rawlake.control import (
+    Control,
+    ControlKind,
+    Namings,
+    controls_of,
+    land_control,
+    namings_of,
+)
 from chronolake.rawlake.erasing import erase, purges_in
 from chronolake.rawlake.fields import Field
-from chronolake.rawlake.forms import Form, Seen, mark, type_of
+from chronolake.rawlake.forms import Form, Seen, mark, type_of, wider
 from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
-from chronolake.rawlake.reading import Landing, columns_of, landing, united
-from chronolake.rawlake.writing import identifier, land
+from chronolake.rawlake.reading import Landing, columns_of, landing, literally, united
+from chronolake.rawlake.writing import identifier, land, spelled
 
 __all__ = [
+    "Control",
+    "ControlKind",
     "DataFile",
     "Field",
     "Form",
     "Landing",
+    "Namings",
     "ObjectFolder",
     "Seen",
     "applied_of",
     "columns_of",
+    "controls_of",
     "erase",
     "identifier",
     "land",
+    "land_control",
     "landing",
+    "literally",
     "mark",
+    "namings_of",
     "objects_of",
     "purges_in",
+    "spelled",
     "type_of",
     "united",
+    "wider",
 ]

@@ -8,7 +8,7 @@ were.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -122,19 +122,37 @@ def key_of(declaration: Declaration) -> tuple[str, ...]:
     return tuple(one.column.name for one in declaration if one.column.primary_key)
 
 
-def fields_declared(declaration: Declaration, columns: Mapping[str, Physical]) -> Fields:
+def with_names(declaration: Declaration, names: Mapping[str, str]) -> Declaration:
+    """A declaration whose fields have other names.
+
+    Args:
+        declaration: what a file says of its columns.
+        names: the fields with another name by now: the file's to the present one.
+    """
+    return tuple(
+        replace(one, column=replace(one.column, name=names.get(one.column.name, one.column.name)))
+        for one in declaration
+    )
+
+
+def fields_declared(
+    declaration: Declaration, columns: Mapping[str, Physical], names: Mapping[str, str]
+) -> Fields:
     """The fields of a file of our own, those of the lake itself included.
 
     Args:
         declaration: what the file says of its columns.
         columns: the file's columns.
+        names: the fields with another name by now: the file's to the present one.
     """
     found = {
         name: Field(name, name, columns[name])
         for name in columns
         if name in {*OF_THE_LAKE, UNMODIFIED, IS_MARK} and name != ID
     }
-    for one in declaration:
+    if UNMODIFIED in found:
+        found[UNMODIFIED] = replace(found[UNMODIFIED], renamed=tuple(sorted(names.items())))
+    for one in with_names(declaration, names):
         for name in filter(None, (one.text, one.typed)):
             if name in columns:
                 found[name] = Field(one.column.name, name, columns[name], one.column.type)

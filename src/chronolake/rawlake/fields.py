@@ -8,7 +8,7 @@ schema is read by itself, and files that agree are read together (`grouped`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
@@ -64,12 +64,14 @@ class Field:
         column: the column in the files.
         physical: how the column is read.
         declared: the type that the source declared, in files of our own.
+        renamed: where values are names of fields: those that have another name by now, and which.
     """
 
     name: str
     column: str
     physical: Physical
     declared: ColumnType | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def form(self) -> Form:
@@ -149,6 +151,12 @@ def _stem_of(name: str, column: Physical) -> str | None:
     return None
 
 
+#: Which column holds a form of a field.
+_Places = dict[tuple[str, Form], str]
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
 @dataclass(frozen=True)
 class Group:
     """Files that can be read together.
@@ -163,22 +171,28 @@ class Group:
 
 
 def grouped(schemas: Iterable[tuple[Fields, Sequence[int]]]) -> list[Group]:
-    """Files in as few groups as possible, in each of which every column means one thing.
+    """Files in as few groups as possible, where columns mean one thing, and stand for one each.
 
     Args:
         schemas: the fields of files, and the numbers of the files that have them.
     """
-    groups: list[tuple[Fields, list[int]]] = []
+    groups: list[tuple[Fields, _Places, list[int]]] = []
     # Those with most columns first: the others mostly fit into them.
     for fields, files in sorted(schemas, key=lambda item: (-len(item[0]), tuple(item[1]))):
-        for known, members in groups:
-            if all(known.get(name, field) == field for name, field in fields.items()):
+        places = {(field.name, field.form): column for column, field in fields.items()}
+        for known, known_places, members in groups:
+            if _agree(known, fields) and _agree(known_places, places):
                 known.update(fields)
+                known_places.update(places)
                 members.extend(files)
                 break
         else:
-            groups.append((dict(fields), list(files)))
-    return [Group(fields, tuple(sorted(files))) for fields, files in groups]
+            groups.append((dict(fields), places, list(files)))
+    return [Group(fields, tuple(sorted(files))) for fields, _, files in groups]
+
+
+def _agree(known: Mapping[_Key, _Value], other: Mapping[_Key, _Value]) -> bool:
+    return all(known.get(key, value) == value for key, value in other.items())
 
 
 def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:

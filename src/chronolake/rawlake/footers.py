@@ -15,7 +15,13 @@ import pyarrow.parquet as pq
 
 from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
-from chronolake.rawlake.declared import DECLARATION, Declaration, fields_declared, from_json
+from chronolake.rawlake.declared import (
+    DECLARATION,
+    Declaration,
+    fields_declared,
+    from_json,
+    with_names,
+)
 from chronolake.rawlake.fields import GUARANTEED, fields_of
 
 if TYPE_CHECKING:
@@ -23,13 +29,16 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chronolake.rawlake.control import Namings
     from chronolake.rawlake.fields import Fields
     from chronolake.rawlake.layout import DataFile
 
 _FILES_PER_TASK: Final = 50
 #: Spark's own name for where a row stands.
 _METADATA: Final = "_metadata"
-_SCHEMA: Final = "numbers array<int>, schema binary, rows bigint, columns binary, problem string"
+_SCHEMA: Final = (
+    "numbers array<int>, renamed int, schema binary, rows bigint, columns binary, problem string"
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class Footers:
     """Files of one schema.
 
     Attributes:
-        fields: what their columns mean.
+        fields: what their columns mean, under the names that they have by now.
         numbers: their numbers in the list that was read.
         rows: how many rows they have.
         columns: what their statistics know, by column.
@@ -78,24 +87,30 @@ class Footers:
     declaration: Declaration = ()
 
 
-def footers(spark: SparkSession, files: Sequence[DataFile]) -> list[Footers]:
+def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
     """Read the footers of files; of those that have rows.
+
+    Args:
+        spark: the session.
+        files: the files.
+        namings: how fields that they declare are called by now.
 
     Raises:
         SourceError: a file cannot be read, lacks a column that every file has, or has a column that
             cannot be read.
     """
-    found: dict[bytes, list[Any]] = {}
-    for row in _read(spark, files).collect():
+    found: dict[tuple[int, bytes], list[Any]] = {}
+    before = [namings.before(file) for file in files]
+    for row in _read(spark, files, before).collect():
         if row["problem"] is not None:
             raise SourceError(
                 f"The file is no Parquet file that can be read: {row['problem']}.",
                 file=str(files[row["numbers"][0]].path),
                 hint="Restore the file, or remove it if nothing of it was applied.",
             )
-        found.setdefault(bytes(row["schema"]), []).append(row)
+        found.setdefault((row["renamed"], bytes(row["schema"])), []).append(row)
     read = []
-    for text, rows in found.items():
+    for (renamed, text), rows in found.items():
         numbers = tuple(sorted(number for row in rows for number in row["numbers"]))
         schema = pa.ipc.read_schema(pa.py_buffer(text))
         columns: dict[str, ColumnStatistics] = {}
@@ -107,15 +122,18 @@ def footers(spark: SparkSession, files: Sequence[DataFile]) -> list[Footers]:
         if count:
             first = files[numbers[0]]
             declaration = _declaration(schema, first)
-            fields = _fields(schema, first, columns, declaration)
+            names = namings.since(renamed, (one.column.name for one in declaration))
+            fields = _fields(schema, first, columns, declaration, names)
+            declaration = with_names(declaration, names)
             read.append(Footers(fields, numbers, count, columns, declaration))
     return read
 
 
-def _read(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+def _read(spark: SparkSession, files: Sequence[DataFile], renamed: Sequence[int]) -> DataFrame:
     listed = pa.table(
         {
             "number": pa.array(range(len(files)), pa.int32()),
+            "renamed": pa.array(renamed, pa.int32()),
             "path": pa.array([str(file.path) for file in files], pa.string()),
         }
     )
@@ -125,33 +143,35 @@ def _read(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
 
 def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Footers by schema, in an executor."""
-    by_schema: dict[bytes, tuple[list[int], list[int], dict[str, ColumnStatistics]]] = {}
+    by_schema: dict[
+        tuple[int, bytes], tuple[list[int], list[int], dict[str, ColumnStatistics]]
+    ] = {}
     problems: list[tuple[int, str]] = []
     for batch in batches:
-        paths = batch.column("path").to_pylist()
-        for number, path in zip(batch.column("number").to_pylist(), paths, strict=True):
+        columns = (batch.column(name).to_pylist() for name in ("number", "renamed", "path"))
+        for number, renamed, path in zip(*columns, strict=True):
             try:
                 footer = pq.read_metadata(path)
                 schema = _schema_of(footer)
             except (OSError, pa.ArrowException) as failure:
                 problems.append((number, str(failure).partition("\n")[0]))
                 continue
-            key = schema.serialize().to_pybytes()
+            key = renamed, schema.serialize().to_pybytes()
             numbers, rows, sums = by_schema.setdefault(key, ([], [], {}))
             numbers.append(number)
             rows.append(footer.num_rows)
             for name, known in _statistics(footer):
                 sums[name] = known.with_(sums.get(name, ColumnStatistics()))
-    told: list[tuple[list[int], bytes | None, int, bytes | None, str | None]] = [
-        (numbers, key, sum(rows), orjson.dumps(sums), None)
-        for key, (numbers, rows, sums) in by_schema.items()
+    told: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None]] = [
+        (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None)
+        for (renamed, schema_text), (numbers, rows, sums) in by_schema.items()
     ]
-    told += [([number], None, 0, None, problem) for number, problem in problems]
-    kinds = [pa.list_(pa.int32()), pa.binary(), pa.int64(), pa.binary(), pa.string()]
-    columns = zip(*told, strict=True) if told else [[]] * len(kinds)
+    told += [([number], 0, None, 0, None, problem) for number, problem in problems]
+    kinds = [pa.list_(pa.int32()), pa.int32(), pa.binary(), pa.int64(), pa.binary(), pa.string()]
+    found = zip(*told, strict=True) if told else [[]] * len(kinds)
     yield pa.RecordBatch.from_arrays(
-        [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)],
-        names=["numbers", "schema", "rows", "columns", "problem"],
+        [pa.array(list(column), kind) for column, kind in zip(found, kinds, strict=True)],
+        names=["numbers", "renamed", "schema", "rows", "columns", "problem"],
     )
 
 
@@ -212,6 +232,7 @@ def _fields(
     file: DataFile,
     columns: Mapping[str, ColumnStatistics],
     declaration: Declaration,
+    names: Mapping[str, str],
 ) -> Fields:
     physical = {field.name: lake_fields.physical(field.type) for field in schema}
     for name in GUARANTEED:
@@ -237,4 +258,6 @@ def _fields(
             )
         # A field without any value may have any type.
         del physical[field.name]
-    return fields_declared(declaration, physical) if declaration else fields_of(physical)
+    if not declaration:
+        return fields_of(physical)
+    return fields_declared(declaration, physical, names)

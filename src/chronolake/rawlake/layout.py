@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from chronolake.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _ROOT: Final = ("parquet", "v2")
@@ -26,6 +26,7 @@ _ORG: Final = "org="
 _OBJECT: Final = "object="
 _BATCH: Final = re.compile(r"batch=([0-9a-zA-Z]+)")
 _FILE: Final = re.compile(r"data-([0-9a-zA-Z]+)\.parquet")
+_CONTROL: Final = re.compile(r"control-([0-9a-zA-Z]+)\.json")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ class DataFile:
     def rank(self) -> tuple[int, str]:
         """What orders files by the time of their writing."""
         return rank(self.name)
+
+
+@dataclass(frozen=True)
+class ControlFile:
+    """A control record (`control`) of our own raw lake.
+
+    Attributes:
+        name: its own name, of one sequence with those of data files.
+        path: where it is.
+    """
+
+    name: str
+    path: Path
 
 
 def rank(name: str) -> tuple[int, str]:
@@ -96,26 +110,32 @@ class ObjectFolder:
         Raises:
             SourceError: `after` is no watermark, or the folder cannot be read.
         """
-        since = _parsed(after) if after is not None else None
         found = [
-            file
-            for batch, folder in self._batches()
-            if since is None or rank(batch) >= rank(since[0])
-            for file in _files_in(batch, folder)
-            if since is None or file.rank > rank(since[1])
+            DataFile(batch, name, path, _size_of(path))
+            for batch, name, path in self._named(_FILE, after)
         ]
         return sorted(found, key=lambda file: file.rank)
 
-    def newest(self) -> DataFile | None:
-        """The file that was written last, or None.
+    def controls(self) -> list[ControlFile]:
+        """The object's control records in the order of their writing.
 
         Raises:
             SourceError: the folder cannot be read.
         """
-        for batch, folder in sorted(self._batches(), key=lambda item: rank(item[0]), reverse=True):
-            found = max(_files_in(batch, folder), key=lambda file: file.rank, default=None)
-            if found is not None:
-                return found
+        found = [ControlFile(name, path) for _, name, path in self._named(_CONTROL, None)]
+        return sorted(found, key=lambda file: rank(file.name))
+
+    def newest(self) -> str | None:
+        """The greatest name of a data file or control record, or None.
+
+        Raises:
+            SourceError: the folder cannot be read.
+        """
+        for _, folder in sorted(self._batches(), key=lambda item: rank(item[0]), reverse=True):
+            listed = _listed(folder)
+            found = [name for form in (_FILE, _CONTROL) for name, _ in _matching(form, listed)]
+            if found:
+                return max(found, key=rank)
         return None
 
     def expect(self, mark: str) -> None:
@@ -131,6 +151,16 @@ class ObjectFolder:
                 file=mark,
                 hint="Name one below the object's folder: batch=…/data-….parquet.",
             )
+
+    def _named(self, form: re.Pattern[str], after: str | None) -> Iterator[tuple[str, str, Path]]:
+        """Batch, name and path of files; older batches than the watermark's are not looked into."""
+        since = _parsed(after) if after is not None else None
+        for batch, folder in self._batches():
+            if since is not None and rank(batch) < rank(since[0]):
+                continue
+            for name, path in _matching(form, _listed(folder)):
+                if since is None or rank(name) > rank(since[1]):
+                    yield batch, name, path
 
     def _batches(self) -> Iterator[tuple[str, Path]]:
         if not self.path.is_dir():
@@ -168,19 +198,22 @@ def _parsed(mark: str) -> tuple[str, str]:
     return batch[1], name[1]
 
 
-def _files_in(batch: str, folder: Path) -> Iterator[DataFile]:
-    for path in _listed(folder):
-        # Other names are files on their way, or somebody else's.
-        if matched := _FILE.fullmatch(path.name):
-            try:
-                size = path.stat().st_size
-            except OSError as failure:
-                raise SourceError(
-                    f"The file cannot be looked at: {failure.strerror}.",
-                    file=str(path),
-                    hint="Files of a data lake stay where they are; sync again.",
-                ) from failure
-            yield DataFile(batch, matched[1], path, size)
+def _matching(form: re.Pattern[str], paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+    """Names and paths of files; other names are files on their way, or somebody else's."""
+    for path in paths:
+        if matched := form.fullmatch(path.name):
+            yield matched[1], path
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as failure:
+        raise SourceError(
+            f"The file cannot be looked at: {failure.strerror}.",
+            file=str(path),
+            hint="Files of a data lake stay where they are; sync again.",
+        ) from failure
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from chronolake.failpoints import reach
 from chronolake.rawlake.layout import DataFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from chronolake.rawlake.layout import ObjectFolder
@@ -87,18 +87,37 @@ def publish(
     with held(folder):
         guard()
         published = []
-        last = _number_of(folder.newest())
+        last = _number_of(folder)
         for path in staged:
-            last = max(last + 1, time.time_ns() // 1_000_000)
-            file = _named(folder, last, path)
-            file.path.parent.mkdir(exist_ok=True)
-            path.rename(file.path)
+            last = _after(last)
+            batch, name = _names(last)
+            size = path.stat().st_size
+            file = DataFile(batch, name, _moved(folder, path, batch, f"data-{name}.parquet"), size)
             published.append(file)
             reach("land.file-published")
-        parents = [one for one in folder.path.parents if one.is_relative_to(folder.root)]
-        for place in {folder.path, *parents, *(file.path.parent for file in published)}:
-            make_durable(place)
+        _make_names_durable(folder, [file.path for file in published])
         return published
+
+
+def publish_control(folder: ObjectFolder, staged: Path, *, guard: Callable[[], None]) -> None:
+    """Give a staged control record its name and place.
+
+    Args:
+        folder: the object.
+        staged: a file in the same file system, already durable.
+        guard: called when nobody else can publish; raises if this process must not either.
+
+    Raises:
+        PipelineBusyError: another process has been publishing for a minute.
+        SourceError: the newest file's name is none of ours.
+        Exception: what `guard` raises; the record has not appeared then.
+    """
+    with held(folder):
+        guard()
+        batch, name = _names(_after(_number_of(folder)))
+        path = _moved(folder, staged, batch, f"control-{name}.json")
+        reach("land.file-published")
+        _make_names_durable(folder, [path])
 
 
 def make_durable(path: Path) -> None:
@@ -110,24 +129,43 @@ def make_durable(path: Path) -> None:
         os.close(descriptor)
 
 
-def _named(folder: ObjectFolder, number: int, staged: Path) -> DataFile:
-    # Derived from the name, so that both increase together.
+def _make_names_durable(folder: ObjectFolder, paths: Iterable[Path]) -> None:
+    parents = [one for one in folder.path.parents if one.is_relative_to(folder.root)]
+    for place in {folder.path, *parents, *(path.parent for path in paths)}:
+        make_durable(place)
+
+
+def _moved(folder: ObjectFolder, staged: Path, batch: str, name: str) -> Path:
+    """Let a file appear."""
+    path = folder.path / f"batch={batch}" / name
+    path.parent.mkdir(exist_ok=True)
+    return staged.rename(path)
+
+
+def _after(number: int) -> int:
+    """The number of the next file: later than the last, whatever the clock says."""
+    return max(number + 1, time.time_ns() // 1_000_000)
+
+
+def _names(number: int) -> tuple[str, str]:
+    """The names of a file's batch and of the file itself."""
+    # Derived from the number, so that both increase together.
     begin = number // 1_000 // _BATCH_SECONDS * _BATCH_SECONDS
-    batch, name = f"{begin:09x}", f"{number:x}"
-    path = folder.path / f"batch={batch}" / f"data-{name}.parquet"
-    return DataFile(batch, name, path, staged.stat().st_size)
+    return f"{begin:09x}", f"{number:x}"
 
 
-def _number_of(newest: DataFile | None) -> int:
+def _number_of(folder: ObjectFolder) -> int:
+    """The number of an object's newest file."""
+    newest = folder.newest()
     if newest is None:
         return 0
     try:
-        return int(newest.name, 16)
+        return int(newest, 16)
     except ValueError as failure:
         raise SourceError(
-            "The newest file has a name that Chronolake does not give: the folder is written by "
-            "something else.",
-            file=str(newest.path),
+            f"The newest file has a name that Chronolake does not give, {newest}: the folder is "
+            "written by something else.",
+            file=str(folder.path),
             hint="Give the pipeline's raw lake a folder of its own.",
         ) from failure
 

@@ -25,11 +25,12 @@ from chronolake.changes import (
 )
 from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
+from chronolake.rawlake.control import Namings
 from chronolake.rawlake.declared import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
 from chronolake.rawlake.footers import ColumnStatistics, Footers, footers
 from chronolake.rawlake.forms import FORM_OF, Form, Mark, Seen, of_integers, type_of
-from chronolake.types import Column, ColumnType, Kind, quoted
+from chronolake.types import Column, ColumnType, Kind, literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -69,6 +70,7 @@ class Landing:
         seen: what forms every field has in these files, or what types it was declared to have; none
             for a field without any value that nobody declared.
         rows: how many rows the files have.
+        namings: how fields were called, and are by now.
     """
 
     spark: SparkSession
@@ -77,6 +79,7 @@ class Landing:
     key: tuple[str, ...]
     seen: SeenByField
     rows: int
+    namings: Namings
 
     @property
     def watermark(self) -> str:
@@ -130,18 +133,22 @@ class Landing:
         return _read(self.spark, self.files, group).selectExpr(*chosen)
 
 
-def landing(spark: SparkSession, files: Sequence[DataFile]) -> Landing:
+def landing(
+    spark: SparkSession, files: Sequence[DataFile], namings: Namings | None = None
+) -> Landing:
     """Look at files: their footers, and what forms their fields have.
 
     Args:
         spark: the session.
         files: at least one, in the order of their writing.
+        namings: how fields were called; all is told under the names of now.
 
     Raises:
         SourceError: a file cannot be read, lacks a column that every file has, or has a column that
             cannot be read; or the files do not agree on what identifies a record.
     """
-    found = footers(spark, files)
+    namings = namings or Namings()
+    found = footers(spark, files, namings)
     key = _key_of(found, files)
     groups = tuple(grouped((one.fields, one.numbers) for one in found))
     # In the order in which the files brought them.
@@ -153,7 +160,8 @@ def landing(spark: SparkSession, files: Sequence[DataFile]) -> Landing:
     for group in groups:
         if any(field.name in asked for field in group.fields.values()):
             seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
-    return Landing(spark, tuple(files), groups, key, seen, sum(one.rows for one in found))
+    rows = sum(one.rows for one in found)
+    return Landing(spark, tuple(files), groups, key, seen, rows, namings)
 
 
 def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, ...]:
@@ -244,10 +252,10 @@ def read_files(spark: SparkSession, files: Sequence[DataFile], columns: str) -> 
     """Columns of files, given as a Spark schema; null in files that have no such column."""
     # Otherwise the folders' names would become columns.
     reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
-    return reader.parquet(*(_literally(file.path) for file in files))
+    return reader.parquet(*(literally(file.path) for file in files))
 
 
-def _literally(path: Path) -> str:
+def literally(path: Path) -> str:
     """A path that Spark takes as it is, and not as a pattern."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
@@ -321,7 +329,12 @@ def _untold(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     """The fields of which a row says nothing, as SQL; null where it says all."""
     if UNMODIFIED not in by_name:
         return "CAST(NULL AS ARRAY<STRING>)"
-    return f"from_json({quoted(UNMODIFIED)}, 'array<string>')"
+    named = f"from_json({quoted(UNMODIFIED)}, 'array<string>')"
+    (field,) = by_name[UNMODIFIED].values()
+    if not field.renamed:
+        return named
+    whens = (f"WHEN {literal(old)} THEN {literal(new)}" for old, new in field.renamed)
+    return f"transform({named}, name -> CASE name {' '.join(whens)} ELSE name END)"
 
 
 # ------------------------------------------------------------------ what was seen

@@ -134,7 +134,7 @@ def _chosen(declaration: Declaration, given: Sequence[str]) -> Iterator[str]:
             continue
         # A mark says nothing but whose it is.
         is_told = "true" if one.column.primary_key else tells
-        yield f"IF({is_told}, {_text(one.column)}, NULL) AS {quoted(one.text)}"
+        yield f"IF({is_told}, {spelled(one.column)}, NULL) AS {quoted(one.text)}"
         if one.typed is not None:
             yield f"IF({is_told}, {_typed(one.column)}, NULL) AS {quoted(one.typed)}"
 
@@ -149,14 +149,15 @@ def identifier(key: Sequence[Column]) -> str:
         SQL over these columns; null where one of them is.
     """
     if len(key) == 1:
-        return _text(key[0])
+        return spelled(key[0])
     is_whole = " AND ".join(f"{quoted(column.name)} IS NOT NULL" for column in key)
     # A source may bring its columns in another order one day.
     key = sorted(key, key=lambda column: column.name)
-    return f"IF({is_whole}, to_json(array({', '.join(map(_text, key))})), NULL)"
+    return f"IF({is_whole}, to_json(array({', '.join(map(spelled, key))})), NULL)"
 
 
-def _text(column: Column) -> str:
+def spelled(column: Column) -> str:
+    """SQL: the text that stands for a column's value in files of our own."""
     name = quoted(column.name)
     match column.type.kind:
         case Kind.BINARY:

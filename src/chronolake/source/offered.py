@@ -44,6 +44,9 @@ class OfferedStream:
         epsilon_micros: microseconds between versions of a record: as fine as the source's times.
         folder: where its record versions are, or land.
         is_ours: whether they land there by ourselves, so that the files are ours to change.
+        key: the fields that identify a record.
+        default_table: what its table is called if the configuration does not say; the stream's
+            name, if None.
     """
 
     traits: StreamTraits
@@ -51,6 +54,8 @@ class OfferedStream:
     epsilon_micros: int
     folder: ObjectFolder
     is_ours: bool = False
+    key: tuple[str, ...] = ("Id",)
+    default_table: str | None = None
 
 
 class Source(Protocol):
@@ -68,18 +73,125 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Piece:
-    """What a source brings at once.
+    """What a source brings at once of a stream.
 
     Attributes:
-        versions: record versions (`chronolake.changes`), as `rawlake.land` takes them. What is
-            brought twice is the same in key, time, sequence and values.
+        stream: its name.
+        versions: record versions (`chronolake.changes`), as `rawlake.land` takes them; None: there
+            are none. What is brought twice is the same in key, time and values, and in the order of
+            its sequences.
         columns: the stream's data columns as the source declares them, the key among them.
         position: how far the stream is with these.
+        numbers: what tells columns apart when they get other names, by their names. Columns without
+            a number are told apart by their names; None: all of them always are.
     """
 
-    versions: DataFrame
+    stream: str
+    versions: DataFrame | None
     columns: Sequence[Column]
     position: Position
+    numbers: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a stream has at one time: what differs from its table lands.
+
+    Attributes:
+        stream: its name.
+        rows: the records, by their data columns.
+        columns: these columns as the source declares them, the key among them.
+        at_micros: when, in microseconds since 1970: later than all that was brought before.
+        sequence: what orders it among versions (`chronolake.changes`).
+        position: how far the stream is with it.
+        numbers: as of a piece.
+    """
+
+    stream: str
+    rows: DataFrame
+    columns: Sequence[Column]
+    at_micros: int
+    sequence: str
+    position: Position
+    numbers: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What keeps a source from bringing more of one stream; the others go on."""
+
+    stream: str
+    error: Exception
+
+
+class Level(StrEnum):
+    """How a source is, as far as one look at it tells."""
+
+    OK = "ok"
+    #: It works, and may not always.
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a look at a source says.
+
+    Attributes:
+        what: about what.
+        level: whether that is as it should be.
+        message: how it is.
+        fix: what mends it, as it can be typed in; None if nothing has to be.
+    """
+
+    what: str
+    level: Level
+    message: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Lag:
+    """What a source keeps for a pipeline, and how much of it is still to be read.
+
+    Attributes:
+        behind_bytes: what the source has written since what has landed.
+        kept_bytes: what it keeps for the pipeline.
+        warning: what may go wrong if nothing is done, or None.
+    """
+
+    behind_bytes: int
+    kept_bytes: int
+    warning: str | None = None
+
+
+@runtime_checkable
+class LaggingSource(Source, Protocol):
+    """A source that keeps what it has not told yet."""
+
+    def lag(self) -> Lag:
+        """How far behind a pipeline is.
+
+        Raises:
+            SourceError: the source cannot be reached.
+        """
+        ...
+
+
+@runtime_checkable
+class CheckedSource(Source, Protocol):
+    """A source that can say what it lacks."""
+
+    def findings(self, *, create: bool) -> Sequence[Finding]:
+        """Look at the source, and say what it lacks.
+
+        Args:
+            create: whether to make in it what a pipeline needs of its own.
+
+        Raises:
+            SourceError: it cannot be reached, or refuses.
+        """
+        ...
 
 
 @runtime_checkable
@@ -87,22 +199,31 @@ class PulledSource(Source, Protocol):
     """A source that keeps no lake of its own: what it brings lands in the pipeline's raw lake."""
 
     def bring(
-        self, lake: Lake, stream: OfferedStream, position: Position | None
-    ) -> Iterator[Piece]:
-        """Bring what a stream has by now, piece by piece.
+        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Failure]:
+        """Bring what streams have by now, piece by piece.
+
+        What follows a piece that could not land is of no use for its stream, and is passed over.
 
         Args:
             lake: the lake whose Spark does the work.
-            stream: one of those that it offers.
-            position: what the last piece that landed said; None: nothing has landed yet.
+            positions: for each stream that is wanted what its last piece that landed said; None:
+                nothing has landed yet.
+            anew: whether a snapshot is wanted, whatever is known: what a log has comes first.
         """
         ...
 
-    def landed(self, stream: OfferedStream, position: Position) -> None:
-        """Be told, perhaps again, that all up to a position is durable and may be forgotten."""
+    def landed(self, positions: Mapping[str, Position]) -> None:
+        """Be told, perhaps again, that all up to these positions is durable and may be forgotten.
+
+        Args:
+            positions: of every stream that anything has ever landed of, wanted or not.
+        """
         ...
 
 
 def raw_folder(project: Project, pipeline: str, stream: str) -> ObjectFolder:
     """Where what is pulled for a stream lands: in the folder `raw` of the project's lake."""
-    return ObjectFolder(project.lake.path / "raw", pipeline, stream)
+    # What names of tables may have and those of folders may not.
+    safe = stream.replace("%", "%25").replace("/", "%2F")
+    return ObjectFolder(project.lake.path / "raw", pipeline, safe)

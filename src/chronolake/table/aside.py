@@ -31,6 +31,7 @@ from chronolake.table.create import (
 from chronolake.table.publishing import expect_unmoved, publish, publishing_marks
 from chronolake.table.rewrite import folder_in, in_a_table
 from chronolake.table.staging import stage_name
+from chronolake.table.untold import UNTOLD_PROPERTY
 from chronolake.types import HISTORY_SINCE_PROPERTY, TableName
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 REPLACED_PROPERTY: Final = "chronolake.replaced-at"
 
 #: Properties that tell about the rows a table had, and not about the table.
-_OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY}
+_OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY, UNTOLD_PROPERTY}
 _METRICS: Final = "write.metadata.metrics.column."
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import orjson
@@ -51,6 +51,7 @@ from chronolake.table.succession import (
     of_stored,
     succession,
 )
+from chronolake.table.untold import UNTOLD_PROPERTY
 from chronolake.types import (
     ACTIVE,
     END,
@@ -69,10 +70,6 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.types import TableName
-
-
-#: Table property: the data columns of which some row said nothing, as JSON.
-UNTOLD_PROPERTY: Final = "chronolake.untold"
 
 
 @dataclass(frozen=True)

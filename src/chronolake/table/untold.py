@@ -23,6 +23,8 @@ from chronolake.types import literal, quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Table property: the data columns of which some row said nothing, as JSON.
+UNTOLD_PROPERTY: Final = "chronolake.untold"
 #: In `_chronolake_version`: every column was told; none was, the row is a mark.
 ALL_TOLD: Final = "-"
 NONE_TOLD: Final = "*"

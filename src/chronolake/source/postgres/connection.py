@@ -7,14 +7,14 @@ settings; what the connection itself gives comes before those of a role or a dat
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from chronolake.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _SETTINGS: Final = {
     "datestyle": "ISO",
@@ -33,16 +33,18 @@ _SETTINGS: Final = {
     # What the server skips it says in warnings (`slot`).
     "client_min_messages": "warning",
 }
+_HAS_TRANSACTION_TIMEOUT: Final = 170_000
 #: Versions before do not know the settings and columns that are used here.
 OLDEST: Final = 140_000
 
 
 @contextmanager
-def connected(dsn: str) -> Iterator[psycopg.Connection]:
+def connected(dsn: str, *, replication: str | None = None) -> Iterator[psycopg.Connection]:
     """A connection that commits each statement, for as long as the block runs.
 
     Args:
         dsn: an address as libpq takes it; it may hold a password.
+        replication: `database` for a connection that takes commands of replication.
 
     Raises:
         SourceError: the server cannot be reached, refuses, breaks the connection off, or is old.
@@ -52,18 +54,40 @@ def connected(dsn: str) -> Iterator[psycopg.Connection]:
         given = psycopg.conninfo.conninfo_to_dict(dsn)
         # What a user's own options say comes first, and cannot change how values read.
         both = f"{given.pop('options', '') or ''} {options}".strip()
-        address = psycopg.conninfo.make_conninfo("", **given)
+        _expect_whole(given)
+        if replication is not None:
+            given["replication"] = replication
         connection = psycopg.connect(
-            address, autocommit=True, options=both, application_name="chronolake"
+            psycopg.conninfo.make_conninfo("", **given),
+            autocommit=True,
+            options=both,
+            application_name="chronolake",
         )
         with connection:
             version = connection.info.server_version
+            if version >= _HAS_TRANSACTION_TIMEOUT:
+                connection.execute("SET transaction_timeout = 0")
             if version < OLDEST:
                 raise SourceError(
                     f"The server is PostgreSQL {version // 10_000}.",
                     hint=f"PostgreSQL {OLDEST // 10_000} or later is needed.",
                 )
             yield connection
+
+
+def _expect_whole(given: Mapping[str, Any]) -> None:
+    """Refuse an address that a password has broken in two, before the driver quotes a part of it.
+
+    Raises:
+        SourceError: it is one.
+    """
+    host, port = str(given.get("host") or ""), str(given.get("port") or "0")
+    if "@" in host or not all(one.isdigit() for one in port.split(",") if one):
+        raise SourceError(
+            "The address of the server is not understood: its host or port has other characters "
+            "than such names have.",
+            hint="In a password, write @ as %40, / as %2F and : as %3A.",
+        )
 
 
 @contextmanager

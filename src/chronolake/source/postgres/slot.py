@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from chronolake.errors import SourceError
+from chronolake.source.offered import Lag
 from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.messages import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 #: Decoding is fastest in batches of some megabytes.
 BATCH_BYTES: Final = 4 * 2**20
 _ROWS_AT_ONCE: Final = 500
+#: So much log is more than a pipeline that runs leaves.
+_MUCH_BYTES: Final = 10 * 2**30
 _CURSOR: Final = "chronolake_peek"
 
 
@@ -50,6 +54,65 @@ def written_upto(connection: psycopg.Connection) -> int:
     with understood():
         (text,) = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
     return lsn_number(str(text))
+
+
+def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
+    """Where a slot begins: what was committed before is not in it any more.
+
+    Raises:
+        SourceError: there is no such slot, or it is none that can be read here.
+    """
+    with understood():
+        row = connection.execute(
+            "SELECT confirmed_flush_lsn::text, plugin, database = current_database(), "
+            "two_phase, wal_status FROM pg_replication_slots WHERE slot_name = %s",
+            (slot.name,),
+        ).fetchone()
+    if row is None:
+        raise SourceError(
+            f"The server has no replication slot {slot.name}.",
+            hint="`chronolake check --create` makes publication and slot.",
+        )
+    begins, plugin, is_here, two_phase, wal_status = row
+    problems = {
+        f"its plugin is {plugin}, not pgoutput": plugin != "pgoutput",
+        "it is of another database": not is_here,
+        "it decodes prepared transactions before they are committed": two_phase,
+        "the server has removed log that it needed": wal_status == "lost",
+    }
+    for words, is_so in problems.items():
+        if is_so:
+            raise SourceError(
+                f"The replication slot {slot.name} cannot be read: {words}.",
+                hint=f"SELECT pg_drop_replication_slot('{slot.name}'); then `chronolake check "
+                "--create` makes it anew, and `chronolake resync` brings what there is now.",
+            )
+    return lsn_number(str(begins))
+
+
+def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
+    """How much log a slot is behind, and keeps.
+
+    Raises:
+        SourceError: there is no such slot, or it cannot be read any more.
+    """
+    confirmed(connection, slot)
+    with understood():
+        row = connection.execute(
+            "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), confirmed_flush_lsn)::bigint, "
+            "pg_wal_lsn_diff(pg_current_wal_flush_lsn(), restart_lsn)::bigint, wal_status, "
+            "safe_wal_size, pg_size_pretty(safe_wal_size) "
+            "FROM pg_replication_slots WHERE slot_name = %s",
+            (slot.name,),
+        ).fetchone()
+    behind, kept, status, safe, words = row or (0, 0, "reserved", None, None)
+    warning = None
+    if safe is not None and status != "reserved":
+        left = f"in {words} of log" if safe and safe > 0 else "at the next checkpoint"
+        warning = f"the server may give up the slot {slot.name} {left}: sync now"
+    elif safe is None and kept > _MUCH_BYTES:
+        warning = f"the slot {slot.name} has no limit and fills the server's disk: sync now"
+    return Lag(max(0, behind), max(0, kept), warning)
 
 
 def peek(
@@ -101,13 +164,24 @@ def peek(
                 batch += (row[0] for row in rows)
                 size += sum(len(row[0]) for row in rows)
                 if size >= batch_bytes:
-                    yield batch
-                    batch, size = [], 0
+                    # Where it ends with a transaction, what was read so far can land.
+                    end = _last_commit(batch) or len(batch)
+                    yield batch[:end]
+                    batch = batch[end:]
+                    size = sum(map(len, batch))
             _expect_nothing_skipped(slot, warnings)
             if batch:
                 yield batch
     finally:
         connection.remove_notice_handler(note)
+
+
+def _last_commit(batch: list[bytes]) -> int:
+    """The place after the last message that ends a transaction, or 0."""
+    for place in range(len(batch), 0, -1):
+        if batch[place - 1][0] == Kind.COMMIT:
+            return place
+    return 0
 
 
 def _expect_nothing_skipped(slot: Slot, warnings: list[str]) -> None:

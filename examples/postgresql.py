@@ -1,10 +1,11 @@
-"""A real PostgreSQL server for tests, from the binaries that a package carries."""
+"""A real PostgreSQL server for tests and the demo, from the binaries that a package carries."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -77,3 +78,19 @@ def server(version: int = 18, **settings: str) -> Iterator[str]:
             run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Run a server until this process is told to end; say how it is reached."""
+
+    def end(_number: int, _frame: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    with server(wal_level="logical", max_slot_wal_keep_size="1GB") as address:
+        print(f"export SHOP_DSN='{address}' PSQL='{_binaries(18) / 'psql'}'", flush=True)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The commands that look at sources: what they lack, and what they have. None needs Spark."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# Typer reads annotations at run time, so the types in them are imported for good.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+from chronolake.cli.app import (
+    JsonOption,
+    SettingOption,
+    app,
+    console,
+    fail,
+    grid_of,
+    print_json,
+)
+from chronolake.cli.piping import PipelineArgument, ProjectLakeOption, ProjectOption, project_of
+from chronolake.errors import ChronolakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from chronolake.config import Project
+
+_STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+_WIDTH: Final = max(map(len, _STYLES)) + 1
+
+
+@app.command(epilog="Example: chronolake check --create")
+def check(
+    *,
+    create: Annotated[
+        bool,
+        typer.Option(
+            "--create", help="Make in the sources what pipelines need of their own: slots and such."
+        ),
+    ] = False,
+    project: ProjectOption = Path(),
+    lake: ProjectLakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Check chronolake.yml, that sources have what is needed, and that tables are free.
+
+    What is missing is said with the statement that mends it. Nothing is written but the lake's
+    folder and the tables of the operational store, and with --create what is said then. Exit code 1
+    if something is wrong.
+    """
+    from chronolake.pipeline.store import Store
+
+    wanted = project_of(project, lake, settings)
+    found = [_checked("lake", lambda: _reached(Store.open(wanted.lake)))]
+    for name in wanted.pipelines:
+        found += _checked_pipeline(wanted, name, create=create)
+    if json:
+        print_json(found)
+    else:
+        for one in found:
+            word = Text(one["level"].ljust(_WIDTH), style=_STYLES[one["level"]])
+            told = Text.assemble(word, (one["what"], "bold"), f"  {one['message']}")
+            console().print(told, soft_wrap=True)
+            if one["hint"]:
+                # Statements are copied from here: no line may be broken.
+                console().print(Text(f"{' ' * _WIDTH}{one['hint']}"), soft_wrap=True)
+    if not all(one["ok"] for one in found):
+        fail()
+
+
+def _checked_pipeline(project: Project, name: str, *, create: bool) -> Iterator[dict[str, Any]]:
+    from chronolake.pipeline.streams import source_of
+    from chronolake.source.offered import CheckedSource, Level
+
+    try:
+        source = source_of(project, name)
+        if isinstance(source, CheckedSource):
+            for one in source.findings(create=create):
+                what = f"pipelines.{name}: {one.what}"
+                yield _told(what, one.level, one.message, one.fix, ok=one.level is not Level.FAILED)
+    except ChronolakeError as failure:
+        yield _told(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
+        return
+    yield _checked(f"pipelines.{name}", lambda: _pipeline_words(project, name))
+
+
+def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
+    try:
+        message = look()
+    except ChronolakeError as failure:
+        return _told(what, "failed", failure.message, failure.hint, ok=False)
+    return _told(what, "ok", message, None, ok=True)
+
+
+def _told(what: str, level: str, message: str, hint: str | None, *, ok: bool) -> dict[str, Any]:
+    return {"what": what, "ok": ok, "level": level, "message": message, "hint": hint}
+
+
+def _reached(_: object) -> str:
+    return "its database answers"
+
+
+def _pipeline_words(project: Project, name: str) -> str:
+    from chronolake.pipeline.state import expect_free, positions
+    from chronolake.pipeline.streams import streams_of
+
+    streams = streams_of(project, name)
+    for position in positions(project.lake, streams):
+        expect_free(position)
+    return f"{len(streams)} streams: {', '.join(stream.name for stream in streams) or 'none'}"
+
+
+@app.command(epilog="Example: chronolake discover crm --json")
+def discover(
+    pipeline: PipelineArgument,
+    *,
+    project: ProjectOption = Path(),
+    lake: ProjectLakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """List a pipeline's streams: what there is, what they can see, and how they are kept."""
+    from chronolake.limits import allowed_modes
+    from chronolake.look.show import size
+    from chronolake.pipeline.streams import streams_of
+
+    wanted = project_of(project, lake, settings)
+    rows: list[dict[str, Any]] = []
+    for stream in streams_of(wanted, pipeline):
+        files = stream.folder.files()
+        rows.append(
+            {
+                "stream": stream.name,
+                "table": str(stream.table),
+                "mode": stream.mode,
+                "modes": allowed_modes(stream.offered.traits),
+                "key": list(stream.offered.key),
+                "sees": stream.offered.sight,
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+            }
+        )
+    if json:
+        print_json(rows)
+        return
+    grid = grid_of("stream", "table", "mode", "can be", "sees", "files", "size")
+    for row in rows:
+        grid.add_row(
+            row["stream"],
+            row["table"],
+            row["mode"],
+            ", ".join(row["modes"]),
+            row["sees"],
+            f"{row['files']:,}",
+            size(row["bytes"]),
+        )
+    console().print(grid)

@@ -1,0 +1,273 @@
+"""The tables of a database, as they are now.
+
+Source: `specs/postgres-facts.md` (2.4, 2.6, 6.5). A partitioned table counts as one: its partitions
+are read where its rows are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from chronolake.errors import SourceError
+from chronolake.source.postgres.columns import SourceColumn
+from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.messages import ReplicaIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import psycopg
+
+#: Domains stand for other types, perhaps for other domains.
+_BASE: Final = """
+WITH RECURSIVE base(oid, type, modifier) AS (
+    SELECT oid, oid, -1 FROM pg_catalog.pg_type WHERE typtype <> 'd'
+    UNION ALL
+    SELECT t.oid, base.type, greatest(t.typtypmod, base.modifier)
+    FROM pg_catalog.pg_type t JOIN base ON t.typbasetype = base.oid WHERE t.typtype = 'd'
+)"""
+_TABLES: Final = f"""{_BASE}, key AS (
+    SELECT i.indrelid, array_agg(k.number ORDER BY k.place) AS numbers
+    FROM pg_catalog.pg_index i
+    JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+    CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
+    WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+      AND i.indimmediate AND k.place <= i.indnkeyatts
+    GROUP BY i.indrelid, i.indexrelid
+)
+SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
+       coalesce(key.numbers, '{{}}'),
+       array_agg(a.attnum ORDER BY a.attnum),
+       array_agg(a.attname::text ORDER BY a.attnum),
+       array_agg(base.type::bigint ORDER BY a.attnum),
+       array_agg(CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE base.modifier END
+                 ORDER BY a.attnum),
+       array_agg(a.attgenerated <> '' ORDER BY a.attnum),
+       (SELECT array_agg(s.relfilenode::bigint ORDER BY s.oid) FROM pg_catalog.pg_class s
+        WHERE s.relkind = 'r' AND (s.oid = c.oid OR s.oid IN
+            (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))))
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+JOIN base ON base.oid = a.atttypid
+LEFT JOIN key ON key.indrelid = c.oid
+WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+  AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped
+  AND (%s::oid IS NULL OR c.oid = %s::oid)
+GROUP BY c.oid, n.nspname, c.relname, c.relreplident, key.numbers
+ORDER BY n.nspname, c.relname
+"""
+#: What holds a table's rows, and how many pages each part has.
+_PARTS: Final = """
+SELECT t.relid::regclass::text, pg_catalog.pg_relation_size(t.relid) / 8192
+FROM pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) t WHERE t.isleaf
+UNION ALL
+SELECT c.oid::regclass::text, pg_catalog.pg_relation_size(c.oid) / 8192
+FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s::oid AND c.relkind = 'r'
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree(c.oid::regclass))
+"""
+_DOMAINS: Final = f"""{_BASE}
+SELECT oid::bigint, type::bigint, modifier FROM base WHERE oid <> type
+"""
+_NAMES: Final = (
+    "(SELECT array_agg(attname::text) FROM pg_catalog.pg_attribute WHERE attrelid = c.oid)"
+)
+_PUBLISHES_PARTS: Final = 150_000
+_PUBLIC: Final = "public"
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """A table of a database.
+
+    Attributes:
+        oid: its identity, which survives renames.
+        schema: its schema.
+        name: its name.
+        identity: what the log says of old rows.
+        key: the columns that tell rows apart, in the order of their index; none if there is no
+            such index.
+        columns: those that are not generated, in their order.
+        generated: the names of those that are.
+        storage: what holds the rows; anything else does after a rewrite, a truncate, or when
+            partitions come or go.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    identity: ReplicaIdentity
+    key: tuple[str, ...]
+    columns: tuple[SourceColumn, ...]
+    generated: frozenset[str]
+    storage: tuple[int, ...]
+
+    @property
+    def stream(self) -> str:
+        """The name of its stream."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def default_table(self) -> str:
+        """What its table in the lake is called, if the configuration does not say."""
+        return default_table(self.stream)
+
+
+def default_table(stream: str) -> str:
+    """What the table of a stream is called in the lake, if the configuration does not say."""
+    schema, _, name = stream.partition(".")
+    return name if schema == _PUBLIC else f"{schema}_{name}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What holds some of a table's rows: the table itself, or a partition.
+
+    Attributes:
+        relation: its name as SQL.
+        pages: how many pages of 8 KiB it had when that was asked.
+    """
+
+    relation: str
+    pages: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publication has of a table.
+
+    Attributes:
+        since: what it has since it was published; another number if that was done again.
+        columns: the names of its columns.
+        is_filtered: whether only some of its rows are published.
+    """
+
+    since: int
+    columns: frozenset[str]
+    is_filtered: bool
+
+
+def tables_in(
+    connection: psycopg.Connection, schemas: Sequence[str], *, oid: int | None = None
+) -> list[SourceTable]:
+    """The tables of some schemas, by schema and name.
+
+    Args:
+        connection: to the database.
+        schemas: the schemas.
+        oid: only this table.
+
+    Raises:
+        SourceError: the catalog cannot be read.
+    """
+    with understood():
+        rows = connection.execute(_TABLES.encode(), (list(schemas), oid, oid)).fetchall()
+    found = []
+    for number, schema, name, identity, key, *columns_told, storage in rows:
+        of_table = list(zip(*columns_told, strict=True))
+        columns = tuple(SourceColumn(*one[:4]) for one in of_table if not one[4])
+        by_number = {column.number: column.name for column in columns}
+        found.append(
+            SourceTable(
+                number,
+                schema,
+                name,
+                ReplicaIdentity(identity),
+                tuple(by_number[place] for place in key if place in by_number),
+                columns,
+                frozenset(one[1] for one in of_table if one[4]),
+                tuple(storage or ()),
+            )
+        )
+    return found
+
+
+def published(connection: psycopg.Connection, publication: str) -> dict[int, Published]:
+    """What a publication has, by the tables' oids; of partitioned ones the whole.
+
+    Raises:
+        SourceError: the catalog cannot be read.
+    """
+    # Earlier versions publish tables whole.
+    has_parts = connection.info.server_version >= _PUBLISHES_PARTS
+    asked = "p.attnames::text[], p.rowfilter IS NOT NULL" if has_parts else f"{_NAMES}, false"
+    query = (
+        f"SELECT coalesce(pg_partition_root(c.oid)::oid, c.oid)::bigint, coalesce((SELECT r.oid "
+        "FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = u.oid AND r.prrelid = c.oid), "
+        f"u.oid)::bigint, {asked} FROM pg_catalog.pg_publication_tables p "
+        "JOIN pg_catalog.pg_publication u ON u.pubname = p.pubname "
+        "JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname "
+        "JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename "
+        "WHERE p.pubname = %s"
+    )
+    with understood():
+        rows = connection.execute(query.encode(), (publication,)).fetchall()
+    return {oid: Published(since, frozenset(names), cut) for oid, since, names, cut in rows}
+
+
+def publishes_all(connection: psycopg.Connection, publication: str) -> bool:
+    """Whether a publication has every kind of change, and partitioned tables as one.
+
+    Raises:
+        SourceError: the catalog cannot be read.
+    """
+    query = (
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot "
+        "FROM pg_catalog.pg_publication WHERE pubname = %s"
+    )
+    with understood():
+        row = connection.execute(query.encode(), (publication,)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def server_of(connection: psycopg.Connection) -> int:
+    """What tells a database's server from others, and from what it was before a restore.
+
+    Raises:
+        SourceError: the server does not say.
+    """
+    query = (
+        "SELECT hashtextextended(concat_ws(',', s.system_identifier, "
+        "(SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())), 0) "
+        "FROM pg_control_system() s"
+    )
+    with understood():
+        row = connection.execute(query.encode()).fetchone()
+    return int(row[0]) if row else 0
+
+
+def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable:
+    """A table as a transaction sees it.
+
+    Raises:
+        SourceError: it is not there, or the catalog cannot be read.
+    """
+    for found in tables_in(connection, [table.schema], oid=table.oid):
+        return found
+    raise SourceError(
+        f"The table {table.stream} has gone, or got another name.",
+        hint="Run it again.",
+    )
+
+
+def domains_of(connection: psycopg.Connection) -> dict[int, tuple[int, int]]:
+    """For each type that stands for another one, that one's oid and modifier.
+
+    Raises:
+        SourceError: the catalog cannot be read.
+    """
+    with understood():
+        rows = connection.execute(_DOMAINS).fetchall()
+    return {oid: (base, modifier) for oid, base, modifier in rows}
+
+
+def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
+    """What holds a table's rows now.
+
+    Raises:
+        SourceError: the catalog cannot be read.
+    """
+    with understood():
+        rows = connection.execute(_PARTS, {"oid": table.oid}).fetchall()
+    return [Part(relation, pages) for relation, pages in rows]

@@ -1,0 +1,286 @@
+"""What a database lacks to be a source, and what mends it.
+
+Source: `specs/postgres-facts.md` (2.4, 2.6, 6.1, 6.4, 6.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from chronolake.errors import SourceError
+from chronolake.source.offered import Finding, Level
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.messages import ReplicaIdentity
+from chronolake.source.postgres.slot import Slot, confirmed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import psycopg
+
+    from chronolake.source.postgres.catalog import SourceTable
+
+_PUBLISHED: Final = "insert, update, delete, truncate"
+#: Besides the pipeline's own slot, a copy needs one for as long as it takes.
+_SLOTS: Final = 2
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """A look at a database that is to be a source.
+
+    Attributes:
+        connection: to the database, as the pipeline's role.
+        slot: the slot and the publication that are wanted.
+        tables: the tables that are wanted.
+    """
+
+    connection: psycopg.Connection
+    slot: Slot
+    tables: Sequence[SourceTable]
+
+    def findings(self) -> Iterator[Finding]:
+        """All there is to say, what is right included.
+
+        Raises:
+            SourceError: the server does not answer.
+        """
+        yield from self._server()
+        yield from self._role()
+        yield from self._publication()
+        yield from self._slot()
+        for table in self.tables:
+            yield from self._table(table)
+
+    def create(self) -> list[str]:
+        """Make publication and slot where they are missing; gives the statements that were run.
+
+        Tables that the server could not publish without harm to those who write them are left out.
+
+        Raises:
+            SourceError: the server refuses.
+        """
+        statements = [] if self._flags() is not None else [self._create_publication()]
+        missing = self._unpublished()
+        if missing and not statements:
+            statements.append(self._add_tables(missing))
+        # The publication comes first: what changed before it would be left out of the slot.
+        if not self._has_slot():
+            statements.append(self._create_slot())
+        run = [statement.as_string(self.connection) for statement in statements]
+        with understood():
+            for statement in statements:
+                self.connection.execute(statement)
+        return run
+
+    # ------------------------------------------------------------------ the server
+
+    def _ask(self, query: str, *values: object) -> tuple[object, ...]:
+        with understood():
+            row = self.connection.execute(query.encode(), values).fetchone()
+        return tuple(row or ())
+
+    def _server(self) -> Iterator[Finding]:
+        level, is_standby, free = self._ask(
+            "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
+            "current_setting('max_replication_slots')::int - "
+            "(SELECT count(*) FROM pg_replication_slots)"
+        )
+        version = self.connection.info.server_version // 10_000
+        yield Finding(
+            "server",
+            Level.FAILED if is_standby else Level.OK,
+            f"PostgreSQL {version}" + (", a standby" if is_standby else ""),
+            "Take the primary server: a standby has no publications of its own."
+            if is_standby
+            else None,
+        )
+        yield Finding(
+            "wal_level",
+            Level.OK if level == "logical" else Level.FAILED,
+            f"is {level}",
+            None
+            if level == "logical"
+            else "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
+        )
+        needed = _SLOTS - self._has_slot()
+        is_enough = isinstance(free, int) and free >= needed
+        yield Finding(
+            "replication slots",
+            Level.OK if is_enough else Level.FAILED,
+            f"{free} are free",
+            None
+            if is_enough
+            else "ALTER SYSTEM SET max_replication_slots = 20; then restart the server",
+        )
+        (limit,) = self._ask("SELECT current_setting('max_slot_wal_keep_size')")
+        is_limited = limit != "-1"
+        yield Finding(
+            "max_slot_wal_keep_size",
+            Level.OK if is_limited else Level.WARNING,
+            f"a slot keeps at most {limit} of log"
+            if is_limited
+            else "without a limit, a pipeline that stands still fills the server's disk",
+            None
+            if is_limited
+            else "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();",
+        )
+
+    def _role(self) -> Iterator[Finding]:
+        role, may = self._ask(
+            "SELECT rolname::text, rolreplication OR rolsuper FROM pg_roles "
+            "WHERE rolname = current_user"
+        )
+        statement = sql.SQL("ALTER ROLE {} REPLICATION;").format(sql.Identifier(str(role)))
+        yield Finding(
+            "role",
+            Level.OK if may else Level.FAILED,
+            f"{role} may {'' if may else 'not '}read the log",
+            None if may else statement.as_string(self.connection),
+        )
+
+    # ------------------------------------------------------------------ publication and slot
+
+    def _flags(self) -> tuple[object, ...] | None:
+        found = self._ask(
+            "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot "
+            "FROM pg_publication WHERE pubname = %s",
+            self.slot.publication,
+        )
+        return found or None
+
+    def _unpublished(self) -> list[SourceTable]:
+        there = catalog.published(self.connection, self.slot.publication)
+        return [table for table in self.tables if is_publishable(table) and table.oid not in there]
+
+    def _publication(self) -> Iterator[Finding]:
+        what = f"publication {self.slot.publication}"
+        flags = self._flags()
+        if flags is None:
+            statement = self._create_publication().as_string(self.connection)
+            yield Finding(what, Level.FAILED, "is not there", f"{statement};")
+            return
+        if not all(flags):
+            yield Finding(
+                what,
+                Level.FAILED,
+                "does not publish every kind of change, or partitions by themselves",
+                sql.SQL("ALTER PUBLICATION {} SET ({});")
+                .format(sql.Identifier(self.slot.publication), self._options())
+                .as_string(self.connection),
+            )
+        missing = self._unpublished()
+        if missing:
+            names = ", ".join(table.stream for table in missing)
+            statement = self._add_tables(missing).as_string(self.connection)
+            yield Finding(what, Level.FAILED, f"has not {names}", f"{statement};")
+        if all(flags) and not missing:
+            yield Finding(what, Level.OK, "is there")
+
+    def _options(self) -> sql.Composable:
+        return sql.SQL("publish = {}, publish_via_partition_root = true").format(
+            sql.Literal(_PUBLISHED)
+        )
+
+    def _create_publication(self) -> sql.Composed:
+        listed = [table for table in self.tables if is_publishable(table)]
+        of = sql.SQL(" FOR TABLE {}").format(_names(listed)) if listed else sql.SQL("")
+        return sql.SQL("CREATE PUBLICATION {}{} WITH ({})").format(
+            sql.Identifier(self.slot.publication), of, self._options()
+        )
+
+    def _add_tables(self, tables: Sequence[SourceTable]) -> sql.Composed:
+        return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
+            sql.Identifier(self.slot.publication), _names(tables)
+        )
+
+    def _has_slot(self) -> bool:
+        return bool(
+            self._ask("SELECT true FROM pg_replication_slots WHERE slot_name = %s", self.slot.name)
+        )
+
+    def _create_slot(self) -> sql.Composed:
+        return sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(
+            sql.Literal(self.slot.name)
+        )
+
+    def _slot(self) -> Iterator[Finding]:
+        what = f"slot {self.slot.name}"
+        if not self._has_slot():
+            statement = self._create_slot().as_string(self.connection)
+            yield Finding(what, Level.FAILED, "is not there", f"{statement};")
+            return
+        try:
+            confirmed(self.connection, self.slot)
+        except SourceError as failure:
+            yield Finding(what, Level.FAILED, failure.message, failure.hint)
+            return
+        retained, safe = self._ask(
+            "SELECT pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), "
+            "safe_wal_size <= 0 FROM pg_replication_slots WHERE slot_name = %s",
+            self.slot.name,
+        )
+        yield Finding(
+            what,
+            Level.WARNING if safe else Level.OK,
+            f"holds {retained} of log" + (", and may be lost at any time" if safe else ""),
+            "Sync now, or raise max_slot_wal_keep_size." if safe else None,
+        )
+
+    # ------------------------------------------------------------------ tables
+
+    def _table(self, table: SourceTable) -> Iterator[Finding]:
+        name = sql.Identifier(table.schema, table.name).as_string(self.connection)
+        problem = _identity_problem(table, name)
+        if problem is not None:
+            yield problem
+        role, reads, is_hidden = self._ask(
+            "SELECT current_user::text, has_schema_privilege(%s, 'usage') AND "
+            "has_table_privilege(%s::oid, 'select'), row_security_active(%s::oid)",
+            table.schema,
+            table.oid,
+            table.oid,
+        )
+        who = sql.Identifier(str(role)).as_string(self.connection)
+        schema = sql.Identifier(table.schema).as_string(self.connection)
+        if not reads:
+            fix = f"GRANT USAGE ON SCHEMA {schema} TO {who}; GRANT SELECT ON {name} TO {who};"
+            yield Finding(table.stream, Level.FAILED, f"{role} may not read it", fix)
+        elif is_hidden:
+            fix = f"ALTER ROLE {who} BYPASSRLS;"
+            yield Finding(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
+        elif problem is None:
+            yield Finding(table.stream, Level.OK, f"its key is {', '.join(table.key)}")
+
+
+def is_publishable(table: SourceTable) -> bool:
+    """Whether a table can be published so that its rows can still be updated and deleted."""
+    if table.identity is ReplicaIdentity.FULL:
+        return True
+    return table.identity is not ReplicaIdentity.NOTHING and bool(table.key)
+
+
+def _identity_problem(table: SourceTable, name: str) -> Finding | None:
+    if table.identity is ReplicaIdentity.NOTHING:
+        return Finding(
+            table.stream,
+            Level.FAILED,
+            "its replica identity is nothing: published, it could not be updated any more",
+            f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
+        )
+    if not table.key:
+        return Finding(
+            table.stream,
+            Level.FAILED,
+            "it has no primary key, so its rows cannot be told apart",
+            f"ALTER TABLE {name} ADD PRIMARY KEY (…);",
+        )
+    return None
+
+
+def _names(tables: Sequence[SourceTable]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)

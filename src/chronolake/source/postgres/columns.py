@@ -1,0 +1,192 @@
+"""Columns of PostgreSQL and the types that hold their values.
+
+Source: `specs/postgres-facts.md` (5.1 to 5.3). Values come as texts, from the log and from COPY
+alike, under the settings of `connection`. A value that its column's type cannot hold (dates before
+year 1 or beyond 9999, infinity, NaN in a decimal) makes the column a text: nothing is lost or bent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+
+from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
+
+_KINDS: Final = {
+    16: Kind.BOOLEAN,
+    17: Kind.BINARY,
+    20: Kind.LONG,
+    21: Kind.SHORT,
+    23: Kind.INT,
+    26: Kind.LONG,
+    114: Kind.JSON,
+    142: Kind.XML,
+    700: Kind.FLOAT,
+    701: Kind.DOUBLE,
+    1082: Kind.NAIVE_DATE,
+    1083: Kind.NAIVE_TIME,
+    1114: Kind.NAIVE_DATETIME,
+    1184: Kind.UTC_DATETIME,
+    3802: Kind.JSON,
+}
+_NUMERIC: Final = 1700
+#: Type modifiers count the bytes of their own length.
+_HEADER: Final = 4
+
+#: A time that UTC_DATETIME holds, as the server writes it.
+_HELD_TIME: Final = r"^([0-9]{4}-[0-9-]{5}) ([0-9:.]+)\\+00$"
+#: Types with values that no column of them can hold, and what these look like.
+_BEYOND: Final = {
+    Kind.NAIVE_DATE: r"^[^0-9]|^[0-9]{5}|BC$",
+    Kind.NAIVE_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
+    Kind.UTC_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
+    Kind.DECIMAL: "[A-Za-z]",
+}
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """A column of a table.
+
+    Attributes:
+        number: its `attnum`, which survives renames; None if it is not known.
+        name: its name.
+        type_oid: its type, or that which its domain stands for, as `pg_type.oid`.
+        type_modifier: length, precision and the like; -1 without.
+    """
+
+    number: int | None
+    name: str
+    type_oid: int
+    type_modifier: int
+
+    @property
+    def type(self) -> ColumnType:
+        """The type that holds its values, as far as it can."""
+        if self.type_oid == _NUMERIC:
+            return _decimal(self.type_modifier)
+        return ColumnType(_KINDS.get(self.type_oid, Kind.STRING))
+
+    def same_type(self, other: SourceColumn) -> bool:
+        """Whether another column has the same type."""
+        mine = self.type_oid, self.type_modifier
+        return mine == (other.type_oid, other.type_modifier)
+
+    @property
+    def beyond(self) -> str | None:
+        """What texts look like that the type cannot hold, as a regular expression, or None."""
+        return _BEYOND.get(self.type.kind)
+
+
+def _decimal(modifier: int) -> ColumnType:
+    if modifier < _HEADER:
+        # Up to 131,072 digits: no decimal has them.
+        return ColumnType(Kind.STRING)
+    modifier -= _HEADER
+    precision, scale = (modifier >> 16) & 0xFFFF, modifier & 0x3FF
+    if modifier & 0x400:
+        # The first of eleven bits is a sign: whole hundreds, thousands and so on.
+        precision, scale = precision + 0x400 - scale, 0
+    precision = max(precision, scale)
+    if precision > MAX_PRECISION:
+        return ColumnType(Kind.STRING)
+    return ColumnType(Kind.DECIMAL, precision, scale)
+
+
+def is_held(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether a column's type can hold all of some values."""
+    if column.beyond is None:
+        return True
+    return not pc.any(pc.match_substring_regex(texts, column.beyond), min_count=0).as_py()
+
+
+def typed(columns: Sequence[SourceColumn], wanted: Sequence[Column]) -> list[str]:
+    """Columns to select: values by their texts.
+
+    Args:
+        columns: the columns as the source has them.
+        wanted: the same with the types that are wanted; STRING takes every text as it is.
+    """
+    return [
+        f"{_typed(column, one.type)} AS {quoted(column.name)}"
+        for column, one in zip(columns, wanted, strict=True)
+    ]
+
+
+def _typed(column: SourceColumn, kind: ColumnType) -> str:
+    name = quoted(column.name)
+    match kind.kind:
+        case Kind.BOOLEAN:
+            return f"{name} = 't'"
+        case Kind.BINARY:
+            return f"unhex(substr({name}, 3))"
+        case Kind.STRING if column.type.kind is Kind.UTC_DATETIME:
+            # As a column of its own type is spelled when it becomes a text.
+            return f"regexp_replace({name}, r'{_HELD_TIME}', '$1T$2Z')"
+        case _:
+            return f"CAST({name} AS {kind.sql})"
+
+
+def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:
+    """The columns' numbers by their names, as far as they are known."""
+    return {column.name: column.number for column in columns if column.number is not None}
+
+
+def numbered(
+    described: Sequence[SourceColumn],
+    before: Sequence[SourceColumn],
+    now: Sequence[SourceColumn],
+) -> tuple[SourceColumn, ...]:
+    """Give columns that the log describes their numbers.
+
+    A table's columns stand in the order of their numbers, and a column that is added comes last. So
+    an unknown name in the place of a known column is that column, under another name.
+
+    Args:
+        described: columns without numbers, as they were at some time.
+        before: as they were when the log was last read.
+        now: as the catalog has them, perhaps after further changes.
+
+    Returns:
+        The same columns; where it is not certain which one is meant, without a number.
+    """
+    names = [column.name for column in described]
+    for known in (before, now):
+        if names == [column.name for column in known]:
+            return tuple(
+                replace(column, number=other.number)
+                for column, other in zip(described, known, strict=True)
+            )
+    of_before = {column.name: column.number for column in before}
+    of_now = {column.name: column.number for column in now}
+    found = [of_before.get(name, of_now.get(name)) for name in names]
+    for place, number in enumerate(found):
+        if number is not None:
+            continue
+        least = max((one for one in found[:place] if one is not None), default=0)
+        greatest = min((one for one in found[place + 1 :] if one is not None), default=None)
+        free = [
+            column.number
+            for column in before
+            if column.number is not None
+            and column.number not in found
+            and least < column.number
+            and (greatest is None or column.number < greatest)
+            and column.same_type(described[place])
+        ]
+        if len(free) == 1 and greatest is not None:
+            found[place] = free[0]
+    certain = [number for number in found if number is not None]
+    if certain != sorted(set(certain)):
+        # Names have changed places: which is which cannot be told.
+        found = [None] * len(found)
+    return tuple(
+        replace(column, number=number) for column, number in zip(described, found, strict=True)
+    )

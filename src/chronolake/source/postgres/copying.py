@@ -1,0 +1,263 @@
+"""All rows of a table as they are in one snapshot of the database, read by Spark's tasks.
+
+Source: `specs/postgres-facts.md` (1.1, 1.3, 4.4). A slot of its own exports the snapshot, and says
+to which place in the log it belongs; each task imports it and copies ranges of pages. Values come
+as texts.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyarrow import csv as pa_csv
+
+from chronolake.errors import SourceError
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.connection import connected, understood
+from chronolake.source.postgres.slot import lsn_number
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.source.postgres.catalog import Part, SourceTable
+    from chronolake.source.postgres.columns import SourceColumn
+
+#: So many pages of 8 KiB are one range: 64 MiB.
+_RANGE_PAGES: Final = 8_192
+_CHUNK_BYTES: Final = 8 * 2**20
+_RANGE: Final = "relation string, begin bigint, finish bigint"
+
+
+@dataclass(frozen=True)
+class DatabaseSnapshot:
+    """A state of a database that others can look at, as long as it is held.
+
+    Attributes:
+        name: by which they find it.
+        lsn: what was committed before this place in the log is in it, and nothing else.
+        at_micros: the server's time before it was taken, in microseconds since 1970.
+    """
+
+    name: str
+    lsn: int
+    at_micros: int
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """A table in a snapshot; it cannot be rewritten meanwhile.
+
+    Attributes:
+        database: the snapshot.
+        table: the table as it is described there.
+        parts: what holds its rows.
+    """
+
+    database: DatabaseSnapshot
+    table: SourceTable
+    parts: tuple[Part, ...]
+
+
+@contextmanager
+def held_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
+    """Hold a snapshot of a database, while the block runs.
+
+    It is that of a slot which goes with the block. Making one waits until the transactions that are
+    open have ended.
+
+    Raises:
+        SourceError: the server cannot be reached, or refuses.
+    """
+    with connected(dsn) as connection, understood():
+        (micros,) = _one(
+            connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+        )
+    # Nothing else may be sent on the connection that exports.
+    with connected(dsn, replication="database") as connection, understood():
+        _, lsn, name, _ = _one(
+            connection,
+            # By default, it exports its snapshot.
+            f"CREATE_REPLICATION_SLOT chronolake_{uuid4().hex} TEMPORARY LOGICAL pgoutput",
+        )
+        yield DatabaseSnapshot(str(name), lsn_number(str(lsn)), int(str(micros)))
+
+
+@contextmanager
+def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iterator[TableSnapshot]:
+    """Keep a table as it is in a snapshot, while the block runs.
+
+    Raises:
+        SourceError: it cannot be read, or has been rewritten since the snapshot was taken.
+    """
+    with connected(dsn) as connection, in_snapshot(connection, snapshot):
+        with understood():
+            # What rewrites the table, or empties it, would leave nothing to be seen of it.
+            connection.execute(
+                sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_identifier(table))
+            )
+            (is_same,) = _one(
+                connection,
+                "SELECT coalesce(bool_and(c.relfilenode IN (0, pg_relation_filenode(c.oid))), true)"
+                f" FROM pg_class c WHERE c.oid IN (SELECT {table.oid} UNION ALL "
+                f"SELECT relid FROM pg_partition_tree({table.oid}))",
+            )
+        now = catalog.table_now(connection, table)
+        if not is_same:
+            raise SourceError(
+                f"The table {table.stream} was rewritten just when its copy was to begin.",
+                hint="Run it again.",
+            )
+        yield TableSnapshot(snapshot, now, tuple(catalog.parts_of(connection, now)))
+
+
+@contextmanager
+def in_snapshot(connection: psycopg.Connection, snapshot: DatabaseSnapshot) -> Iterator[None]:
+    """Look at a snapshot, while the block runs.
+
+    Raises:
+        SourceError: it is not held any more.
+    """
+    with understood():
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        connection.execute(
+            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
+        )
+    yield
+    with understood():
+        connection.execute("ROLLBACK")
+
+
+def _one(connection: psycopg.Connection, query: str) -> tuple[object, ...]:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None  # noqa: S101 - these queries give one row
+    return tuple(row)
+
+
+def _identifier(table: SourceTable) -> sql.Identifier:
+    return sql.Identifier(table.schema, table.name)
+
+
+def columns_beyond(dsn: str, snapshot: TableSnapshot) -> list[SourceColumn]:
+    """The columns that have values which their types cannot hold.
+
+    Raises:
+        SourceError: the table cannot be read.
+    """
+    table = snapshot.table
+    doubtful = [column for column in table.columns if column.beyond is not None]
+    if not doubtful:
+        return []
+    asked = [
+        sql.SQL("coalesce(bool_or({}::text ~ {}), false)").format(
+            sql.Identifier(column.name), sql.Literal(column.beyond)
+        )
+        for column in doubtful
+    ]
+    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(asked), _identifier(table))
+    with connected(dsn) as connection, in_snapshot(connection, snapshot.database):
+        found = connection.execute(query).fetchone() or ()
+    return [column for column, is_beyond in zip(doubtful, found, strict=True) if is_beyond]
+
+
+def rows_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot, *, tasks: int) -> DataFrame:
+    """The rows of a table in a snapshot, their columns as texts.
+
+    Args:
+        spark: the session; its executors must reach the server.
+        dsn: the server's address.
+        snapshot: held until the rows have been read.
+        tasks: how many read at once.
+    """
+    ranges = [one for part in snapshot.parts for one in _ranges(part)]
+    listed = pa.table(
+        {
+            "relation": pa.array([relation for relation, _, _ in ranges], pa.string()),
+            "begin": pa.array([begin for _, begin, _ in ranges], pa.int64()),
+            "finish": pa.array([finish for _, _, finish in ranges], pa.int64()),
+        }
+    )
+    names = [column.name for column in snapshot.table.columns]
+    schema = ", ".join(f"{quoted(name)} string" for name in names)
+    copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
+    frame = spark.createDataFrame(listed).repartition(max(1, min(tasks, len(ranges))))
+    return frame.mapInArrow(copy, schema)
+
+
+def _ranges(part: Part) -> Iterator[tuple[str, int, int | None]]:
+    """Ranges of pages; the last has no end, because the table may have grown."""
+    last = max(0, part.pages - 1) // _RANGE_PAGES
+    for number in range(last + 1):
+        finish = (number + 1) * _RANGE_PAGES if number < last else None
+        yield part.relation, number * _RANGE_PAGES, finish
+
+
+# ------------------------------------------------------------------ in an executor
+
+
+def _copied(
+    batches: Iterable[pa.RecordBatch], *, dsn: str, snapshot: DatabaseSnapshot, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Copy ranges of pages."""
+    with connected(dsn) as connection, in_snapshot(connection, snapshot):
+        for batch in batches:
+            for place in batch.to_pylist():
+                query = _query(place["relation"], place["begin"], place["finish"], names)
+                yield from _read(connection, query, names)
+
+
+def _query(relation: str, begin: int, finish: int | None, names: Sequence[str]) -> sql.Composed:
+    columns = sql.SQL(", ").join(map(sql.Identifier, names))
+    until = "" if finish is None else f" AND ctid < '({finish},0)'"
+    return sql.SQL(
+        "COPY (SELECT {} FROM ONLY {} WHERE ctid >= {}{}) TO STDOUT (FORMAT csv)"
+    ).format(
+        columns,
+        # The catalog's own spelling.
+        sql.SQL(relation),
+        sql.Literal(f"({begin},0)"),
+        sql.SQL(until),
+    )
+
+
+def _read(
+    connection: psycopg.Connection, query: sql.Composed, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    with understood(), connection.cursor() as cursor, cursor.copy(query) as copy:
+        pieces: list[memoryview | bytes] = []
+        size = 0
+        # Each piece is a row: what is parsed at once never ends within one.
+        for piece in copy:
+            pieces.append(bytes(piece))
+            size += len(piece)
+            if size >= _CHUNK_BYTES:
+                yield from _parsed(b"".join(pieces), names)
+                pieces, size = [], 0
+        if pieces:
+            yield from _parsed(b"".join(pieces), names)
+
+
+def _parsed(chunk: bytes, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    table = pa_csv.read_csv(
+        pa.py_buffer(chunk),
+        read_options=pa_csv.ReadOptions(
+            column_names=list(names), block_size=len(chunk) + 1, use_threads=False
+        ),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            null_values=[""],
+        ),
+    )
+    yield from table.to_batches()

@@ -1,0 +1,365 @@
+"""A PostgreSQL database as a source: a copy of each table first, then every change from the log.
+
+Source: `specs/postgres-facts.md`. One replication slot serves all streams of a pipeline. Each of
+them has its own place in the log; the slot is let go of up to the one that is furthest behind.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Self
+from uuid import uuid4
+
+from chronolake.errors import SourceError
+from chronolake.limits import StreamTraits
+from chronolake.source.offered import (
+    Failure,
+    Finding,
+    Lag,
+    Level,
+    OfferedStream,
+    Piece,
+    Sight,
+    Snapshot,
+    raw_folder,
+)
+from chronolake.source.postgres import catalog, copying
+from chronolake.source.postgres.check import Checkup
+from chronolake.source.postgres.columns import typed
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.following import PIECE_BYTES, Following
+from chronolake.source.postgres.pgoutput import Decoder
+from chronolake.source.postgres.position import LogPosition
+from chronolake.source.postgres.slot import Slot, advance, confirmed, lag, peek, written_upto
+from chronolake.source.postgres.spool import declared
+from chronolake.source.postgres.versions import sequence_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import psycopg
+
+    from chronolake.config import PostgresSource, Project
+    from chronolake.lake import Lake
+    from chronolake.source.offered import Position
+    from chronolake.source.postgres.catalog import Published, SourceTable
+    from chronolake.source.postgres.copying import DatabaseSnapshot
+
+_EPSILON_MICROS: Final = 1
+_PATIENCE_SECONDS: Final = 10.0
+
+
+@dataclass
+class PostgresDatabase:
+    """The tables of a database, by logical replication."""
+
+    project: Project
+    pipeline: str
+    config: PostgresSource
+    _advanced: int = field(default=0, repr=False)
+
+    @property
+    def slot(self) -> Slot:
+        """The slot, and the publication that is read through it."""
+        name = self.config.slot or _slot_name(self.pipeline)
+        return Slot(name, self.config.publication or name)
+
+    @cached_property
+    def _there(self) -> dict[str, SourceTable]:
+        """The tables of the schemas, by their streams."""
+        with connected(self.config.dsn) as connection:
+            found = catalog.tables_in(connection, self.config.schemas)
+        return {table.stream: table for table in found}
+
+    @property
+    def _tables(self) -> dict[str, SourceTable]:
+        """Those of the wanted tables that are there."""
+        return {name: self._there[name] for name in self._wanted if name in self._there}
+
+    @property
+    def _wanted(self) -> list[str]:
+        return list(dict.fromkeys(self.config.tables or self._there))
+
+    def offered(self) -> list[OfferedStream]:
+        """The tables that the configuration wants; one that is not there fails by itself."""
+        return [
+            OfferedStream(
+                StreamTraits(name, tells_changes=True, is_reimported=False),
+                Sight.EVERY_CHANGE,
+                _EPSILON_MICROS,
+                raw_folder(self.project, self.pipeline, name),
+                is_ours=True,
+                key=self._tables[name].key if name in self._tables else (),
+                default_table=catalog.default_table(name),
+            )
+            for name in self._wanted
+        ]
+
+    def bring(
+        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Failure]:
+        """What the log has of tables that were copied, then a copy of those that were not."""
+        with connected(self.config.dsn) as connection:
+            state = _State.of(connection, self.slot)
+        followed: list[Following] = []
+        copied: list[Following] = []
+        with _spooling(self.project.lake.path, self.pipeline) as folder:
+            for name, told in positions.items():
+                table = self._tables.get(name)
+                problem = self._problem(name, table, state)
+                if table is None or problem is not None:
+                    if told is not None:
+                        # What changes until it is mended is not in the log.
+                        position = replace(LogPosition.from_json(told), has_unlogged=True)
+                        yield Piece(name, None, (), position.as_json())
+                    yield Failure(name, problem or _gone(name))
+                    continue
+                one = Following(
+                    table, state.position(table, told), folder / uuid4().hex, state.domains
+                )
+                problem = None if told is None else self._gap(one, state)
+                if problem is not None and not anew:
+                    yield Failure(name, problem)
+                elif told is None or problem is not None or one.position.table != table.oid:
+                    copied.append(one)
+                else:
+                    followed.append(one)
+            yield from self._follow(lake, followed, state.upto)
+            again = [
+                one
+                for one in followed
+                if anew or one.position.has_unlogged or not one.position.fits(one.table)
+            ]
+            if again or copied:
+                with copying.held_snapshot(self.config.dsn) as snapshot:
+                    # What led to the snapshot comes before it.
+                    self._await_written(snapshot.lsn)
+                    yield from self._follow(lake, again, snapshot.lsn)
+                    for one in (*again, *copied):
+                        yield from self._copied(lake, snapshot, one, state.server)
+
+    def findings(self, *, create: bool) -> list[Finding]:
+        """What the database lacks, and the statements that were run to make what is ours."""
+        with connected(self.config.dsn) as connection:
+            checkup = Checkup(connection, self.slot, list(self._tables.values()))
+            made = checkup.create() if create else []
+            told = [Finding("made", Level.OK, statement) for statement in made]
+            return [*told, *checkup.findings()]
+
+    def lag(self) -> Lag:
+        """How much of the server's log is still to be read, and how much it keeps."""
+        with connected(self.config.dsn) as connection:
+            return lag(connection, self.slot)
+
+    def landed(self, positions: Mapping[str, Position]) -> None:
+        """Let the slot forget what no stream needs any more."""
+        mine = [
+            LogPosition.from_json(positions[name]) for name in self._tables if name in positions
+        ]
+        upto = min((position.lsn for position in mine), default=0)
+        if upto <= self._advanced:
+            return
+        with connected(self.config.dsn) as connection:
+            server = catalog.server_of(connection)
+            # A place in another log means nothing in this one, and one beyond its end means all.
+            is_here = all(position.server == server for position in mine)
+            if is_here and upto <= written_upto(connection):
+                advance(connection, self.slot, upto=upto)
+                self._advanced = upto
+
+    def _follow(
+        self, lake: Lake, followed: Sequence[Following], upto: int
+    ) -> Iterator[Piece | Snapshot]:
+        """Bring what the log says of tables up to a place in it."""
+        if not followed:
+            return
+        decoder = Decoder()
+        by_oid = {one.table.oid: one for one in followed}
+        with connected(self.config.dsn) as connection:
+            for batch in peek(connection, self.slot, upto=upto):
+                decoded = decoder.decode(batch)
+                touched = {one.relation.oid for one in decoded.changes}
+                touched |= {oid for one in decoded.truncates for oid in one.relations}
+                for oid in touched & by_oid.keys():
+                    by_oid[oid].add(decoded)
+                if decoder.is_between_transactions and decoded.end_lsn is not None:
+                    for one in followed:
+                        if one.waiting_bytes >= PIECE_BYTES:
+                            yield from one.bring(lake.spark, decoded.end_lsn)
+        for one in followed:
+            yield from one.bring(lake.spark, upto)
+
+    def _copied(
+        self, lake: Lake, snapshot: DatabaseSnapshot, following: Following, server: int
+    ) -> Iterator[Snapshot | Failure]:
+        """Bring all of a table as it is in a snapshot."""
+        dsn, last = self.config.dsn, following.position.last_micros
+        try:
+            with copying.held_table(dsn, snapshot, following.table) as held:
+                table = held.table
+                beyond = {one.name for one in copying.columns_beyond(dsn, held)}
+                columns = declared(table.columns, table.key, beyond=beyond)
+                tasks = lake.spark.sparkContext.defaultParallelism
+                rows = copying.rows_of(lake.spark, dsn, held, tasks=tasks)
+                at = max(snapshot.at_micros, last + 1)
+                position = following.position.copied(
+                    table, lsn=snapshot.lsn, at_micros=at, server=server
+                )
+                yield Snapshot(
+                    table.stream,
+                    rows.selectExpr(*typed(table.columns, columns)),
+                    columns,
+                    at,
+                    sequence_of(snapshot.lsn),
+                    position.as_json(),
+                    position.numbers(table.columns),
+                )
+        except SourceError as failure:
+            yield Failure(following.table.stream, failure)
+
+    def _await_written(self, lsn: int) -> None:
+        """Wait until the log is durable up to a place: some commits do not wait for that."""
+        patience = time.monotonic() + _PATIENCE_SECONDS
+        with connected(self.config.dsn) as connection:
+            while written_upto(connection) < lsn:
+                if time.monotonic() > patience:
+                    raise SourceError(
+                        "The server does not make its log durable.",
+                        hint="Check its disk, and run it again.",
+                    )
+                time.sleep(0.05)
+
+    def _problem(self, name: str, table: SourceTable | None, state: _State) -> SourceError | None:
+        """Why the log does not tell everything of a table, or None."""
+        if table is None:
+            return _gone(name)
+        if not table.key:
+            return _no_key(table)
+        publication = self.slot.publication
+        again = f"`chronolake resync {self.pipeline} --stream {name}`"
+        published = state.published.get(table.oid)
+        if published is None:
+            return SourceError(
+                f"The table {name} is not in the publication {publication}.",
+                hint="`chronolake check --create` adds it.",
+            )
+        missing = [one.name for one in table.columns if one.name not in published.columns]
+        if missing or published.is_filtered:
+            what = f"without {', '.join(missing)}" if missing else "with some of its rows only"
+            return SourceError(
+                f"The publication {publication} has the table {name} {what}.",
+                hint=f"Publish it without a list of columns and without WHERE, and then {again}.",
+            )
+        return None
+
+    def _gap(self, following: Following, state: _State) -> SourceError | None:
+        """Why the log does not go on where a stream is, or None."""
+        name, position = following.table.stream, following.position
+        if position.server != state.server or position.lsn > state.upto:
+            what = f"The stream {name} is at a place that this server's log does not have."
+            why = "The database was restored, or is another one."
+        elif position.lsn < state.begins:
+            what = (
+                f"The slot {self.slot.name} begins after the place where {name} is: what changed "
+                "between is lost."
+            )
+            why = "Somebody made the slot anew or advanced it."
+        else:
+            return None
+        again = f"`chronolake resync {self.pipeline} --stream {name}`"
+        return SourceError(what, hint=f"{why} {again} brings what there is now.")
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a database is at the begin of a run.
+
+    Attributes:
+        begins: where the slot begins.
+        upto: how far the log is durable.
+        server: which database it is.
+        domains: for each type that stands for another one, that one's oid and modifier.
+        published: what the publication has, by the tables' oids.
+    """
+
+    begins: int
+    upto: int
+    server: int
+    domains: Mapping[int, tuple[int, int]]
+    published: Mapping[int, Published]
+
+    @classmethod
+    def of(cls, connection: psycopg.Connection, slot: Slot) -> Self:
+        """Look at a database.
+
+        Raises:
+            SourceError: slot or publication cannot be read as they have to be.
+        """
+        if not catalog.publishes_all(connection, slot.publication):
+            raise SourceError(
+                f"The publication {slot.publication} is not there, or does not publish every kind "
+                "of change, and partitioned tables as one.",
+                hint="`chronolake check` says what mends it; then `chronolake resync`.",
+            )
+        return cls(
+            confirmed(connection, slot),
+            written_upto(connection),
+            catalog.server_of(connection),
+            catalog.domains_of(connection),
+            catalog.published(connection, slot.publication),
+        )
+
+    def position(self, table: SourceTable, told: Position | None) -> LogPosition:
+        """Where a stream is: as its checkpoint says, or at the beginning."""
+        since = self.published[table.oid].since
+        if told is None:
+            return LogPosition(
+                self.begins, 0, table.columns, table.oid, table.storage, since, self.server
+            )
+        position = LogPosition.from_json(told)
+        is_gapless = position.published == since
+        return replace(
+            position,
+            published=since,
+            has_unlogged=position.has_unlogged or not is_gapless,
+        )
+
+
+def _gone(name: str) -> SourceError:
+    return SourceError(
+        f"The database has no table {name}.",
+        hint="It was dropped, or has another name or schema now. Take it out of `tables`, or write "
+        "schema.table; the schema has to be among `schemas`.",
+    )
+
+
+def _no_key(table: SourceTable) -> SourceError:
+    return SourceError(
+        f"The table {table.stream} has no primary key, so its rows cannot be told apart.",
+        hint=f"Give it one: ALTER TABLE {table.stream} ADD PRIMARY KEY (…);",
+    )
+
+
+def _slot_name(pipeline: str) -> str:
+    """A name that a slot may have."""
+    allowed = "".join(char if char.isascii() and char.isalnum() else "_" for char in pipeline)
+    return f"chronolake_{allowed.lower()}"[:63]
+
+
+@contextmanager
+def _spooling(lake: Path, pipeline: str) -> Iterator[Path]:
+    """A folder in the lake's, which goes when the block ends."""
+    folder = lake / "raw" / "_spool" / pipeline.replace("/", "_")
+    # One process at a time runs a pipeline: what is there was left by one that died.
+    shutil.rmtree(folder, ignore_errors=True)
+    place = folder / uuid4().hex
+    place.mkdir(parents=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,223 @@
+"""One table in the log: what becomes of its changes on their way into the raw lake.
+
+Changes are spooled until their transaction has ended; then they are brought in pieces, in the log's
+order. A piece has rows of one set of columns: where columns come, go or get other names, or the
+table was emptied, another one begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from chronolake.source.offered import Piece, Snapshot
+from chronolake.source.postgres.columns import SourceColumn, numbered
+from chronolake.source.postgres.position import Clock, LogPosition
+from chronolake.source.postgres.spool import Spool, declared
+from chronolake.source.postgres.versions import sequence_of, versions_of
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from chronolake.source.offered import Position
+    from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.messages import Relation
+    from chronolake.source.postgres.pgoutput import Changes, Decoded
+    from chronolake.source.postgres.tuples import Flags, Places
+
+#: A table's changes are brought when so many bytes of them wait, and their transaction has ended.
+PIECE_BYTES: Final = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class _Emptied:
+    """A truncate, by its time and its place in the log."""
+
+    at_micros: int
+    sequence: str
+    columns: tuple[SourceColumn, ...]
+
+
+@dataclass
+class Following:
+    """A table that is followed in the log.
+
+    Attributes:
+        table: the table as the catalog has it now.
+        position: how far it has come: what was brought last says so.
+        folder: where changes wait.
+        domains: for each type that stands for another one, that one's oid and modifier.
+    """
+
+    table: SourceTable
+    position: LogPosition
+    folder: Path
+    domains: Mapping[int, tuple[int, int]]
+    _has_unlogged: bool = False
+    _columns: tuple[SourceColumn, ...] = ()
+    _clock: Clock = field(default_factory=lambda: Clock(0))
+    _steps: list[Spool | _Emptied] = field(default_factory=list)
+    _spools: int = 0
+
+    def __post_init__(self) -> None:
+        self._columns = self.position.columns
+        self._has_unlogged = self.position.has_unlogged
+        self._clock = Clock(self.position.last_micros)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits to be brought."""
+        return sum(step.bytes for step in self._steps if isinstance(step, Spool))
+
+    def add(self, decoded: Decoded) -> None:
+        """Take what a batch of the log says of the table."""
+        mine = [one for one in decoded.changes if one.relation.oid == self.table.oid]
+        emptied = [one for one in decoded.truncates if self.table.oid in one.relations]
+        if not mine and not emptied:
+            return
+        new = np.array(
+            [one.commit_lsn >= self.position.lsn for one in decoded.transactions], np.bool_
+        )
+        touched = np.zeros(len(new), np.bool_)
+        for one in mine:
+            touched[one.transactions] = True
+        for truncate in emptied:
+            touched[truncate.transaction] = True
+        times = self._clock.times(decoded.transactions, touched & new)
+        commits = [one.commit_lsn for one in decoded.transactions]
+        begun = (-1, -1)
+        for truncate in emptied:
+            place = truncate.transaction, truncate.ordinal
+            if not new[truncate.transaction]:
+                continue
+            self._add_rows(mine, new, times, commits, between=(begun, place))
+            at = int(times[truncate.transaction])
+            sequence = sequence_of(commits[truncate.transaction], truncate.ordinal * 2)
+            self._steps.append(_Emptied(at, sequence, self._columns))
+            begun = place
+        self._add_rows(mine, new, times, commits, between=(begun, (len(commits), 0)))
+
+    def _add_rows(
+        self,
+        changes: list[Changes],
+        new: Flags,
+        times: Places,
+        commits: list[int],
+        *,
+        between: tuple[tuple[int, int], tuple[int, int]],
+    ) -> None:
+        """Spool the rows between two places, each a transaction and an ordinal in it."""
+        for one in changes:
+            wanted = new[one.transactions] & _after(one, between[0]) & ~_after(one, between[1])
+            if not wanted.any():
+                continue
+            spool = self._spool_for(one.relation)
+            at = times[one.transactions]
+            versions, is_whole = versions_of(
+                one, spool.key, times=at, commits=commits, wanted=wanted
+            )
+            self._has_unlogged = self._has_unlogged or not is_whole
+            spool.add(versions)
+
+    def _spool_for(self, relation: Relation) -> Spool:
+        """Where rows of the table as it was described go."""
+        columns = self._resolved(relation)
+        last = self._steps[-1] if self._steps else None
+        if isinstance(last, Spool) and last.columns == columns:
+            return last
+        if columns != self._columns:
+            self._note_altered(columns)
+        self._spools += 1
+        file = self.folder / f"{self._spools}.parquet"
+        spool = Spool(columns, self._key_in(columns), file)
+        self._steps.append(spool)
+        return spool
+
+    def _resolved(self, relation: Relation) -> tuple[SourceColumn, ...]:
+        """A description's columns with their numbers, which the log does not tell."""
+        described = [
+            SourceColumn(
+                None,
+                column.name,
+                *self.domains.get(column.type_oid, (column.type_oid, column.type_modifier)),
+            )
+            for column in relation.columns
+            if column.name not in self.table.generated
+        ]
+        return numbered(described, self._columns, self.table.columns)
+
+    def _note_altered(self, columns: tuple[SourceColumn, ...]) -> None:
+        before = {column.number: column for column in self._columns}
+        for column in columns:
+            old = before.get(column.number) if column.number is not None else None
+            is_same = old is not None and old.same_type(column)
+            self._has_unlogged = self._has_unlogged or not is_same
+        self._columns = columns
+
+    def _key_in(self, columns: tuple[SourceColumn, ...]) -> tuple[str, ...]:
+        key = {one.number: one.name for one in self.table.columns if one.name in self.table.key}
+        return tuple(
+            one.name
+            for one in columns
+            if one.number in key or (one.number is None and one.name in key.values())
+        )
+
+    def bring(self, spark: SparkSession, lsn: int) -> Iterator[Piece | Snapshot]:
+        """What waits, in its order.
+
+        Args:
+            spark: the session that will read it.
+            lsn: the place in the log up to which this is everything.
+        """
+        done = replace(
+            self.position,
+            lsn=max(lsn, self.position.lsn),
+            last_micros=self._clock.last_micros,
+            columns=self._columns,
+            has_unlogged=self._has_unlogged,
+        )
+        steps, self._steps = self._steps, []
+        for number, step in enumerate(steps):
+            # What comes before the end may have to be brought again.
+            position = (done if number == len(steps) - 1 else self.position).as_json()
+            if isinstance(step, _Emptied):
+                yield self._emptied(spark, step, position)
+                continue
+            step.close()
+            yield Piece(
+                self.table.stream,
+                step.versions(spark),
+                tuple(step.declared),
+                position,
+                self.position.numbers(step.columns),
+            )
+            step.file.unlink(missing_ok=True)
+        if not steps:
+            yield Piece(self.table.stream, None, (), done.as_json())
+        self.position = done
+
+    def _emptied(self, spark: SparkSession, step: _Emptied, position: Position) -> Snapshot:
+        columns = declared(step.columns, self._key_in(step.columns), beyond=set())
+        schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
+        return Snapshot(
+            self.table.stream,
+            spark.createDataFrame([], schema),
+            columns,
+            step.at_micros,
+            step.sequence,
+            position,
+            self.position.numbers(step.columns),
+        )
+
+
+def _after(changes: Changes, place: tuple[int, int]) -> Flags:
+    """Which changes were made after a place."""
+    transaction, ordinal = place
+    is_within: Flags = (changes.transactions == transaction) & (changes.ordinals > ordinal)
+    return (changes.transactions > transaction) | is_within

@@ -1,0 +1,148 @@
+"""How far a stream has come in a database's log, as its checkpoint keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from chronolake.source.postgres.columns import SourceColumn, numbers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.messages import Transaction
+    from chronolake.source.postgres.tuples import Flags, Places
+
+
+@dataclass(frozen=True)
+class LogPosition:
+    """How far a stream is.
+
+    Attributes:
+        lsn: all transactions that were committed before this place in the log have landed.
+        last_micros: the time of the last version, in microseconds since 1970.
+        columns: the table's columns when it was last looked at.
+        table: the table's oid: another table may get its name.
+        storage: what held its rows then.
+        published: since when it is published (`catalog.Published.since`).
+        server: which database this is a position of (`catalog.server_of`).
+        is_numbered: whether the lake tells columns apart by their numbers. Another table that got
+            the name has numbers of its own: from then on names have to do.
+        has_unlogged: whether there may be values of which the log says nothing: a column was added
+            or got another type, a record got another key and kept a large value, or the table was
+            not published for a while.
+    """
+
+    lsn: int
+    last_micros: int
+    columns: tuple[SourceColumn, ...]
+    table: int
+    storage: tuple[int, ...]
+    published: int
+    server: int
+    is_numbered: bool = True
+    has_unlogged: bool = False
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """The inverse of `as_json`."""
+        columns = tuple(SourceColumn(*column) for column in told["columns"])
+        return cls(
+            told["lsn"],
+            told["last_micros"],
+            columns,
+            told["table"],
+            tuple(told["storage"]),
+            told["published"],
+            told["server"],
+            told["is_numbered"],
+            told["has_unlogged"],
+        )
+
+    def fits(self, table: SourceTable) -> bool:
+        """Whether a table is what the log has told of it, by its columns and its storage."""
+        mine = {(one.number, one.name, one.type_oid, one.type_modifier) for one in self.columns}
+        there = {(one.number, one.name, one.type_oid, one.type_modifier) for one in table.columns}
+        return mine == there and self.storage == table.storage
+
+    def copied(self, table: SourceTable, *, lsn: int, at_micros: int, server: int) -> LogPosition:
+        """Where the stream is when a copy of its table has landed.
+
+        Args:
+            table: the table as it is in the copy.
+            lsn: the place in the log that the copy belongs to.
+            at_micros: the time of the copy's versions.
+            server: which database it is a copy of.
+        """
+        return replace(
+            self,
+            lsn=lsn,
+            last_micros=at_micros,
+            columns=table.columns,
+            table=table.oid,
+            storage=table.storage,
+            server=server,
+            is_numbered=self.is_numbered and self.table == table.oid,
+            has_unlogged=False,
+        )
+
+    def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
+        """What tells columns apart in the lake, by their names."""
+        return numbers_of(columns) if self.is_numbered else {}
+
+    def as_json(self) -> dict[str, Any]:
+        """What a checkpoint stores."""
+        return {
+            "lsn": self.lsn,
+            "last_micros": self.last_micros,
+            "columns": [
+                [one.number, one.name, one.type_oid, one.type_modifier] for one in self.columns
+            ],
+            "table": self.table,
+            "storage": list(self.storage),
+            "published": self.published,
+            "server": self.server,
+            "is_numbered": self.is_numbered,
+            "has_unlogged": self.has_unlogged,
+        }
+
+
+@dataclass
+class Clock:
+    """Gives the transactions of a stream times that increase with every one of them.
+
+    The order is the log's. A commit that has a time before the one in front of it (two processors,
+    a clock that was set back) counts one microsecond after it.
+
+    Attributes:
+        last_micros: the time of the last transaction.
+    """
+
+    last_micros: int
+    _open: int | None = None
+
+    def times(self, transactions: Sequence[Transaction], touched: Flags) -> Places:
+        """The times of the transactions of a batch, in microseconds since 1970.
+
+        Args:
+            transactions: in the order of the log; the first may be the last of the batch before.
+            touched: which of them changed the stream; the times of others mean nothing.
+        """
+        found = np.zeros(len(transactions), np.int64)
+        numbers = np.flatnonzero(touched)
+        if not len(numbers):
+            return found
+        commits = np.array([transactions[n].commit_micros for n in numbers.tolist()], np.int64)
+        begins = 0
+        if transactions[int(numbers[0])].commit_lsn == self._open:
+            found[numbers[0]] = self.last_micros
+            begins = 1
+        steps = np.arange(len(numbers) - begins)
+        rest = np.maximum(commits[begins:] - steps, self.last_micros + 1)
+        found[numbers[begins:]] = np.maximum.accumulate(rest) + steps
+        self.last_micros = int(found[numbers[-1]])
+        self._open = transactions[int(numbers[-1])].commit_lsn
+        return found

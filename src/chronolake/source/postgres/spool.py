@@ -1,0 +1,119 @@
+"""What the log says of a table, on its way to Spark: files, so that memory stays bounded.
+
+A transaction may be larger than memory, and is landed as a whole. What is spooled of it lies in
+files in the lake's folder, which tasks can read, and goes when it has landed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chronolake.changes import PURGED_AT
+from chronolake.rawlake import literally
+from chronolake.source.postgres.columns import is_held, typed
+from chronolake.source.postgres.versions import SYSTEM
+from chronolake.types import Column, ColumnType, Kind, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.source.postgres.columns import SourceColumn
+
+_BUFFER_BYTES: Final = 16 * 2**20
+_SYSTEM_TYPES: Final = {
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.bool_(): "boolean",
+    pa.list_(pa.string()): "array<string>",
+}
+
+
+@dataclass
+class Spool:
+    """Record versions of one table, of one set of columns.
+
+    Attributes:
+        columns: the table's columns, whose values are texts here.
+        key: the names of those that identify a record.
+        file: where the versions go.
+    """
+
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...]
+    file: Path
+    bytes: int = 0
+    _beyond: set[str] = field(default_factory=set)
+    _waiting: list[pa.Table] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _writer: pq.ParquetWriter | None = None
+
+    def add(self, versions: pa.Table) -> None:
+        """Append versions, as `versions.versions_of` gives them."""
+        for column in self.columns:
+            if column.name not in self._beyond and not is_held(column, versions[column.name]):
+                self._beyond.add(column.name)
+        self._waiting.append(versions)
+        self._waiting_bytes += versions.nbytes
+        self.bytes += versions.nbytes
+        if self._waiting_bytes >= _BUFFER_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting).combine_chunks()
+        if self._writer is None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self.file, rows.schema, compression="lz4")
+        self._writer.write_table(rows)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def close(self) -> None:
+        """Write what waits; nothing can be added any more."""
+        self._write()
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def declared(self) -> list[Column]:
+        """The columns as they land: with types that hold all of these values."""
+        return declared(self.columns, self.key, beyond=self._beyond)
+
+    def versions(self, spark: SparkSession) -> DataFrame:
+        """The versions as `rawlake.land` takes them, after `close`."""
+        texts = [f"{quoted(column.name)} string" for column in self.columns]
+        system = [f"{one.name} {_SYSTEM_TYPES[one.type]}" for one in SYSTEM]
+        rows = spark.read.schema(", ".join([*texts, *system])).parquet(literally(self.file))
+        return rows.selectExpr(
+            *typed(self.columns, self.declared),
+            *SYSTEM.names,
+            f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
+        )
+
+
+def declared(
+    columns: Sequence[SourceColumn], key: Sequence[str], *, beyond: set[str]
+) -> list[Column]:
+    """Columns as they are declared to the lake.
+
+    Args:
+        columns: the columns.
+        key: the names of those that identify a record.
+        beyond: the names of those that have values which their types cannot hold: they are texts.
+    """
+    text = ColumnType(Kind.STRING)
+    return [
+        Column(
+            column.name,
+            text if column.name in beyond else column.type,
+            primary_key=column.name in key,
+        )
+        for column in columns
+    ]

@@ -1,0 +1,182 @@
+"""A source with a state: its log tells changes, its columns get other names, and it can be read
+anew."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
+from chronolake.config import Project
+from chronolake.lake import Lake
+from chronolake.limits import StreamTraits
+from chronolake.source.offered import (
+    OfferedStream,
+    Piece,
+    Position,
+    Sight,
+    Snapshot,
+    raw_folder,
+)
+from chronolake.types import Column, ColumnType, Kind
+from landed import LandedRow
+
+STREAM: Final = "entries"
+_T: Final = 1_767_225_600_000_000
+_ARROW: Final = {
+    Kind.STRING: pa.string(),
+    Kind.LONG: pa.int64(),
+    Kind.INT: pa.int32(),
+    Kind.DOUBLE: pa.float64(),
+}
+
+Key = tuple[str, int]
+Numbers = dict[str, int]
+Entry = tuple[LandedRow, tuple[Column, ...], Numbers]
+
+
+@dataclass
+class Register:
+    """Records with a key of two columns, which may be renamed like all others.
+
+    Attributes:
+        project: whose pipeline `shop` it is the source of.
+        columns: the columns as they are called now, the key first.
+        records: the records as they are now.
+        log: what happened to records, with the columns of then and their numbers.
+        numbers: the columns' numbers, which they keep when they get other names.
+    """
+
+    project: Project
+    columns: tuple[Column, ...] = (
+        Column("shelf", ColumnType(Kind.STRING), primary_key=True),
+        Column("no", ColumnType(Kind.INT), primary_key=True),
+        Column("title", ColumnType(Kind.STRING)),
+        Column("pages", ColumnType(Kind.LONG)),
+    )
+    records: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    log: list[Entry] = field(default_factory=list)
+    numbers: Numbers = field(default_factory=lambda: {"shelf": 1, "no": 2, "title": 3, "pages": 4})
+    ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def now(self) -> int:
+        """A time later than all before, in microseconds."""
+        return _T + next(self.ticks) * 1_000_000
+
+    def put(self, key: Key, fields: Mapping[str, Any], *, untold: str | None = None) -> None:
+        """Write a record; the log may leave out a column that did not change."""
+        self.records[key] = dict(fields)
+        told = {name: value for name, value in fields.items() if name != untold}
+        self._note(key, told, untold=frozenset({untold} if untold else ()))
+
+    def delete(self, key: Key) -> None:
+        del self.records[key]
+        self._note(key, None)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give columns other names; what is there is called so from now on."""
+        self.columns = tuple(
+            Column(names.get(one.name, one.name), one.type, one.primary_key) for one in self.columns
+        )
+        for key, fields in self.records.items():
+            self.records[key] = {names.get(name, name): fields[name] for name in fields}
+        self.numbers = {names.get(name, name): one for name, one in self.numbers.items()}
+
+    def drop(self, name: str) -> None:
+        """Take a column away."""
+        self.columns = tuple(one for one in self.columns if one.name != name)
+        del self.numbers[name]
+
+    def _note(
+        self, key: Key, fields: dict[str, Any] | None, untold: frozenset[str] = frozenset()
+    ) -> None:
+        at, place = self.now(), len(self.log)
+        row = LandedRow(
+            key,
+            at,
+            f"{place + 1:x}",
+            (1, place),
+            deleted=at if fields is None else None,
+            tells=fields is not None,
+            untold=untold,
+            fields=fields or {},
+        )
+        self.log.append((row, self.columns, self.numbers))
+
+    # -------------------------------------------------------------- as a source
+
+    def offered(self) -> list[OfferedStream]:
+        return [
+            OfferedStream(
+                StreamTraits(STREAM, tells_changes=True, is_reimported=False),
+                Sight.EVERY_CHANGE,
+                epsilon_micros=1,
+                folder=raw_folder(self.project, "shop", STREAM),
+                is_ours=True,
+            )
+        ]
+
+    def bring(
+        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
+    ) -> Iterator[Piece | Snapshot]:
+        assert positions.keys() == {STREAM}
+        done = int((positions[STREAM] or {"done": 0})["done"])
+        while done < len(self.log):
+            _, columns, numbers = self.log[done]
+            rows = [
+                row
+                for row, *_ in itertools.takewhile(
+                    lambda entry: entry[1:] == (columns, numbers),  # noqa: B023
+                    itertools.islice(self.log, done, None),
+                )
+            ]
+            done += len(rows)
+            versions = lake.spark.createDataFrame(_versions(rows, columns))
+            yield Piece(STREAM, versions, columns, {"done": done}, numbers)
+        if anew:
+            yield Snapshot(
+                STREAM,
+                lake.spark.createDataFrame(self._table()),
+                self.columns,
+                self.now(),
+                f"{len(self.log):x}",
+                {"done": done},
+                self.numbers,
+            )
+
+    def landed(self, positions: Mapping[str, Position]) -> None:
+        assert 0 <= positions[STREAM]["done"] <= len(self.log)
+
+    def _table(self) -> pa.Table:
+        rows = [_cells(key, fields, self.columns) for key, fields in self.records.items()]
+        return pa.Table.from_pylist(rows, _schema(self.columns))
+
+
+def _schema(columns: tuple[Column, ...]) -> pa.Schema:
+    return pa.schema([(column.name, _ARROW[column.type.kind]) for column in columns])
+
+
+def _cells(key: Key, fields: Mapping[str, Any], columns: tuple[Column, ...]) -> dict[str, Any]:
+    names = [column.name for column in columns if column.primary_key]
+    return {**fields, **dict(zip(names, key, strict=True))}
+
+
+def _versions(rows: list[LandedRow], columns: tuple[Column, ...]) -> pa.Table:
+    table = pa.Table.from_pylist(
+        [_cells(row.key, row.fields, columns) for row in rows], _schema(columns)
+    )
+    besides = {
+        MODIFIED: pa.array([row.modified for row in rows], pa.int64()),
+        SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
+        DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
+        PURGED_AT: pa.nulls(len(rows), pa.int64()),
+        TELLS: pa.array([row.tells for row in rows], pa.bool_()),
+        UNTOLD: pa.array([list(row.untold) or None for row in rows], pa.list_(pa.string())),
+    }
+    for name, values in besides.items():
+        table = table.append_column(name, values)
+    return table

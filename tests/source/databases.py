@@ -1,0 +1,83 @@
+"""Pipelines of real PostgreSQL servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+
+from chronolake.config import Project
+from chronolake.lake import Lake
+from chronolake.pipeline.lease import leased
+from chronolake.pipeline.rebuild import differences
+from chronolake.pipeline.store import Status, Store
+from chronolake.pipeline.streams import streams_of
+from chronolake.pipeline.sync import RunResult, sync
+from chronolake.types import ACTIVE, END, START
+from datalakes import iceberg, project
+
+_PIPELINE: Final = """  shop:
+    mode: {mode}
+    source: {{type: postgres, dsn: '{dsn}'}}
+"""
+
+
+class Shop:
+    """The pipeline `shop` of a database, which is changed through `run`."""
+
+    def __init__(self, folder: Path, dsn: str, mode: str = "history") -> None:
+        self.dsn = dsn
+        self.folder = folder
+        self.project: Project = project(folder, _PIPELINE.format(mode=mode, dsn=dsn))
+        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
+
+    def run(self, *statements: str) -> None:
+        """Run statements, each in a transaction of its own."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn) as connection:
+            return connection.execute(query.encode()).fetchall()
+
+    def prepare(self) -> None:
+        """Make publication and slot."""
+        self.run(
+            "CREATE PUBLICATION chronolake_shop FOR ALL TABLES "
+            "WITH (publish_via_partition_root = true)",
+            "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
+        )
+
+    def sync(self, *, anew: bool = False) -> RunResult:
+        return sync(self.lake, self.project, "shop", anew=anew)
+
+    def synced(self, *, anew: bool = False) -> None:
+        result = self.sync(anew=anew)
+        assert result.status is Status.SUCCEEDED, result.streams
+
+    def table(self, name: str) -> pa.Table:
+        found = iceberg(self.project, "shop", name).scan().to_arrow()
+        for column in (START, END):
+            if column in found.column_names:
+                place = found.column_names.index(column)
+                found = found.set_column(place, column, found[column].cast(pa.int64()))
+        return found
+
+    def versions(self, name: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Of every version the columns, and whether it is active; by key and start."""
+        found = self.table(name)
+        names = (*columns, ACTIVE)
+        rows = sorted(found.to_pylist(), key=lambda row: (repr(row[columns[0]]), row[START]))
+        return [tuple(row[name] for name in names) for row in rows]
+
+    def agrees(self) -> bool:
+        """Whether every table holds what its raw lake holds."""
+        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+            found = [
+                differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
+            ]
+        return all(one.missing == one.extra == 0 for one in found)

@@ -1,0 +1,141 @@
+"""`check` says what a database lacks, with the statement that mends it, and makes what is ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from postgresql import server
+
+from commands import ran_words
+from datalakes import project
+
+
+@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with server(version=request.param, wal_level="logical") as found:
+        _run(found, "CREATE ROLE plain LOGIN PASSWORD 'secret-of-plain'")
+        yield found
+
+
+def _run(address: str, *statements: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def _checked(
+    folder: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    code, told, _ = ran_words(capsys, "check", "--json", "--project", str(folder), *words)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in json.loads(told):
+        found.setdefault(one["what"].removeprefix("pipelines.shop: "), []).append(one)
+    return code, found
+
+
+def _project(folder: Path, dsn: str, more: str = "") -> None:
+    project(folder, f"  shop:\n    source: {{type: postgres, dsn: '{dsn}'{more}}}\n")
+
+
+def test_what_is_ours_is_made_on_request(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(address, "CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE log (line text)")
+    _project(tmp_path, address)
+    code, found = _checked(tmp_path, capsys)
+    assert code == 1
+    (one,) = found["publication chronolake_shop"]
+    assert one["message"] == "is not there"
+    assert one["hint"].startswith(
+        'CREATE PUBLICATION "chronolake_shop" FOR TABLE "public"."orders"'
+    )
+    assert '"log"' not in one["hint"], "published, it could not be updated any more"
+    assert found["slot chronolake_shop"][0]["hint"] == (
+        "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput');"
+    )
+    assert "ADD PRIMARY KEY" in found["public.log"][0]["hint"]
+    assert found["public.orders"][0]["ok"]
+    assert found["max_slot_wal_keep_size"][0]["level"] == "warning"
+
+    _, found = _checked(tmp_path, capsys, "--create")
+    assert len(found["made"]) == 2
+    assert found["publication chronolake_shop"][0]["message"] == "is there"
+    assert found["slot chronolake_shop"][0]["level"] == "ok"
+    _run(address, "ALTER TABLE log ADD PRIMARY KEY (line)")
+    code, found = _checked(tmp_path, capsys)
+    assert code == 1
+    assert found["publication chronolake_shop"][0]["message"] == "has not public.log"
+    code, found = _checked(tmp_path, capsys, "--create")
+    assert code == 0
+    assert [one["message"] for one in found["made"]] == [
+        'ALTER PUBLICATION "chronolake_shop" ADD TABLE "public"."log"'
+    ]
+    code, found = _checked(tmp_path, capsys, "--create")
+    assert code == 0
+    assert "made" not in found, "all of it is there"
+
+    where = ("--json", "--project", str(tmp_path))
+    _, told, _ = ran_words(capsys, "discover", "shop", *where)
+    streams = [(one["stream"], one["table"], one["key"]) for one in json.loads(told)]
+    assert streams == [
+        ("public.log", "shop.log", ["line"]),
+        ("public.orders", "shop.orders", ["id"]),
+    ]
+    _run(address, "INSERT INTO orders SELECT generate_series(1, 1000)")
+    _, told, _ = ran_words(capsys, "status", *where)
+    for one in json.loads(told):
+        assert one["sees"] == "every-change"
+        assert one["lag"]["behind_bytes"] > 50_000
+        assert one["lag"]["kept_bytes"] >= one["lag"]["behind_bytes"]
+        assert one["lag"]["warning"] is None
+
+
+def test_what_is_broken_comes_with_its_mend(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(
+        address,
+        "CREATE SCHEMA odd",
+        'CREATE TABLE odd."no one" (id int PRIMARY KEY)',
+        'ALTER TABLE odd."no one" REPLICA IDENTITY NOTHING',
+        "CREATE TABLE odd.hidden (id int PRIMARY KEY)",
+        "ALTER TABLE odd.hidden ENABLE ROW LEVEL SECURITY",
+        "CREATE TABLE odd.late (id int PRIMARY KEY DEFERRABLE)",
+        "CREATE TABLE odd.shown (id int, at timestamptz, PRIMARY KEY (id, at))",
+        "CREATE PUBLICATION part FOR TABLE odd.shown WITH (publish = 'insert')",
+        "SELECT pg_create_logical_replication_slot('old', 'pgoutput', false, true)",
+        "GRANT USAGE ON SCHEMA odd TO plain",
+        'GRANT SELECT ON odd.hidden, odd."no one" TO plain',
+    )
+    host = address.partition("@")[2]
+    dsn = f"postgresql://plain:secret-of-plain@{host}"
+    _project(tmp_path, dsn, ", schemas: [odd], publication: part, slot: old")
+
+    code, found = _checked(tmp_path, capsys)
+
+    assert code == 1
+    assert found["role"][0]["hint"] == 'ALTER ROLE "plain" REPLICATION;'
+    by_message = {one["message"]: one["hint"] for one in found["publication part"]}
+    assert any("every kind of change" in message for message in by_message)
+    assert 'ALTER PUBLICATION "part" ADD TABLE "odd"."hidden";' in by_message.values()
+    assert "prepared transactions" in found["slot old"][0]["message"]
+    assert 'ALTER TABLE "odd"."no one" REPLICA IDENTITY DEFAULT;' in [
+        one["hint"] for one in found["odd.no one"]
+    ]
+    assert found["odd.hidden"][0]["hint"] == 'ALTER ROLE "plain" BYPASSRLS;'
+    assert "no primary key" in found["odd.late"][0]["message"]
+    assert 'GRANT SELECT ON "odd"."shown" TO "plain";' in found["odd.shown"][0]["hint"]
+    _run(address, "SELECT pg_drop_replication_slot('old')")
+
+
+def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _project(tmp_path, "postgresql://me:very-secret@127.0.0.1:1/lake")
+    code, told, error = ran_words(capsys, "check", "--project", str(tmp_path))
+    assert code == 1
+    assert "cannot be reached" in told
+    assert "very-secret" not in told + error

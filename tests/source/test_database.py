@@ -1,0 +1,431 @@
+"""A PostgreSQL database, synced: every committed change is a version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from databases import Shop
+from postgresql import server
+from psycopg import sql
+
+from chronolake.pipeline.store import Status
+from chronolake.source.postgres.connection import connected
+
+
+@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with server(version=request.param, wal_level="logical") as found:
+        yield found
+
+
+@pytest.fixture
+def shop(address: str, tmp_path: Path) -> Iterator[Shop]:
+    there = Shop(tmp_path, address)
+    there.run("DROP SCHEMA IF EXISTS public CASCADE", "CREATE SCHEMA public")
+    yield there
+    there.run(
+        "DROP PUBLICATION IF EXISTS chronolake_shop",
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
+    )
+
+
+def test_every_committed_change_is_a_version(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text, total numeric(10,2))",
+        "INSERT INTO orders VALUES (1, 'new', 5), (2, 'new', NULL), (3, '', 7.5)",
+    )
+    shop.prepare()
+    shop.synced()
+    shop.run(
+        "UPDATE orders SET state = 'paid' WHERE id = 1",
+        "UPDATE orders SET state = 'sent' WHERE id = 1",
+        "BEGIN; UPDATE orders SET state = 'lost' WHERE id = 1; ROLLBACK",
+        "DELETE FROM orders WHERE id = 2",
+        "INSERT INTO orders VALUES (4, 'new', 1)",
+        "UPDATE orders SET id = 5 WHERE id = 4",
+        "BEGIN; INSERT INTO orders VALUES (6, 'x', 1); DELETE FROM orders WHERE id = 6; COMMIT",
+    )
+    shop.synced()
+
+    assert shop.versions("orders", ("id", "state")) == [
+        (1, "new", False),
+        (1, "paid", False),
+        (1, "sent", True),
+        (2, "new", False),
+        (3, "", True),
+        (4, "new", False),
+        (5, "new", True),
+        (6, "x", False),
+    ]
+    assert shop.agrees()
+
+
+_LARGE = "repeat(md5(random()::text), 3000)"
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> None:
+    shop.run(
+        "CREATE TABLE notes (id int PRIMARY KEY, size int, body text)",
+        "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL",
+        f"ALTER TABLE notes REPLICA IDENTITY {identity}",
+        f"INSERT INTO notes VALUES (1, 0, {_LARGE}), (2, 0, {_LARGE})",
+    )
+    shop.prepare()
+    shop.synced()
+    bodies = dict(shop.rows("SELECT id, body FROM notes"))
+    shop.run(
+        "UPDATE notes SET size = 1 WHERE id = 1",
+        "UPDATE notes SET size = 2 WHERE id = 1",
+        f"INSERT INTO notes VALUES (3, 0, {_LARGE})",
+        "UPDATE notes SET size = 1 WHERE id = 3",
+        "UPDATE notes SET id = 4 WHERE id = 2",
+    )
+    shop.synced()
+    shop.run("UPDATE notes SET size = 9 WHERE id = 4")
+    shop.synced()
+
+    bodies |= dict(shop.rows("SELECT id, body FROM notes"))
+    found = shop.versions("notes", ("id", "size", "body"))
+    assert [row[:2] for row in found if row[2] is not None] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (3, 0),
+        (3, 1),
+        (4, 0),
+        (4, 9),
+    ]
+    assert all(row[2] in {None, bodies[row[0]]} for row in found)
+    assert shop.agrees()
+
+
+def test_a_truncate_ends_every_record(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+        "INSERT INTO orders VALUES (1, 'a'), (2, 'a')",
+    )
+    shop.prepare()
+    shop.synced()
+    shop.run(
+        "UPDATE orders SET state = 'b' WHERE id = 1",
+        "BEGIN; INSERT INTO orders VALUES (3, 'gone'); TRUNCATE orders; "
+        "INSERT INTO orders VALUES (1, 'c'); COMMIT",
+        "INSERT INTO orders VALUES (4, 'd')",
+    )
+    shop.synced()
+
+    assert shop.versions("orders", ("id", "state")) == [
+        (1, "a", False),
+        (1, "b", False),
+        (1, "c", True),
+        (2, "a", False),
+        (3, "gone", False),
+        (4, "d", True),
+    ]
+    assert shop.agrees()
+
+
+@pytest.mark.parametrize("failpoints", [(), ("land.file-published", "land.done")])
+def test_columns_come_go_and_get_other_names_and_types(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, failpoints: tuple[str, ...]
+) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
+        "INSERT INTO orders VALUES (1, 'a', 1), (2, 'a', 2)",
+    )
+    shop.prepare()
+    shop.synced()
+    shop.run(
+        "UPDATE orders SET state = 'b' WHERE id = 1",
+        "ALTER TABLE orders RENAME state TO status",
+        "UPDATE orders SET status = 'c' WHERE id = 1",
+        "ALTER TABLE orders ADD COLUMN shop text DEFAULT 'main'",
+        "INSERT INTO orders VALUES (3, 'a', 3)",
+        "ALTER TABLE orders ALTER amount TYPE text USING 'EUR ' || amount",
+        "UPDATE orders SET status = 'd' WHERE id = 1",
+    )
+    for failpoint in failpoints:
+        with monkeypatch.context() as patched:
+            patched.setenv("CHRONOLAKE_FAILPOINT", f"{failpoint}=raise")
+            assert shop.sync().status is Status.FAILED
+    shop.synced()
+    assert shop.agrees()
+    shop.run("ALTER TABLE orders DROP COLUMN shop", "UPDATE orders SET status = 'e' WHERE id = 3")
+    shop.synced()
+
+    names = ("id", "status", "amount", "shop")
+    found = shop.versions("orders", names)
+    assert [row[1] for row in found if row[0] == 1] == ["a", "b", "c", "d"]
+    active = [row[:4] for row in found if row[-1]]
+    assert active == [
+        (1, "d", "EUR 1", "main"),
+        (2, "a", "EUR 2", "main"),
+        (3, "e", "EUR 3", None),
+    ]
+    assert (2, "a", "2", None, False) in found, "what was so before the columns changed"
+    assert shop.agrees()
+
+
+def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
+    shop.run(
+        'CREATE TABLE "Odd/ name." ("Key" uuid PRIMARY KEY, "Va l" text[])',
+        """INSERT INTO "Odd/ name." VALUES ('00000000-0000-0000-0000-000000000001', '{a,"b c"}')""",
+        "CREATE TABLE log (line text)",
+        "INSERT INTO log VALUES ('no key')",
+    )
+    shop.prepare()
+    result = shop.sync()
+    states = {one.stream: (one.status.value, one.error) for one in result.streams}
+    assert states["public.Odd/ name."] == ("succeeded", None)
+    assert states["public.log"][0] == "failed"
+    assert "no primary key" in (states["public.log"][1] or "")
+
+    shop.run(
+        "ALTER TABLE log ADD COLUMN id serial PRIMARY KEY",
+        "CREATE TABLE parts (id int, region text, PRIMARY KEY (id, region)) "
+        "PARTITION BY LIST (region)",
+        "CREATE TABLE parts_n PARTITION OF parts FOR VALUES IN ('n')",
+        "CREATE TABLE parts_s PARTITION OF parts FOR VALUES IN ('s')",
+        "INSERT INTO parts VALUES (1, 'n'), (2, 's')",
+    )
+    shop.synced()
+    shop.run(
+        "UPDATE parts SET region = 's' WHERE id = 1",
+        "INSERT INTO log VALUES ('later')",
+        "TRUNCATE parts_n",
+        "INSERT INTO parts VALUES (3, 'n')",
+    )
+    shop.synced()
+    assert shop.versions("parts", ("id", "region")) == [
+        (1, "n", False),
+        (1, "s", True),
+        (2, "s", True),
+        (3, "n", True),
+    ]
+    assert len(shop.versions("log", ("id", "line"))) == 2
+    # Of these, the log does not tell.
+    shop.run(
+        "TRUNCATE parts_s",
+        "CREATE TABLE parts_w (id int, region text, PRIMARY KEY (id, region))",
+        "INSERT INTO parts_w VALUES (9, 'w')",
+        "ALTER TABLE parts ATTACH PARTITION parts_w FOR VALUES IN ('w')",
+    )
+    shop.synced()
+    present = [(3, "n"), (9, "w")]
+    assert [row[:2] for row in shop.versions("parts", ("id", "region")) if row[-1]] == present
+    before = shop.versions("parts", ("id", "region"))
+    shop.synced(anew=True)
+    assert shop.versions("parts", ("id", "region")) == before, "nothing differs"
+    assert shop.agrees()
+
+
+def test_what_the_log_cannot_tell_is_read_from_the_table(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
+        "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)",
+    )
+    shop.prepare()
+    shop.synced()
+    # No change follows that the log would describe the table with.
+    shop.run(
+        "ALTER TABLE orders RENAME state TO status",
+        "ALTER TABLE orders ADD COLUMN shop text DEFAULT 'main'",
+    )
+    shop.synced()
+    found = shop.versions("orders", ("id", "status", "amount", "shop"))
+    assert found[1] == (1, "a", 1, "main", True)
+    assert found[0] == (1, "a", 1, None, False)
+    # Another table gets the name.
+    shop.run(
+        "CREATE TABLE orders_new (id int PRIMARY KEY, amount int, status text)",
+        "INSERT INTO orders_new VALUES (2, 2, 'b'), (3, 3, 'c')",
+        "DROP TABLE orders",
+        "ALTER TABLE orders_new RENAME TO orders",
+        "UPDATE orders SET status = 'd' WHERE id = 3",
+    )
+    shop.synced()
+    shop.run("UPDATE orders SET status = 'e' WHERE id = 3")
+    shop.synced()
+    found = shop.versions("orders", ("id", "status", "amount", "shop"))
+    # Of a record that is the same otherwise, a column that has gone says what it said.
+    assert [row[:4] for row in found if row[-1]] == [(2, "b", 2, "main"), (3, "e", 3, None)]
+    assert (1, "a", 1, "main", False) in found
+    assert shop.agrees()
+
+
+def test_what_was_not_published_is_read_from_the_table(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)", "INSERT INTO orders VALUES (1, 'a')"
+    )
+    shop.run(
+        "CREATE PUBLICATION chronolake_shop FOR TABLE orders "
+        "WITH (publish_via_partition_root = true)",
+        "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
+    )
+    shop.synced()
+    out, in_ = (f"ALTER PUBLICATION chronolake_shop {one} TABLE orders" for one in ("DROP", "ADD"))
+    shop.run(out, "UPDATE orders SET state = 'b'", in_)
+    shop.synced()
+    assert [row[1] for row in shop.versions("orders", ("id", "state"))] == ["a", "b"]
+    shop.run(out)
+    assert "not in the publication" in (shop.sync().streams[0].error or "")
+    shop.run("UPDATE orders SET state = 'c'", in_)
+    shop.synced()
+    assert [row[1] for row in shop.versions("orders", ("id", "state"))] == ["a", "b", "c"]
+    shop.run("ALTER PUBLICATION chronolake_shop SET (publish = 'insert')")
+    assert "every kind of change" in (shop.sync().streams[0].error or "")
+
+
+def test_a_slot_that_was_made_anew_is_noticed(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)", "INSERT INTO orders VALUES (1)"
+    )
+    shop.prepare()
+    shop.synced()
+    shop.run(
+        "SELECT pg_drop_replication_slot('chronolake_shop')",
+        "UPDATE orders SET state = 'unseen'",
+        "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
+    )
+    result = shop.sync()
+    assert "what changed between is lost" in (result.streams[0].error or "")
+    assert "chronolake resync shop" in (result.streams[0].error or "")
+    shop.synced(anew=True)
+    shop.run("UPDATE orders SET state = 'seen'")
+    shop.synced()
+    assert [row[1:] for row in shop.versions("orders", ("id", "state"))] == [
+        (None, False),
+        ("unseen", False),
+        ("seen", True),
+    ]
+
+
+#: Columns and values: what is there before the first copy, and comes through the log as well.
+_TYPES: dict[str, list[str]] = {
+    "bool": ["true", "false"],
+    "int2": ["-32768", "32767"],
+    "int4": ["-2147483648", "2147483647"],
+    "int8": ["-9223372036854775808", "9223372036854775807"],
+    "oid": ["0", "4294967295"],
+    "float4": ["'NaN'", "'-Infinity'", "1.17549e-38", "3.4028235e+38", "'-0'"],
+    "float8": ["'NaN'", "'Infinity'", "4.9e-324", "1.7976931348623157e+308"],
+    "numeric": ["'NaN'", "1e131071", "-0.00000000000000000000000000000000000000000000001"],
+    "numeric(38,10)": ["9999999999999999999999999999.9999999999", "-0.0000000001"],
+    "numeric(4,2)": ["'NaN'", "99.99"],
+    "numeric(3,-2)": ["12345"],
+    "numeric(2,5)": ["0.00012"],
+    "numeric(40,2)": ["1e37"],
+    "money": ["'-$92,233,720,368,547,758.08'"],
+    "text": ["''", r"E'a,\"b\"\n\tc\\d'", "U&'\\00e9\\+01f600'", r"'\N'", "'NULL'"],
+    "varchar(3)": ["'abc'"],
+    "char(3)": ["'a'"],
+    '"char"': [r"'\377'"],
+    "name": ["'n'"],
+    "bytea": [r"'\x'", r"'\x00ff5c0a'"],
+    "date": ["'0001-01-01'", "'9999-12-31'"],
+    "date_beyond": ["'infinity'", "'4713-01-01 BC'", "'5874897-12-31'", "'2024-02-29'"],
+    "timestamp": ["'0001-01-01 00:00:00'", "'9999-12-31 23:59:59.999999'"],
+    "timestamp_beyond": ["'-infinity'", "'294276-12-31 23:59:59.999999'"],
+    "timestamptz": ["'1883-01-01 00:00:00-04:56:02'", "'2024-07-01 12:00:00.000001+02'"],
+    "timestamptz_beyond": ["'0044-03-15 12:00:00 BC+00'"],
+    "time": ["'24:00:00'", "'00:00:00.000001'"],
+    "timetz": ["'24:00:00-15:59:59'"],
+    "interval": ["'1 year -2 mons 3 days -04:05:06.789'", "'0'"],
+    "uuid": ["'00000000-0000-0000-0000-00000000000a'"],
+    "json": ["""'{"a" : 1, "a" : null}'"""],
+    "jsonb": ["""'{"a": 1e3}'""", "'null'"],
+    "inet": ["'10.0.0.1'", "'::1/64'"],
+    "cidr": ["'10.0.0.0/8'"],
+    "macaddr": ["'08:00:2b:01:02:03'"],
+    "bit(3)": ["B'101'"],
+    "varbit": ["B''"],
+    "point": ["'(1.5,-0)'"],
+    "box": ["'((0,0),(1,1))'"],
+    "polygon": ["'((0,0),(1,1),(1,0))'"],
+    "int4[]": ["'{}'", "'{1,NULL,3}'", "'[0:2]={1,2,3}'"],
+    "text[]": ["""'{a,"b c",NULL,"NULL",""}'"""],
+    "int4range": ["'[1,5)'", "'empty'"],
+    "tstzrange": ["'[2024-01-01 00:00+00,)'"],
+    "tsvector": ["'a:1 b:2'"],
+    "pg_lsn": ["'16/B374D848'"],
+    "mood": ["'so so'"],
+    "positive": ["7"],
+    "cents": ["1.50"],
+    "pair": ["'(1,\"a b\")'"],
+}
+
+
+#: Types whose values Python has, too.
+_PLAIN = {"bool", "int2", "int4", "int8", "oid", "float8", "numeric(38,10)", "bytea", "timestamp"}
+
+
+def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
+    shop.run(
+        "CREATE TYPE public.mood AS ENUM ('so so', 'fine')",
+        "CREATE DOMAIN public.positive AS int CHECK (value > 0)",
+        "CREATE DOMAIN public.amount AS numeric(10,2)",
+        "CREATE DOMAIN public.cents AS public.amount",
+        "CREATE TYPE public.pair AS (a int, b text)",
+    )
+    columns = ", ".join(
+        f"c{number} {kind.removesuffix('_beyond')}" for number, kind in enumerate(_TYPES)
+    )
+    shop.run(f"CREATE TABLE every (id int PRIMARY KEY, {columns})")
+    most = max(map(len, _TYPES.values()))
+
+    def put(first: int) -> None:
+        for row in range(most):
+            values = ", ".join(
+                values[row] if row < len(values) else "NULL" for values in _TYPES.values()
+            )
+            shop.run(f"INSERT INTO every VALUES ({first + row}, {values})")
+
+    put(0)
+    shop.prepare()
+    shop.synced()
+    put(100)
+    shop.synced()
+
+    found = {row["id"]: row for row in shop.table("every").to_pylist()}
+    assert len(found) == 2 * most
+    texts = {row[0]: row[1:] for row in _copied(shop, "SELECT * FROM every")}
+    plain = [f"c{n}" for n, kind in enumerate(_TYPES) if kind in _PLAIN]
+    native = {row[0]: row[1:] for row in shop.rows(f"SELECT id, {', '.join(plain)} FROM every")}
+    schema = shop.table("every").schema
+    for number, kind in enumerate(_TYPES):
+        name = f"c{number}"
+        for row in range(most):
+            copied, logged = found[row][name], found[100 + row][name]
+            assert repr(copied) == repr(logged), (kind, row)
+            text = texts[str(row)][number]
+            if str(schema.field(name).type) in {"string", "large_string"}:
+                assert copied == text, (kind, row)
+            elif name in plain:
+                assert repr(copied) == repr(native[row][plain.index(name)]), (kind, row)
+            else:
+                assert (copied is None) == (text is None), (kind, row)
+    types = {kind: str(schema.field(f"c{n}").type) for n, kind in enumerate(_TYPES)}
+    assert types["int8"] == "int64"
+    assert types["numeric(3,-2)"] == "decimal128(5, 0)"
+    assert types["cents"] == "decimal128(10, 2)"
+    assert types["positive"] == "int32"
+    assert types["timestamptz"].startswith("timestamp[us, tz=")
+    assert "string" in types["date_beyond"]
+    assert "string" in types["numeric(4,2)"]
+    assert shop.agrees()
+
+
+def _copied(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
+    """What COPY writes: the server's own texts."""
+    with connected(shop.dsn) as connection, connection.cursor() as cursor:
+        found = []
+        statement = sql.SQL("COPY ({}) TO STDOUT").format(
+            sql.SQL(query.replace("FROM ", "FROM public."))
+        )
+        with cursor.copy(statement) as copy:
+            found = list(copy.rows())
+    return found

@@ -1,0 +1,141 @@
+"""Random work in a database, and what triggers on the server say about it: the oracle."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+import orjson
+import psycopg
+
+#: A table with a single key, one with two columns of which the order differs, one told in whole.
+TABLES: Final = {
+    "items": ("id",),
+    "stock": ("place", "id"),
+    "notes": ("id",),
+}
+SETUP: Final = """
+CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(8,2), body text);
+ALTER TABLE items ALTER body SET STORAGE EXTERNAL;
+CREATE TABLE stock (id int, place text, number bigint, body text, PRIMARY KEY (place, id));
+CREATE TABLE notes (id int PRIMARY KEY, body text, seen timestamptz);
+ALTER TABLE notes ALTER body SET STORAGE EXTERNAL;
+ALTER TABLE notes REPLICA IDENTITY FULL;
+CREATE SCHEMA oracle;
+CREATE TABLE oracle.audit (
+    seq bigserial, xid xid8, tab text, op text, key jsonb, row jsonb, truncated boolean
+);
+CREATE FUNCTION oracle.note() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    key text[] := TG_ARGV;
+    old_key jsonb; new_key jsonb;
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        SELECT jsonb_agg(to_jsonb(OLD) -> k ORDER BY n) INTO old_key
+        FROM unnest(key) WITH ORDINALITY AS u(k, n);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        SELECT jsonb_agg(to_jsonb(NEW) -> k ORDER BY n) INTO new_key
+        FROM unnest(key) WITH ORDINALITY AS u(k, n);
+    END IF;
+    IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND old_key <> new_key) THEN
+        INSERT INTO oracle.audit (xid, tab, op, key)
+        VALUES (pg_current_xact_id(), TG_TABLE_NAME, 'D', old_key);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        INSERT INTO oracle.audit (xid, tab, op, key, row)
+        VALUES (pg_current_xact_id(), TG_TABLE_NAME, 'P', new_key, to_jsonb(NEW));
+    END IF;
+    RETURN NULL;
+END $$;
+"""
+_TRIGGER: Final = (
+    "CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON {table} "
+    "FOR EACH ROW EXECUTE FUNCTION oracle.note({key})"
+)
+
+State = dict[str, Any] | None
+
+
+def set_up(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(SETUP.encode())
+        for table, key in TABLES.items():
+            words = ", ".join(f"'{name}'" for name in key)
+            connection.execute(_TRIGGER.format(table=table, key=words).encode())
+
+
+def work(dsn: str, chance: random.Random, transactions: int) -> None:
+    """Some transactions with some statements each; a part of them is rolled back."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for _ in range(transactions):
+            connection.execute(b"BEGIN")
+            for _ in range(chance.choice([1, 1, 1, 2, 5])):
+                savepoint = chance.random() < 0.2
+                if savepoint:
+                    connection.execute(b"SAVEPOINT s")
+                connection.execute(_statement(chance).encode())
+                if savepoint and chance.random() < 0.5:
+                    connection.execute(b"ROLLBACK TO SAVEPOINT s")
+            connection.execute(b"ROLLBACK" if chance.random() < 0.1 else b"COMMIT")
+
+
+def _statement(chance: random.Random) -> str:
+    body = chance.choice(["NULL", "''", "'short'", "repeat(md5(random()::text), 400)"])
+    table, key = chance.choice(list(TABLES.items()))
+    number = chance.randrange(8)
+    where = f"id = {number}"
+    if "place" in key:
+        where += f" AND place = '{chance.choice('ab')}'"
+    kind = chance.random()
+    if kind < 0.35:
+        place = chance.choice("ab")
+        values = {
+            "items": f"({number}, 'n{chance.random():.3f}', {chance.randrange(999)}, {body})",
+            "stock": f"({number}, '{place}', {chance.randrange(10**12)}, {body})",
+            "notes": f"({number}, {body}, clock_timestamp())",
+        }[table]
+        names = ", ".join(key)
+        change = "body = excluded.body" if chance.random() < 0.5 else f"id = {table}.id"
+        return f"INSERT INTO {table} VALUES {values} ON CONFLICT ({names}) DO UPDATE SET {change}"
+    if kind < 0.5:
+        return f"DELETE FROM {table} WHERE {where}"
+    if kind < 0.6 and table == "notes":
+        # Only where the whole old row is told, a large value goes with the key.
+        other = number + 8
+        is_free = f"NOT EXISTS (SELECT FROM notes WHERE id = {other})"
+        return f"UPDATE notes SET id = {other} WHERE {where} AND {is_free}"
+    columns = {
+        "items": ["name = name || 'x'", "price = price + 1", f"body = {body}"],
+        "stock": ["number = number + 1", f"body = {body}"],
+        "notes": ["seen = clock_timestamp()", f"body = {body}"],
+    }[table]
+    scope = "true" if chance.random() < 0.1 else where
+    return f"UPDATE {table} SET {chance.choice(columns)} WHERE {scope}"
+
+
+def states(dsn: str, table: str) -> dict[tuple[Any, ...], list[State]]:
+    """By key what a record was, one after the other: of each transaction the last, None if gone.
+
+    What a transaction wrote and then deleted has been for an instant.
+    """
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute(
+            "SELECT key::text, xid::text, op, row::text FROM oracle.audit WHERE tab = %s "
+            "ORDER BY seq",
+            (table,),
+        ).fetchall()
+    by_key: dict[tuple[Any, ...], dict[str, list[State]]] = {}
+    for key, xid, op, row in rows:
+        steps = by_key.setdefault(tuple(orjson.loads(key)), {}).setdefault(xid, [])
+        steps.append(orjson.loads(row) if op == "P" else None)
+    found: dict[tuple[Any, ...], list[State]] = {}
+    for identity, transactions in by_key.items():
+        told = found.setdefault(identity, [])
+        for steps in transactions.values():
+            puts = [step for step in steps if step is not None]
+            if puts:
+                told.append(puts[-1])
+            if steps[-1] is None and (not told or told[-1] is not None):
+                told.append(None)
+    return found
