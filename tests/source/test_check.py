@@ -130,7 +130,16 @@ def test_what_is_broken_comes_with_its_mend(
     assert found["odd.hidden"][0]["hint"] == 'ALTER ROLE "plain" BYPASSRLS;'
     assert "no primary key" in found["odd.late"][0]["message"]
     assert 'GRANT SELECT ON "odd"."shown" TO "plain";' in found["odd.shown"][0]["hint"]
-    _run(address, "SELECT pg_drop_replication_slot('old')")
+    _run(
+        address,
+        "SELECT pg_drop_replication_slot('old')",
+        "CREATE PUBLICATION cut FOR TABLE odd.shown (id, at) WHERE (id > 1), "
+        "TABLE odd.hidden WITH (publish_via_partition_root = true)",
+        "ALTER TABLE odd.shown ADD COLUMN more text",
+    )
+    _project(tmp_path, address, ", tables: [odd.shown], schemas: [odd], publication: cut")
+    _, found = _checked(tmp_path, capsys)
+    assert "only some columns or rows of odd.shown" in found["publication cut"][0]["message"]
 
 
 def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

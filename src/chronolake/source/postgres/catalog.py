@@ -103,6 +103,16 @@ class SourceTable:
     generated: frozenset[str]
     storage: tuple[int, ...]
 
+    def is_cut_by(self, published: Published | None) -> bool:
+        """Whether only some of its columns or rows are published; false if none of it is."""
+        if published is None:
+            return False
+        return published.is_filtered or bool(self.missing_in(published))
+
+    def missing_in(self, published: Published) -> list[str]:
+        """The columns that are not published."""
+        return [one.name for one in self.columns if one.name not in published.columns]
+
     @property
     def stream(self) -> str:
         """The name of its stream."""

@@ -64,9 +64,12 @@ class Checkup:
         Raises:
             SourceError: the server refuses.
         """
-        statements = [] if self._flags() is not None else [self._create_publication()]
+        flags = self._flags()
+        statements = [self._create_publication()] if flags is None else []
+        if flags is not None and not all(flags):
+            statements.append(self._set_options())
         missing = self._unpublished()
-        if missing and not statements:
+        if missing and flags is not None:
             statements.append(self._add_tables(missing))
         # The publication comes first: what changed before it would be left out of the slot.
         if not self._has_slot():
@@ -169,21 +172,33 @@ class Checkup:
                 what,
                 Level.FAILED,
                 "does not publish every kind of change, or partitions by themselves",
-                sql.SQL("ALTER PUBLICATION {} SET ({});")
-                .format(sql.Identifier(self.slot.publication), self._options())
-                .as_string(self.connection),
+                f"{self._set_options().as_string(self.connection)};",
             )
         missing = self._unpublished()
         if missing:
             names = ", ".join(table.stream for table in missing)
             statement = self._add_tables(missing).as_string(self.connection)
             yield Finding(what, Level.FAILED, f"has not {names}", f"{statement};")
-        if all(flags) and not missing:
+        there = catalog.published(self.connection, self.slot.publication)
+        cut = [table.stream for table in self.tables if table.is_cut_by(there.get(table.oid))]
+        if cut:
+            yield Finding(
+                what,
+                Level.FAILED,
+                f"has only some columns or rows of {', '.join(cut)}",
+                "Publish them without a list of columns and without WHERE.",
+            )
+        if all(flags) and not missing and not cut:
             yield Finding(what, Level.OK, "is there")
 
     def _options(self) -> sql.Composable:
         return sql.SQL("publish = {}, publish_via_partition_root = true").format(
             sql.Literal(_PUBLISHED)
+        )
+
+    def _set_options(self) -> sql.Composed:
+        return sql.SQL("ALTER PUBLICATION {} SET ({})").format(
+            sql.Identifier(self.slot.publication), self._options()
         )
 
     def _create_publication(self) -> sql.Composed:
@@ -210,6 +225,9 @@ class Checkup:
 
     def _slot(self) -> Iterator[Finding]:
         what = f"slot {self.slot.name}"
+        (is_standby,) = self._ask("SELECT pg_is_in_recovery()")
+        if is_standby:
+            return
         if not self._has_slot():
             statement = self._create_slot().as_string(self.connection)
             yield Finding(what, Level.FAILED, "is not there", f"{statement};")
@@ -239,9 +257,11 @@ class Checkup:
         if problem is not None:
             yield problem
         role, reads, is_hidden = self._ask(
-            "SELECT current_user::text, has_schema_privilege(%s, 'usage') AND "
-            "has_table_privilege(%s::oid, 'select'), row_security_active(%s::oid)",
-            table.schema,
+            # Partitions are read one by one.
+            "SELECT current_user::text, bool_and(has_schema_privilege(relnamespace, 'usage') "
+            "AND has_table_privilege(oid, 'select')), bool_or(row_security_active(oid)) "
+            "FROM pg_class WHERE oid = %s::oid "
+            "OR oid IN (SELECT relid FROM pg_partition_tree(%s::oid))",
             table.oid,
             table.oid,
         )
@@ -249,7 +269,8 @@ class Checkup:
         schema = sql.Identifier(table.schema).as_string(self.connection)
         if not reads:
             fix = f"GRANT USAGE ON SCHEMA {schema} TO {who}; GRANT SELECT ON {name} TO {who};"
-            yield Finding(table.stream, Level.FAILED, f"{role} may not read it", fix)
+            words = f"{role} may not read it, or a partition of it"
+            yield Finding(table.stream, Level.FAILED, words, fix)
         elif is_hidden:
             fix = f"ALTER ROLE {who} BYPASSRLS;"
             yield Finding(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
@@ -276,7 +297,8 @@ def _identity_problem(table: SourceTable, name: str) -> Finding | None:
         return Finding(
             table.stream,
             Level.FAILED,
-            "it has no primary key, so its rows cannot be told apart",
+            "it has no primary key (one that is deferrable does not count), so its rows cannot be "
+            "told apart",
             f"ALTER TABLE {name} ADD PRIMARY KEY (…);",
         )
     return None

@@ -248,8 +248,8 @@ class PostgresDatabase:
                 f"The table {name} is not in the publication {publication}.",
                 hint="`chronolake check --create` adds it.",
             )
-        missing = [one.name for one in table.columns if one.name not in published.columns]
-        if missing or published.is_filtered:
+        if table.is_cut_by(published):
+            missing = table.missing_in(published)
             what = f"without {', '.join(missing)}" if missing else "with some of its rows only"
             return SourceError(
                 f"The publication {publication} has the table {name} {what}.",
