@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 _SECONDS: Final = 60.0
 _RENEWED_EVERY: Final = 10.0
+#: The leases that this process holds: the store's address, and the pipeline.
+_held: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ def leased(
         PipelineBusyError: another process holds it.
         LakeError: the store does not answer.
     """
-    lease = _taken(store, pipeline, seconds, above)
+    key = store.address, pipeline
+    lease = _taken(store, pipeline, seconds, above, is_held_here=key in _held)
+    _held.add(key)
     done = threading.Event()
     renewing = threading.Thread(
         target=_renew, args=(store, lease, seconds, done), name=f"lease-{pipeline}", daemon=True
@@ -110,6 +114,7 @@ def leased(
     try:
         yield lease
     finally:
+        _held.discard(key)
         done.set()
         renewing.join()
         with store.transaction() as connection:
@@ -122,12 +127,12 @@ def greatest_token(tables: Iterable[IcebergTable | None]) -> int:
     return max((int(token) for token in stored if token is not None), default=0)
 
 
-def _taken(store: Store, pipeline: str, seconds: float, above: int) -> Lease:
+def _taken(store: Store, pipeline: str, seconds: float, above: int, *, is_held_here: bool) -> Lease:
     with store.transaction() as connection:
         row = connection.execute(
             LEASES.select().where(LEASES.c.pipeline == pipeline).with_for_update()
         ).one_or_none()
-        if row is not None and row.expires > time.time() and not _is_dead(row.holder):
+        if row is not None and not _is_free(row, is_held_here=is_held_here):
             raise PipelineBusyError(
                 f"The pipeline {pipeline} is run by {row.holder}.",
                 hint="Wait until it has finished. The lease of a process that died without a word "
@@ -142,6 +147,13 @@ def _taken(store: Store, pipeline: str, seconds: float, above: int) -> Lease:
             LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=token, **values)
         )
         return Lease(pipeline, token, store)
+
+
+def _is_free(row: sql.Row[Any], *, is_held_here: bool) -> bool:
+    """Whether a stored lease is nobody's any more."""
+    # One that this process took without being told so, or could not give back, is left over.
+    is_left = row.holder == holder() and not is_held_here
+    return is_left or row.expires <= time.time() or _is_dead(row.holder)
 
 
 def _is_dead(who: str) -> bool:

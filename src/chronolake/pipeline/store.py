@@ -155,6 +155,11 @@ class Store:
             _metadata.create_all(connection)
         return store
 
+    @property
+    def address(self) -> str:
+        """Where it is, without a password."""
+        return self._engine.url.render_as_string()
+
     @contextmanager
     def transaction(self) -> Iterator[sql.Connection]:
         """A connection whose changes are committed when the block ends.
