@@ -1,20 +1,14 @@
 #!/usr/bin/env bash
 # A Data Lake v2 is synced twice, with files arriving in between, and a record's timeline is shown.
-# Run by `make demo`. Everything stays in demo-project/ until the next run, to be looked at.
+# Run by `make demo-lake`. Everything stays in demo-project/ until the next run, to be looked at.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly project=demo-project
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-show() {
-  printf '\033[2m$ %s\033[0m\n' "$*"
-  "$@"
-}
-
-PATH="$PWD/.venv/bin:$PATH"
+# shellcheck source=showing.sh
+source examples/showing.sh
 export CHRONOLAKE_PROJECT=$project CHRONOLAKE_LAKE=$project/lake
-export CHRONOLAKE_SPARK_MASTER="${CHRONOLAKE_SPARK_MASTER:-local[*]}"
 rm -rf -- "$project"
 mkdir -p "$project"
 cp examples/data_lake.yml "$project/chronolake.yml"

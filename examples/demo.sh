@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A destination, real batch files sent to it over gRPC, and what became of them.
-# Run by `make demo`. The lake stays in demo-lake/ until the next run, to be looked at.
+# Run by `make demo-destination`. The lake stays in demo-lake/ until the next run, to be looked at.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,15 +30,9 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-show() {
-  printf '\033[2m$ %s\033[0m\n' "$*"
-  "$@"
-}
-
-PATH="$PWD/.venv/bin:$PATH"
+# shellcheck source=showing.sh
+source examples/showing.sh
 export CHRONOLAKE_LAKE=$lake
-export CHRONOLAKE_SPARK_MASTER="${CHRONOLAKE_SPARK_MASTER:-local[*]}"
 rm -rf -- "$lake"
 mkdir -p "$lake/files"
 

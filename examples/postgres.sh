@@ -6,11 +6,8 @@ cd "$(dirname "$0")/.."
 
 readonly project=demo-shop
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-show() {
-  printf '\033[2m$ %s\033[0m\n' "$*"
-  "$@"
-}
+# shellcheck source=showing.sh
+source examples/showing.sh
 # Statements in the shop's database, as somebody types them.
 in_shop() {
   local statement
@@ -20,9 +17,7 @@ in_shop() {
   done
 }
 
-PATH="$PWD/.venv/bin:$PATH"
 export CHRONOLAKE_PROJECT=$project CHRONOLAKE_LAKE=$project/lake
-export CHRONOLAKE_SPARK_MASTER="${CHRONOLAKE_SPARK_MASTER:-local[*]}"
 rm -rf -- "$project"
 mkdir -p "$project"
 cp examples/postgres.yml "$project/chronolake.yml"

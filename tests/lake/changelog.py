@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+from offering import pulled_stream
 
 from chronolake.changes import (
     DELETED_AT,
@@ -22,9 +23,8 @@ from chronolake.changes import (
 )
 from chronolake.config import Project
 from chronolake.lake import Lake
-from chronolake.limits import StreamTraits
 from chronolake.pipeline.sync import RunResult, sync
-from chronolake.source.offered import OfferedStream, Piece, Position, Sight, raw_folder
+from chronolake.source.offered import OfferedStream, Piece, Position
 from chronolake.types import Column, ColumnType, Kind
 from datalakes import project
 from landed import LandedRow
@@ -85,15 +85,7 @@ class ChangeLog:
             return [row[0] for row in log.execute("SELECT number FROM changes ORDER BY number")]
 
     def offered(self) -> list[OfferedStream]:
-        return [
-            OfferedStream(
-                StreamTraits(STREAM, tells_changes=True, is_reimported=False),
-                Sight.EVERY_CHANGE,
-                epsilon_micros=1,
-                folder=raw_folder(self.project, "shop", STREAM),
-                is_ours=True,
-            )
-        ]
+        return [pulled_stream(self.project, STREAM)]
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool

@@ -9,19 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+from offering import pulled_stream
 
 from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
 from chronolake.config import Project
 from chronolake.lake import Lake
-from chronolake.limits import StreamTraits
-from chronolake.source.offered import (
-    OfferedStream,
-    Piece,
-    Position,
-    Sight,
-    Snapshot,
-    raw_folder,
-)
+from chronolake.source.offered import OfferedStream, Piece, Position, Snapshot
 from chronolake.types import Column, ColumnType, Kind
 from landed import LandedRow
 
@@ -110,15 +103,7 @@ class Register:
     # -------------------------------------------------------------- as a source
 
     def offered(self) -> list[OfferedStream]:
-        return [
-            OfferedStream(
-                StreamTraits(STREAM, tells_changes=True, is_reimported=False),
-                Sight.EVERY_CHANGE,
-                epsilon_micros=1,
-                folder=raw_folder(self.project, "shop", STREAM),
-                is_ours=True,
-            )
-        ]
+        return [pulled_stream(self.project, STREAM)]
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from databases import Shop
-from postgresql import server
 from psycopg import sql
 
 from chronolake.pipeline.store import Status
 from chronolake.source.postgres.connection import connected
-
-
-@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    with server(version=request.param, wal_level="logical") as found:
-        yield found
-
-
-@pytest.fixture
-def shop(address: str, tmp_path: Path) -> Iterator[Shop]:
-    there = Shop(tmp_path, address)
-    there.run("DROP SCHEMA IF EXISTS public CASCADE", "CREATE SCHEMA public")
-    yield there
-    there.run(
-        "DROP PUBLICATION IF EXISTS chronolake_shop",
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
-    )
 
 
 def test_every_committed_change_is_a_version(shop: Shop) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import workload
 from databases import Shop
-from postgresql import server
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.types import ACTIVE, END, START
@@ -22,25 +19,11 @@ _POINTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    with server(version=request.param, wal_level="logical") as found:
-        yield found
-
-
 @pytest.fixture
-def shop(address: str, tmp_path: Path) -> Iterator[Shop]:
-    there = Shop(tmp_path, address)
-    there.run(
-        "DROP SCHEMA IF EXISTS public, oracle CASCADE",
-        "CREATE SCHEMA public",
-    )
-    workload.set_up(address)
-    yield there
-    there.run(
-        "DROP PUBLICATION IF EXISTS chronolake_shop",
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
-    )
+def shop(shop: Shop) -> Shop:
+    """A shop with the tables of the random work."""
+    workload.set_up(shop.dsn)
+    return shop
 
 
 def _told(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...], list[Any]]:

@@ -233,10 +233,10 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
         # A key that is missing is often one that is written wrongly.
         unknown = (one for one in problems if one["type"] == "extra_forbidden")
         problem = next(unknown, problems[0])
-        place = _place_of(model, problem["loc"])
+        place, section = _place_of(model, problem["loc"])
         if problem["type"] == "extra_forbidden":
             raise ConfigurationError(
-                f"{where}: unknown key {'.'.join(place)!r}.", hint=_nearest(model, problem["loc"])
+                f"{where}: unknown key {'.'.join(place)!r}.", hint=_nearest(place, section)
             ) from None
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "union_tag_not_found":
@@ -244,8 +244,12 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
         raise ConfigurationError(f"{where}: {'.'.join(place)}: {reason}.") from None
 
 
-def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> list[str]:
-    """Where a problem is, as users see it: without the kinds of sections that pydantic names."""
+def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[str], Any]:
+    """Where a problem is, as users see it, and the annotation of the section that it is in.
+
+    Users do not see the kinds of sections, which pydantic names.
+    """
+    section: Any = None
     level: Any = model
     place = []
     for part in map(str, told):
@@ -253,8 +257,8 @@ def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> list[str]:
             level = _of_kind(level, part)
             continue
         place.append(part)
-        level = _inside(level, part)
-    return place
+        section, level = level, _inside(level, part)
+    return place, section
 
 
 def _of_kind(union: Any, kind: str) -> Any:
@@ -274,14 +278,14 @@ def _inside(level: Any, name: str) -> Any:
     return inside[-1] if inside else None
 
 
-def _nearest(model: type[BaseModel], told: Sequence[int | str]) -> str:
-    """Words that name the known key nearest to an unknown one."""
-    level: Any = model
-    for part in map(str, told[:-1]):
-        is_union = get_origin(level) in {Union, UnionType}
-        level = _of_kind(level, part) if is_union else _inside(level, part)
-    place = _place_of(model, told)
-    known = known_keys(level)
+def _nearest(place: Sequence[str], section: Any) -> str:
+    """Words that name the known key nearest to an unknown one.
+
+    Args:
+        place: where the unknown key is.
+        section: the annotation of the section that it is in.
+    """
+    known = known_keys(section)
     if near := difflib.get_close_matches(place[-1], known, n=1):
         return f"Did you mean {'.'.join([*place[:-1], near[0]])!r}?"
     elsewhere = [f"lake.{key}" for key in keys()] + [

@@ -28,6 +28,7 @@ from chronolake.rawlake import (
     ControlKind,
     DataFile,
     Landing,
+    Namings,
     land_control,
     landing,
     namings_of,
@@ -101,15 +102,15 @@ def apply(
         CommitError: a step could not be published; those before it are.
     """
     filling = Filling(lake, stream, lease)
-    _settle(filling)
+    namings = namings_of(stream.folder)
+    _settle(filling, namings)
     for step in _steps(files, step_bytes):
         wanted = current(stream)
         if wanted != filling.stream:
             log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
             filling = replace(filling, stream=wanted)
-            _settle(filling)
+            _settle(filling, namings)
         size = sum(file.size for file in step)
-        namings = namings_of(stream.folder)
         landed = landing(lake.session_for_versions(stream.table, size), step, namings)
         reach("sync.surveyed")
         written = _apply(filling, landed) if landed.rows else 0
@@ -154,7 +155,7 @@ def _apply(filling: Filling, landed: Landing) -> int:
     return write(filling, stream.table, landed, seen, files=files)
 
 
-def _settle(filling: Filling) -> None:
+def _settle(filling: Filling, namings: Namings) -> None:
     """Make a table as configuration and source want it by now, before any new data."""
     lake, stream = filling.lake, filling.stream
     table = lake.catalog.find(stream.table)
@@ -164,7 +165,7 @@ def _settle(filling: Filling) -> None:
     if stream.offered.is_ours:
         kept = Control(ControlKind.KEPT, kept_as(stream))
         land_control(stream.folder, kept, guard=filling.lease.expect_held)
-    if table is None or not (is_kept_otherwise(table, stream) or is_renamed(table, stream)):
+    if table is None or not (is_kept_otherwise(table, stream) or is_renamed(table, namings)):
         return
     if table.property_of(WATERMARK_PROPERTY) is None:
         # Nothing was ever applied to it.

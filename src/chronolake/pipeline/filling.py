@@ -28,7 +28,7 @@ from chronolake.pipeline.properties import (
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
-from chronolake.rawlake import Landing, columns_of, mark, namings_of
+from chronolake.rawlake import Landing, columns_of, mark
 from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.table.landed import write_versions
 from chronolake.table.pulled import SYSTEM_COLUMNS, create_pulled, layout_of
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
+    from chronolake.rawlake import Namings
     from chronolake.rawlake.reading import SeenByField
     from chronolake.table.succession import Layout
     from chronolake.types import Column, TableName
@@ -198,10 +199,9 @@ def kept_as(stream: Stream) -> dict[str, object]:
     }
 
 
-def is_renamed(table: IcebergTable, stream: Stream) -> bool:
+def is_renamed(table: IcebergTable, namings: Namings) -> bool:
     """Whether the source has given fields other names since the table was made."""
-    now = namings_of(stream.folder).now
-    return any(now.get(number) != name for number, name in names_of(table).items())
+    return any(namings.now.get(number) != name for number, name in names_of(table).items())
 
 
 def names_of(table: IcebergTable) -> dict[int, str]:

@@ -36,6 +36,8 @@ _SECONDS: Final = 60.0
 _RENEWED_EVERY: Final = 10.0
 #: The leases that this process holds: the store's address, and the pipeline.
 _held: set[tuple[str, str]] = set()
+#: Taking a lease and noting it are one step for the threads of a process.
+_taking: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,9 @@ def leased(
         LakeError: the store does not answer.
     """
     key = store.address, pipeline
-    lease = _taken(store, pipeline, seconds, above, is_held_here=key in _held)
-    _held.add(key)
+    with _taking:
+        lease = _taken(store, pipeline, seconds, above, is_held_here=key in _held)
+        _held.add(key)
     done = threading.Event()
     renewing = threading.Thread(
         target=_renew, args=(store, lease, seconds, done), name=f"lease-{pipeline}", daemon=True

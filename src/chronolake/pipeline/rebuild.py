@@ -120,7 +120,7 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
     expect_own(table, stream)
-    if is_kept_otherwise(table, stream) or is_renamed(table, stream):
+    if is_kept_otherwise(table, stream) or is_renamed(table, namings_of(stream.folder)):
         raise ConfigurationError(
             "chronolake.yml, or the source, wants the table otherwise than it is.",
             table=str(stream.table),

@@ -137,11 +137,12 @@ class Namings:
         A field that has gone keeps its last name, unless another one has it now.
         """
         found: dict[int, str] = {}
+        taken: set[str] = set()
         for naming in reversed(self.every):
             for name, number in sorted(naming.fields.items(), key=lambda item: item[1]):
                 if number not in found:
-                    is_taken = name in found.values()
-                    found[number] = f"{name}_{number}" if is_taken else name
+                    found[number] = f"{name}_{number}" if name in taken else name
+                    taken.add(found[number])
         return found
 
     def before(self, file: DataFile) -> int:

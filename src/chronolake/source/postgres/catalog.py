@@ -118,11 +118,6 @@ class SourceTable:
         """The name of its stream."""
         return f"{self.schema}.{self.name}"
 
-    @property
-    def default_table(self) -> str:
-        """What its table in the lake is called, if the configuration does not say."""
-        return default_table(self.stream)
-
 
 def default_table(stream: str) -> str:
     """What the table of a stream is called in the lake, if the configuration does not say."""

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 #: So many pages of 8 KiB are one range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
 _CHUNK_BYTES: Final = 8 * 2**20
-_RANGE: Final = "relation string, begin bigint, finish bigint"
 
 
 @dataclass(frozen=True)

@@ -110,14 +110,14 @@ class PostgresDatabase:
         copied: list[Following] = []
         with _spooling(self.project.lake.path, self.pipeline) as folder:
             for name, told in positions.items():
-                table = self._tables.get(name)
-                problem = self._problem(name, table, state)
-                if table is None or problem is not None:
+                try:
+                    table = self._table(name, state)
+                except SourceError as failure:
                     if told is not None:
                         # What changes until it is mended is not in the log.
                         position = replace(LogPosition.from_json(told), has_unlogged=True)
                         yield Piece(name, None, (), position.as_json())
-                    yield Failure(name, problem or _gone(name))
+                    yield Failure(name, failure)
                     continue
                 one = Following(
                     table, state.position(table, told), folder / uuid4().hex, state.domains
@@ -234,28 +234,40 @@ class PostgresDatabase:
                     )
                 time.sleep(0.05)
 
-    def _problem(self, name: str, table: SourceTable | None, state: _State) -> SourceError | None:
-        """Why the log does not tell everything of a table, or None."""
+    def _table(self, name: str, state: _State) -> SourceTable:
+        """The table of a stream.
+
+        Raises:
+            SourceError: it is not there, or the log does not tell everything of it.
+        """
+        table = self._tables.get(name)
         if table is None:
-            return _gone(name)
+            raise SourceError(
+                f"The database has no table {name}.",
+                hint="It was dropped, or has another name or schema now. Take it out of `tables`, "
+                "or write schema.table; the schema has to be among `schemas`.",
+            )
         if not table.key:
-            return _no_key(table)
+            raise SourceError(
+                f"The table {name} has no primary key, so its rows cannot be told apart.",
+                hint=f"Give it one: ALTER TABLE {name} ADD PRIMARY KEY (…);",
+            )
         publication = self.slot.publication
         again = f"`chronolake resync {self.pipeline} --stream {name}`"
         published = state.published.get(table.oid)
         if published is None:
-            return SourceError(
+            raise SourceError(
                 f"The table {name} is not in the publication {publication}.",
                 hint="`chronolake check --create` adds it.",
             )
         if table.is_cut_by(published):
             missing = table.missing_in(published)
             what = f"without {', '.join(missing)}" if missing else "with some of its rows only"
-            return SourceError(
+            raise SourceError(
                 f"The publication {publication} has the table {name} {what}.",
                 hint=f"Publish it without a list of columns and without WHERE, and then {again}.",
             )
-        return None
+        return table
 
     def _gap(self, following: Following, state: _State) -> SourceError | None:
         """Why the log does not go on where a stream is, or None."""
@@ -328,21 +340,6 @@ class _State:
             published=since,
             has_unlogged=position.has_unlogged or not is_gapless,
         )
-
-
-def _gone(name: str) -> SourceError:
-    return SourceError(
-        f"The database has no table {name}.",
-        hint="It was dropped, or has another name or schema now. Take it out of `tables`, or write "
-        "schema.table; the schema has to be among `schemas`.",
-    )
-
-
-def _no_key(table: SourceTable) -> SourceError:
-    return SourceError(
-        f"The table {table.stream} has no primary key, so its rows cannot be told apart.",
-        hint=f"Give it one: ALTER TABLE {table.stream} ADD PRIMARY KEY (…);",
-    )
 
 
 def _slot_name(pipeline: str) -> str:

@@ -64,9 +64,7 @@ class LogPosition:
 
     def fits(self, table: SourceTable) -> bool:
         """Whether a table is what the log has told of it, by its columns and its storage."""
-        mine = {(one.number, one.name, one.type_oid, one.type_modifier) for one in self.columns}
-        there = {(one.number, one.name, one.type_oid, one.type_modifier) for one in table.columns}
-        return mine == there and self.storage == table.storage
+        return set(self.columns) == set(table.columns) and self.storage == table.storage
 
     def copied(self, table: SourceTable, *, lsn: int, at_micros: int, server: int) -> LogPosition:
         """Where the stream is when a copy of its table has landed.

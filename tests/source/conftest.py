@@ -1,0 +1,29 @@
+"""Databases that are synced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from databases import Shop
+from postgresql import server
+
+
+@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server's address, once for each version that is supported."""
+    with server(version=request.param, wal_level="logical") as found:
+        yield found
+
+
+@pytest.fixture
+def shop(address: str, tmp_path: Path) -> Iterator[Shop]:
+    """A database without tables, and the project that syncs it."""
+    there = Shop(tmp_path, address)
+    there.run("DROP SCHEMA IF EXISTS public, oracle CASCADE", "CREATE SCHEMA public")
+    yield there
+    there.run(
+        "DROP PUBLICATION IF EXISTS chronolake_shop",
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
+    )
