@@ -11,6 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
+#: How many processes share the tests; each has a Spark of its own, in about 3 GiB.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help setup demo demo-postgres demo-lake demo-destination test test-all check format bench bench-tools protos lock clean
 
@@ -43,10 +46,10 @@ demo-destination: setup  ## start a destination, replay real batch files, show t
 	@JAVA_HOME="$$(scripts/find-java)" examples/demo.sh
 
 test: setup  ## what CI runs: everything but the long tests
-	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -m pytest -m "not long" $(ARGS)
+	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) -m "not long" $(ARGS)
 
 test-all: setup  ## every test
-	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -m pytest $(ARGS)
+	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) $(ARGS)
 
 check: $(LOCKED)  ## lint, format, types, layers
 	@$(BIN)/ruff check

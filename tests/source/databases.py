@@ -22,6 +22,7 @@ from datalakes import iceberg, project
 _PIPELINE: Final = """  shop:
     mode: {mode}
     source: {{type: postgres, dsn: '{dsn}'}}
+    streams: {streams}
 """
 
 
@@ -31,8 +32,16 @@ class Shop:
     def __init__(self, folder: Path, dsn: str, mode: str = "history") -> None:
         self.dsn = dsn
         self.folder = folder
-        self.project: Project = project(folder, _PIPELINE.format(mode=mode, dsn=dsn))
+        self.mode = mode
+        self.project = self._configured()
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
+
+    def configure(self, *, streams: str) -> None:
+        """Change what is different for single streams."""
+        self.project = self._configured(streams)
+
+    def _configured(self, streams: str = "{}") -> Project:
+        return project(self.folder, _PIPELINE.format(mode=self.mode, dsn=self.dsn, streams=streams))
 
     def run(self, *statements: str) -> None:
         """Run statements, each in a transaction of its own."""

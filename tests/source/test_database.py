@@ -408,3 +408,36 @@ def _copied(shop: Shop, query: str) -> list[tuple[str | None, ...]]:
         with cursor.copy(statement) as copy:
             found = list(copy.rows())
     return found
+
+
+def test_a_key_that_changes_wants_another_table(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, code text NOT NULL)",
+        "INSERT INTO orders VALUES (1, 'a'), (2, 'b')",
+    )
+    shop.prepare()
+    shop.synced()
+    shop.run(
+        "UPDATE orders SET code = 'c' WHERE id = 2",
+        "ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (code)",
+        "INSERT INTO orders VALUES (3, 'd')",
+        "DELETE FROM orders WHERE code = 'a'",
+    )
+    before = shop.versions("orders", ("id", "code"))
+    for _ in range(2):
+        (stream,) = shop.sync().streams
+        assert "identifies a record by code now, and the table by id" in (stream.error or "")
+        assert shop.versions("orders", ("id", "code")) == before
+
+    # As the hint says.
+    (folder,) = shop.project.lake.path.glob("raw/**/object=public.orders")
+    assert str(folder) in (stream.error or "")
+    folder.rename(shop.folder / "away")
+    shop.configure(streams="{public.orders: {table: orders_by_code}}")
+    shop.synced()
+    assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, True), ("d", 3, True)]
+    assert shop.versions("orders", ("id", "code")) == before
+    shop.run("DELETE FROM orders WHERE code = 'c'")
+    shop.synced()
+    assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, False), ("d", 3, True)]
+    assert shop.agrees()

@@ -43,7 +43,7 @@ def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], 
 
 def test_a_position_is_stored_as_it_is() -> None:
     columns = (SourceColumn(1, "Ü", 25, -1), SourceColumn(None, "x", 25, -1))
-    position = LogPosition(2**60, 5, columns, 7, (8, 9), 10, -11, has_unlogged=True)
+    position = LogPosition(2**60, 5, columns, 7, (1, 4), (8, 9), 10, -11, has_unlogged=True)
     assert LogPosition.from_json(position.as_json()) == position
 
 

@@ -142,14 +142,14 @@ def _apply(filling: Filling, landed: Landing) -> int:
     expect_own(table, stream)
     filling.lease.guard(table)
     seen = united(seen_of(table), landed.seen)
-    expect_same_key(table, landed.key, file=landed.watermark)
+    expect_same_key(table, stream, landed.key, landed.namings, file=landed.watermark)
     columns = columns_for(stream, seen, landed.key)
     if _needs_rebuild(table, columns):
         return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
     erase_purged(filling, table, landed)
     wanted = with_system_columns(columns, stream.mode)
     # Fields keep their place; new ones come last.
-    alter(lake, stream.table, wanted, drop_columns=False, also_pulled=True)
+    alter(lake, stream.table, wanted, drop_columns=False, guard=filling.lease.guard)
     reach("sync.table-ready")
     files = int(table.property_of(FILES_PROPERTY) or 0) + len(landed.files)
     return write(filling, stream.table, landed, seen, files=files)

@@ -201,13 +201,13 @@ def kept_as(stream: Stream) -> dict[str, object]:
 
 def is_renamed(table: IcebergTable, namings: Namings) -> bool:
     """Whether the source has given fields other names since the table was made."""
-    return any(namings.now.get(number) != name for number, name in names_of(table).items())
+    return any(name != now for name, now in renamed(table, namings).items())
 
 
-def names_of(table: IcebergTable) -> dict[int, str]:
-    """The names that numbered fields have in a table."""
+def renamed(table: IcebergTable, namings: Namings) -> dict[str, str]:
+    """The present names of a table's numbered fields, by the names that they have in it."""
     stored = orjson.loads(table.property_of(NAMES_PROPERTY) or "{}")
-    return {int(number): name for number, name in stored.items()}
+    return {name: namings.now.get(int(number), name) for number, name in stored.items()}
 
 
 def _names_to_json(names: dict[int, str]) -> str:
@@ -242,25 +242,40 @@ def expect_own(table: IcebergTable, stream: Stream) -> None:
     expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
 
 
-def expect_same_key(table: IcebergTable, key: Sequence[str], *, file: str | None = None) -> None:
+def expect_same_key(
+    table: IcebergTable,
+    stream: Stream,
+    key: Sequence[str],
+    namings: Namings,
+    *,
+    file: str | None = None,
+) -> None:
     """Refuse records that are identified by other fields than the table's.
 
     Args:
         table: the table.
-        key: what identifies the records.
+        stream: the stream that fills it.
+        key: what identifies the records, by its present names.
+        namings: how fields were called, and are by now.
         file: the last file that they stand in, if they have landed.
 
     Raises:
         SourceError: it is something else than in the table.
     """
-    stored = describe_loaded(table).record_key
+    now = renamed(table, namings)
+    stored = [now.get(name, name) for name in describe_loaded(table).record_key]
     if set(stored) != set(key):
+        ours = (
+            f"Move {stream.folder.path} away, and give the stream another `table:` in "
+            "chronolake.yml: the next sync copies it into that one, and this one stays as it is."
+        )
+        theirs = "Files that identify records otherwise make a table of their own, in a lake apart."
         raise SourceError(
             f"The source identifies a record by {', '.join(key)} now, and the table by "
             f"{', '.join(stored)}.",
             table=str(table.name),
             file=file,
-            hint="Bring the stream into a new table: give it another `table:` in chronolake.yml.",
+            hint=ours if stream.offered.is_ours else theirs,
         )
 
 

@@ -14,8 +14,9 @@ import structlog
 
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
+from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
-from chronolake.rawlake import Control, ControlKind, land, land_control
+from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of
 from chronolake.source.offered import Failure, Snapshot
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.store import Store
@@ -143,6 +145,7 @@ class _Landing:
         if piece.versions is None:
             return []
         self._name(piece.numbers)
+        self._expect_same_key(self.lake.catalog.find(self.stream.table), piece.columns)
         return self._land(piece.versions, piece.columns)
 
     def _of_snapshot(self, snapshot: Snapshot) -> list[DataFile]:
@@ -150,10 +153,17 @@ class _Landing:
         self._name(snapshot.numbers)
         self.complete(self.stream.name)
         table = self.lake.catalog.find(self.stream.table)
+        self._expect_same_key(table, snapshot.columns)
         versions, columns = versions_of(self.lake, snapshot, table)
         if self.anew:
             self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})
         return self._land(versions, columns)
+
+    def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:
+        """Refuse what the table could not take before it stands in the raw lake for good."""
+        if table is not None:
+            key = [column.name for column in columns if column.primary_key]
+            expect_same_key(table, self.stream, key, namings_of(self.stream.folder))
 
     def _land(self, versions: DataFrame, columns: Sequence[Column]) -> list[DataFile]:
         return land(versions, columns, self.stream.folder, guard=self.lease.expect_held)

@@ -15,7 +15,7 @@ from chronolake.pipeline.filling import (
     expect_own,
     is_kept_otherwise,
     is_renamed,
-    names_of,
+    renamed,
     seen_of,
     write,
 )
@@ -173,7 +173,7 @@ def _made_of_lake(filling: Filling, table: IcebergTable, last: str | None) -> It
     namings = namings_of(stream.folder)
     landed = landing(spark, files, namings)
     # Columns stay where they are in the table.
-    now = {name: namings.now[number] for number, name in names_of(table).items()}
+    now = renamed(table, namings)
     seen = united({now.get(name, name): frozenset() for name in seen_of(table)}, landed.seen)
     hidden = TableName(SCRATCH_SCHEMA, stage_name())
     try:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS
 from chronolake.description import describe_loaded
-from chronolake.pipeline.filling import expect_same_key
 from chronolake.rawlake import spelled, wider
 from chronolake.session import CATALOG
 from chronolake.types import ACTIVE, DELETED, Column, ColumnType, Kind, Mode, literal, quoted
@@ -52,9 +51,6 @@ def versions_of(
     Returns:
         Record versions, and their data columns: the snapshot's. A key that was stored in a wider
         type than the source has by now is told in that one.
-
-    Raises:
-        SourceError: the source identifies a record by something else than the table.
     """
     at = (
         f"{snapshot.at_micros}L AS {MODIFIED}",
@@ -67,7 +63,6 @@ def versions_of(
         told = f"CAST(NULL AS BIGINT) AS {DELETED_AT}", f"true AS {TELLS}"
         return snapshot.rows.selectExpr(*names, *at, *told), columns
 
-    expect_same_key(table, [column.name for column in columns if column.primary_key])
     description = describe_loaded(table)
     # What the table has no column for is null in it.
     stored = [

@@ -28,7 +28,7 @@ from chronolake.table.sql import col
 from chronolake.types import Column, Mode, mode_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -108,7 +108,7 @@ def alter(
     columns: Sequence[Column],
     *,
     drop_columns: bool,
-    also_pulled: bool = False,
+    guard: Callable[[IcebergTable], None] | None = None,
 ) -> bool:
     """Give a table the wanted columns, types and key; all of it or nothing.
 
@@ -117,7 +117,9 @@ def alter(
         name: the table.
         columns: the wanted columns; the table keeps the order of those it has.
         drop_columns: whether columns that are not wanted are dropped (or kept with their data).
-        also_pulled: whether it may be a table that a pipeline fills.
+        guard: of the pipeline that fills the table: asked about each state of it that is to change;
+            raises if the pipeline's process may not write to it any more. Without one, the table
+            must not be filled by a pipeline.
 
     Returns:
         Whether anything had to change.
@@ -129,17 +131,20 @@ def alter(
         TypeChangeError: stored values do not fit their new type.
         DuplicateKeyError: rows would have the same new key.
         CommitError: others were first too often.
+        Exception: what `guard` raises; nothing has changed.
     """
     drop_abandoned(lake)
 
     def attempt(table: IcebergTable) -> bool:
+        if guard is not None:
+            guard(table)
         plan = plan_alter(describe_loaded(table), columns, drop_columns=drop_columns)
         if plan is None:
             return False
         _run(lake, table, plan)
         return True
 
-    return until_published(lake, name, attempt, also_pulled=also_pulled)
+    return until_published(lake, name, attempt, also_pulled=guard is not None)
 
 
 def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:

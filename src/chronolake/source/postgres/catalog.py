@@ -114,6 +114,17 @@ class SourceTable:
         return [one.name for one in self.columns if one.name not in published.columns]
 
     @property
+    def key_numbers(self) -> tuple[int, ...]:
+        """The numbers of the key's columns, in increasing order."""
+        return tuple(
+            sorted(
+                one.number
+                for one in self.columns
+                if one.name in self.key and one.number is not None
+            )
+        )
+
+    @property
     def stream(self) -> str:
         """The name of its stream."""
         return f"{self.schema}.{self.name}"

@@ -125,7 +125,7 @@ class PostgresDatabase:
                 problem = None if told is None else self._gap(one, state)
                 if problem is not None and not anew:
                     yield Failure(name, problem)
-                elif told is None or problem is not None or one.position.table != table.oid:
+                elif told is None or problem is not None or not one.position.is_of(table):
                     copied.append(one)
                 else:
                     followed.append(one)
@@ -331,7 +331,14 @@ class _State:
         since = self.published[table.oid].since
         if told is None:
             return LogPosition(
-                self.begins, 0, table.columns, table.oid, table.storage, since, self.server
+                self.begins,
+                0,
+                table.columns,
+                table.oid,
+                table.key_numbers,
+                table.storage,
+                since,
+                self.server,
             )
         position = LogPosition.from_json(told)
         is_gapless = position.published == since

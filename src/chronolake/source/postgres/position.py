@@ -26,6 +26,7 @@ class LogPosition:
         last_micros: the time of the last version, in microseconds since 1970.
         columns: the table's columns when it was last looked at.
         table: the table's oid: another table may get its name.
+        key: the numbers of the columns that told its rows apart then, in increasing order.
         storage: what held its rows then.
         published: since when it is published (`catalog.Published.since`).
         server: which database this is a position of (`catalog.server_of`).
@@ -40,6 +41,7 @@ class LogPosition:
     last_micros: int
     columns: tuple[SourceColumn, ...]
     table: int
+    key: tuple[int, ...]
     storage: tuple[int, ...]
     published: int
     server: int
@@ -55,12 +57,17 @@ class LogPosition:
             told["last_micros"],
             columns,
             told["table"],
+            tuple(told["key"]),
             tuple(told["storage"]),
             told["published"],
             told["server"],
             told["is_numbered"],
             told["has_unlogged"],
         )
+
+    def is_of(self, table: SourceTable) -> bool:
+        """Whether it is a position of a table whose rows are told apart as they are now."""
+        return (self.table, self.key) == (table.oid, table.key_numbers)
 
     def fits(self, table: SourceTable) -> bool:
         """Whether a table is what the log has told of it, by its columns and its storage."""
@@ -81,6 +88,7 @@ class LogPosition:
             last_micros=at_micros,
             columns=table.columns,
             table=table.oid,
+            key=table.key_numbers,
             storage=table.storage,
             server=server,
             is_numbered=self.is_numbered and self.table == table.oid,
@@ -100,6 +108,7 @@ class LogPosition:
                 [one.number, one.name, one.type_oid, one.type_modifier] for one in self.columns
             ],
             "table": self.table,
+            "key": list(self.key),
             "storage": list(self.storage),
             "published": self.published,
             "server": self.server,
