@@ -578,6 +578,50 @@ def test_a_mode_that_changes_while_its_pipeline_runs(pipeline: Pipeline) -> None
     ]
 
 
+def test_types_that_go_on_changing_make_the_table_anew_once(pipeline: Pipeline) -> None:
+    for key, fields in enumerate(
+        [{"N": "5", "N_i": 5}, {"N": "6", "N_i": 6}, {"N": "x"}, {"D": "1", "D_i": 1}, {"D": "y"}]
+    ):
+        pipeline.source.write("Account", [_row(str(key), 1, "1", **fields)])
+    steps: list[tuple[int, int, int]] = []
+
+    def watch(event: Event) -> None:
+        if event.kind is EventKind.PUBLISHED and event.stream is not None:
+            steps.append((event.stream.files, event.stream.rows, event.files_left))
+
+    result = pipeline.sync(watch=watch, step_bytes=1)
+
+    assert result.status is Status.SUCCEEDED, [one.error for one in result.streams]
+    # The third file's text makes the column a text; that the fifth does so too costs nothing more.
+    assert steps == [(1, 1, 4), (2, 2, 3), (5, 5, 0)]
+    assert pipeline.versions("N", "D") == [
+        (key, _T + _SECOND, TMAX_MICROS, True, number, other)
+        for key, number, other in [
+            ("0", "5", None),
+            ("1", "6", None),
+            ("2", "x", None),
+            ("3", None, "1"),
+            ("4", None, "y"),
+        ]
+    ]
+
+
+def test_a_file_without_rows_is_passed_over(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1")])
+    pipeline.done()
+    empty = pipeline.source.write("Account", [_row("2", 1, "1")])
+    pq.write_table(pq.read_table(empty).slice(0, 0), empty)
+    (before,) = pipeline.sync().streams
+    # The table does not say that it has it: no position that is told is ahead of the table's.
+    assert (
+        before.position
+        == pipeline.source.path("Account", 1).relative_to(empty.parent.parent).as_posix()
+    )
+    pipeline.source.write("Account", [_row("3", 1, "1")])
+    pipeline.done()
+    assert [row[0] for row in pipeline.versions()] == ["1", "3"]
+
+
 def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> None:
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
     pipeline.done()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
+    from chronolake.rawlake.reading import SeenByField
     from chronolake.types import Column
 
 log = structlog.get_logger(__name__)
@@ -59,14 +60,14 @@ class Applied:
     """What one step did.
 
     Attributes:
-        watermark: the last file that is in the table now.
+        watermark: the last file that is in the table now; None: nothing is, not even a table.
         files: number of files of the step.
         bytes: their size.
         rows: their rows, duplicates included.
         written: rows of the table that are new or changed.
     """
 
-    watermark: str
+    watermark: str | None
     files: int
     bytes: int
     rows: int
@@ -85,6 +86,8 @@ def apply(
     """Apply files to a stream's table, in steps that are published one by one.
 
     A table that is kept otherwise than the configuration wants is made anew before the next step.
+    Where a step has values that a column's type cannot be widened for in place, the table is made
+    anew of all files at once: types that go on changing cost that once, and not with every step.
 
     Args:
         lake: the lake.
@@ -104,17 +107,30 @@ def apply(
     filling = Filling(lake, stream, lease)
     namings = namings_of(stream.folder)
     _settle(filling, namings)
+    done = 0
     for step in _steps(files, step_bytes):
         wanted = current(stream)
         if wanted != filling.stream:
             log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
             filling = replace(filling, stream=wanted)
             _settle(filling, namings)
-        size = sum(file.size for file in step)
-        landed = landing(lake.session_for_versions(stream.table, size), step, namings)
+        table = lake.catalog.find(stream.table)
+        landed = _landing(filling, step, namings)
         reach("sync.surveyed")
-        written = _apply(filling, landed) if landed.rows else 0
-        yield Applied(landed.watermark, len(step), size, landed.rows, written)
+        if not landed.rows:
+            yield _applied(None if table is None else table.property_of(WATERMARK_PROPERTY), landed)
+        elif table is None:
+            yield _applied(landed.watermark, landed, written=_begin(filling, landed))
+        elif (columns := _columns(filling, table, landed)).are_in_place:
+            written = _go_on(filling, table, landed, columns)
+            yield _applied(landed.watermark, landed, written=written)
+        else:
+            is_last = done + len(step) == len(files)
+            left = landed if is_last else _landing(filling, files[done:], namings)
+            written = rebuild(lake, stream, lease, upto=files[-1])
+            yield _applied(left.watermark, left, written=written)
+            return
+        done += len(step)
 
 
 def _steps(files: Sequence[DataFile], step_bytes: int) -> Iterator[list[DataFile]]:
@@ -130,29 +146,62 @@ def _steps(files: Sequence[DataFile], step_bytes: int) -> Iterator[list[DataFile
         yield step
 
 
-def _apply(filling: Filling, landed: Landing) -> int:
-    lake, stream = filling.lake, filling.stream
-    table = lake.catalog.find(stream.table)
-    if table is None:
-        columns = columns_for(stream, landed.seen, landed.key)
-        filling.create(stream.table, columns, properties=filling.properties)
-        reach("sync.table-ready")
-        erase_purged(filling, None, landed)
-        return write(filling, stream.table, landed, landed.seen, files=len(landed.files))
+def _landing(filling: Filling, files: Sequence[DataFile], namings: Namings) -> Landing:
+    size = sum(file.size for file in files)
+    spark = filling.lake.session_for_versions(filling.stream.table, size)
+    return landing(spark, files, namings)
+
+
+def _applied(watermark: str | None, landed: Landing, *, written: int = 0) -> Applied:
+    size = sum(file.size for file in landed.files)
+    return Applied(watermark, len(landed.files), size, landed.rows, written)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What a table's columns have to be for more files.
+
+    Attributes:
+        seen: the forms of every field, in these files and those of the table.
+        every: the columns.
+        are_in_place: whether the table's can become these without a look at its rows.
+    """
+
+    seen: SeenByField
+    every: tuple[Column, ...]
+    are_in_place: bool
+
+
+def _columns(filling: Filling, table: IcebergTable, landed: Landing) -> _Columns:
+    stream = filling.stream
     expect_own(table, stream)
     filling.lease.guard(table)
-    seen = united(seen_of(table), landed.seen)
     expect_same_key(table, stream, landed.key, landed.namings, file=landed.watermark)
-    columns = columns_for(stream, seen, landed.key)
-    if _needs_rebuild(table, columns):
-        return rebuild(lake, stream, filling.lease, upto=landed.files[-1])
+    seen = united(seen_of(table), landed.seen)
+    every = columns_for(stream, seen, landed.key)
+    return _Columns(seen, every, not _needs_rebuild(table, every))
+
+
+def _begin(filling: Filling, landed: Landing) -> int:
+    """Make the table of its first files; gives the number of rows that were written."""
+    stream = filling.stream
+    columns = columns_for(stream, landed.seen, landed.key)
+    filling.create(stream.table, columns, properties=filling.properties)
+    reach("sync.table-ready")
+    erase_purged(filling, None, landed)
+    return write(filling, stream.table, landed, landed.seen, files=len(landed.files))
+
+
+def _go_on(filling: Filling, table: IcebergTable, landed: Landing, columns: _Columns) -> int:
+    """Apply files to a table whose columns can hold them; gives the number of rows written."""
+    stream = filling.stream
     erase_purged(filling, table, landed)
-    wanted = with_system_columns(columns, stream.mode)
+    wanted = with_system_columns(columns.every, stream.mode)
     # Fields keep their place; new ones come last.
-    alter(lake, stream.table, wanted, drop_columns=False, guard=filling.lease.guard)
+    alter(filling.lake, stream.table, wanted, drop_columns=False, guard=filling.lease.guard)
     reach("sync.table-ready")
     files = int(table.property_of(FILES_PROPERTY) or 0) + len(landed.files)
-    return write(filling, stream.table, landed, seen, files=files)
+    return write(filling, stream.table, landed, columns.seen, files=files)
 
 
 def _settle(filling: Filling, namings: Namings) -> None:

@@ -269,7 +269,7 @@ def expect_same_key(
             f"Move {stream.folder.path} away, and give the stream another `table:` in "
             "chronolake.yml: the next sync copies it into that one, and this one stays as it is."
         )
-        theirs = "Files that identify records otherwise make a table of their own, in a lake apart."
+        theirs = "Files that identify records otherwise make another table, in a lake apart."
         raise SourceError(
             f"The source identifies a record by {', '.join(key)} now, and the table by "
             f"{', '.join(stored)}.",

@@ -175,7 +175,7 @@ def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, .
             f"Some files identify a record by {', '.join(one_key)}, and others by "
             f"{', '.join(other)}.",
             file=str(file.path),
-            hint="Bring the stream into a new table, with `table:` in chronolake.yml, and re-sync.",
+            hint="Files that identify records otherwise make another table, in a lake apart.",
         )
     return next(iter(keys), (KEY.name,))
 
