@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from datalakes import iceberg, project
 
 _PIPELINE: Final = """  shop:
     mode: {mode}
-    source: {{type: postgres, dsn: '{dsn}'}}
+    source: {{type: postgres, dsn: '{dsn}', method: {method}}}
     streams: {streams}
 """
 
@@ -29,19 +30,18 @@ _PIPELINE: Final = """  shop:
 class Shop:
     """The pipeline `shop` of a database, which is changed through `run`."""
 
-    def __init__(self, folder: Path, dsn: str, mode: str = "history") -> None:
+    def __init__(self, folder: Path, dsn: str) -> None:
         self.dsn = dsn
         self.folder = folder
-        self.mode = mode
-        self.project = self._configured()
+        self.configure()
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
-    def configure(self, *, streams: str) -> None:
-        """Change what is different for single streams."""
-        self.project = self._configured(streams)
-
-    def _configured(self, streams: str = "{}") -> Project:
-        return project(self.folder, _PIPELINE.format(mode=self.mode, dsn=self.dsn, streams=streams))
+    def configure(
+        self, *, mode: str = "history", method: str = "logical_replication", streams: str = "{}"
+    ) -> None:
+        """Write the configuration; `streams` is what is different for single ones."""
+        told = _PIPELINE.format(mode=mode, dsn=self.dsn, method=method, streams=streams)
+        self.project: Project = project(self.folder, told)
 
     def run(self, *statements: str) -> None:
         """Run statements, each in a transaction of its own."""
@@ -82,6 +82,33 @@ class Shop:
         names = (*columns, ACTIVE)
         rows = sorted(found.to_pylist(), key=lambda row: (repr(row[columns[0]]), row[START]))
         return [tuple(row[name] for name in names) for row in rows]
+
+    def told(
+        self, name: str, key: Sequence[str], columns: Sequence[str]
+    ) -> dict[tuple[Any, ...], list[Any]]:
+        """By key what a history table says that a record was; None where it was not there."""
+        found: dict[tuple[Any, ...], list[Any]] = {}
+        ends: dict[tuple[Any, ...], int] = {}
+        active: Counter[tuple[Any, ...]] = Counter()
+        for row in sorted(self.table(name).to_pylist(), key=lambda row: row[START]):
+            record = tuple(row[column] for column in key)
+            states = found.setdefault(record, [])
+            if record in ends and ends[record] + 1 < row[START]:
+                states.append(None)
+            states.append(tuple(row[column] for column in columns))
+            ends[record] = row[END]
+            active[record] += row[ACTIVE]
+            assert row[START] <= row[END]
+        for record, states in found.items():
+            assert active[record] <= 1
+            if not active[record]:
+                states.append(None)
+        return found
+
+    def present(self, name: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        """The columns of every active version of a history table."""
+        rows = [row for row in self.table(name).to_pylist() if row[ACTIVE]]
+        return sorted([tuple(row[column] for column in columns) for row in rows], key=repr)
 
     def agrees(self) -> bool:
         """Whether every table holds what its raw lake holds."""

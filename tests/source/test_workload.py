@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import psycopg
 import pytest
 import workload
 from databases import Shop
 
 from chronolake.failpoints import FAILPOINTS
-from chronolake.types import ACTIVE, END, START
 from processes import COMMAND, killed
 
 _POINTS = [
@@ -24,31 +22,6 @@ def shop(shop: Shop) -> Shop:
     """A shop with the tables of the random work."""
     workload.set_up(shop.dsn)
     return shop
-
-
-def _told(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...], list[Any]]:
-    """By key what a history table says that a record was; None where it was not there."""
-    found: dict[tuple[Any, ...], list[Any]] = {}
-    ends: dict[tuple[Any, ...], int] = {}
-    rows = sorted(shop.table(table).to_pylist(), key=lambda row: row[START])
-    for row in rows:
-        key = tuple(row[name] for name in workload.TABLES[table])
-        states = found.setdefault(key, [])
-        if key in ends and ends[key] + 1 < row[START]:
-            states.append(None)
-        states.append(tuple(row[name] for name in names))
-        ends[key] = row[END]
-        assert row[START] <= row[END]
-    for key, states in found.items():
-        active = [row for row in rows if row[ACTIVE] and _key(row, table) == key]
-        assert len(active) <= 1
-        if not active:
-            states.append(None)
-    return found
-
-
-def _key(row: dict[str, Any], table: str) -> tuple[Any, ...]:
-    return tuple(row[name] for name in workload.TABLES[table])
 
 
 @pytest.mark.parametrize(
@@ -68,15 +41,12 @@ def test_history_is_what_triggers_saw(
     shop.synced()
 
     for table in workload.TABLES:
-        names = _plain_columns(shop, table)
-        assert _told(shop, table, names) == _expected(shop, table, names), table
-        with psycopg.connect(shop.dsn) as connection:
-            columns = ", ".join(names)
-            there = connection.execute(f"SELECT {columns} FROM {table}".encode()).fetchall()
-        now = [row for row in shop.table(table).to_pylist() if row[ACTIVE]]
-        assert sorted([tuple(row[name] for name in names) for row in now], key=repr) == sorted(
-            there, key=repr
+        names = workload.plain_columns(shop.dsn, table)
+        assert shop.told(table, workload.TABLES[table], names) == _expected(shop, table, names), (
+            table
         )
+        there = sorted(shop.rows(f"SELECT {', '.join(names)} FROM {table}"), key=repr)
+        assert shop.present(table, names) == there
     assert shop.agrees()
 
 
@@ -86,15 +56,6 @@ def _expected(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...],
         key: [None if state is None else tuple(state[name] for name in names) for state in states]
         for key, states in workload.states(shop.dsn, table).items()
     }
-
-
-def _plain_columns(shop: Shop, table: str) -> list[str]:
-    """The columns whose values are the same in JSON and in Python."""
-    rows = shop.rows(
-        "SELECT attname FROM pg_attribute WHERE attrelid = "
-        f"'public.{table}'::regclass AND attnum > 0 AND atttypid IN (20, 23, 25) ORDER BY attnum"
-    )
-    return [row[0] for row in rows]
 
 
 _POINTS_OF_A_SYNC = [
@@ -125,6 +86,8 @@ def test_a_sync_may_be_killed_at_every_step(shop: Shop) -> None:
 
     assert died == len(_POINTS_OF_A_SYNC)
     for table in workload.TABLES:
-        names = _plain_columns(shop, table)
-        assert _told(shop, table, names) == _expected(shop, table, names), table
+        names = workload.plain_columns(shop.dsn, table)
+        assert shop.told(table, workload.TABLES[table], names) == _expected(shop, table, names), (
+            table
+        )
     assert shop.agrees()

@@ -139,3 +139,14 @@ def states(dsn: str, table: str) -> dict[tuple[Any, ...], list[State]]:
             if steps[-1] is None and (not told or told[-1] is not None):
                 told.append(None)
     return found
+
+
+def plain_columns(dsn: str, table: str) -> list[str]:
+    """The columns whose values are the same in JSON and in Python."""
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = format('public.%%I', %s::text)"
+            "::regclass AND attnum > 0 AND atttypid IN (20, 23, 25) ORDER BY attnum",
+            (table,),
+        ).fetchall()
+    return [row[0] for row in rows]

@@ -26,8 +26,11 @@ for a plain `${`. Values that may be secret are left out of every `repr`, log li
 from chronolake.config.loading import FILE_NAME, keys, load, load_project, variable_of
 from chronolake.config.pipelines import (
     DataLakeSource,
+    JdbcSource,
+    JdbcTable,
     OnPurge,
     PipelineConfig,
+    PostgresMethod,
     PostgresSource,
     StreamConfig,
 )
@@ -47,10 +50,13 @@ __all__ = [
     "CatalogKind",
     "DataLakeSource",
     "FileConfig",
+    "JdbcSource",
+    "JdbcTable",
     "LakeConfig",
     "MaintenanceConfig",
     "OnPurge",
     "PipelineConfig",
+    "PostgresMethod",
     "PostgresSource",
     "Project",
     "SparkConfig",

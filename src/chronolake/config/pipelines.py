@@ -33,6 +33,15 @@ class DataLakeSource(Section):
         return path
 
 
+class PostgresMethod(StrEnum):
+    """How changes in a PostgreSQL database are found."""
+
+    #: In the server's log.
+    LOGICAL_REPLICATION = "logical_replication"
+    #: By reading every table in every run.
+    SNAPSHOT_DIFF = "snapshot_diff"
+
+
 class PostgresSource(Section):
     """A PostgreSQL database."""
 
@@ -42,8 +51,10 @@ class PostgresSource(Section):
         repr=False,
         description="Its address, postgresql://user:${PASSWORD}@host:5432/database.",
     )
-    method: Literal["logical_replication"] = Field(
-        default="logical_replication", description="How changes are found: in the server's log."
+    method: PostgresMethod = Field(
+        default=PostgresMethod.LOGICAL_REPLICATION,
+        description="How changes are found: logical_replication reads the server's log, "
+        "snapshot_diff reads every table in every run and needs nothing of the server.",
     )
     schemas: list[str] = Field(
         default=["public"], min_length=1, description="The schemas whose tables are brought."
@@ -60,6 +71,43 @@ class PostgresSource(Section):
     )
     publication: str | None = Field(
         default=None, min_length=1, description="The publication; the slot's name when left out."
+    )
+
+
+class JdbcTable(Section):
+    """A table that is read over JDBC."""
+
+    key: list[str] = Field(min_length=1, description="The columns that identify a row.")
+    split_by: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A column of numbers, dates or times, by whose ranges several tasks read at "
+        "once; one task reads all of it when left out.",
+    )
+
+
+class JdbcSource(Section):
+    """A database that Spark reads over JDBC."""
+
+    type: Literal["jdbc"]
+    url: str = Field(
+        pattern="^jdbc:", repr=False, description="Its address, jdbc:sqlserver://host:1433;…"
+    )
+    driver: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The driver's class, where the address does not tell. Its jar is named by "
+        "spark.jars below lake.spark.conf.",
+    )
+    user: str | None = Field(default=None, description="Who reads.")
+    password: str | None = Field(
+        default=None, repr=False, description="The password, from the environment: ${PASSWORD}."
+    )
+    properties: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="More options of Spark's reader and driver."
+    )
+    tables: dict[str, JdbcTable] = Field(
+        min_length=1, description="The tables to bring, by their names as SQL has them."
     )
 
 
@@ -93,8 +141,8 @@ class StreamConfig(Section):
 class PipelineConfig(Section):
     """A source, and how its streams are kept."""
 
-    source: Annotated[DataLakeSource | PostgresSource, Field(discriminator="type")] = Field(
-        description="What is read."
+    source: Annotated[DataLakeSource | PostgresSource | JdbcSource, Field(discriminator="type")] = (
+        Field(description="What is read.")
     )
     target_schema: str | None = Field(
         default=None,

@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from chronolake.config import OnPurge, PostgresSource, StreamConfig
+from chronolake.config import JdbcSource, OnPurge, PostgresMethod, PostgresSource, StreamConfig
 from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import check_mode
 from chronolake.source.data_lake import DataLake
@@ -87,9 +87,16 @@ def source_of(project: Project, pipeline: str) -> Source:
     config = pipeline_of(project, pipeline).source
     if isinstance(config, PostgresSource):
         # Its driver is loaded by those who need it.
+        from chronolake.source.postgres.compared import ComparedDatabase  # noqa: PLC0415
         from chronolake.source.postgres.database import PostgresDatabase  # noqa: PLC0415
 
+        if config.method is PostgresMethod.SNAPSHOT_DIFF:
+            return ComparedDatabase(project, pipeline, config)
         return PostgresDatabase(project, pipeline, config)
+    if isinstance(config, JdbcSource):
+        from chronolake.source.jdbc import JdbcDatabase  # noqa: PLC0415 - it loads Spark
+
+        return JdbcDatabase(project, pipeline, config)
     return DataLake(project, pipeline, config)
 
 

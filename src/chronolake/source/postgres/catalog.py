@@ -15,7 +15,7 @@ from chronolake.source.postgres.connection import understood
 from chronolake.source.postgres.messages import ReplicaIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import psycopg
 
@@ -35,9 +35,17 @@ _TABLES: Final = f"""{_BASE}, key AS (
     WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
       AND i.indimmediate AND k.place <= i.indnkeyatts
     GROUP BY i.indrelid, i.indexrelid
+), distinct_by AS (
+    SELECT DISTINCT ON (i.indrelid) i.indrelid, i.indkey::int2[] AS numbers
+    FROM pg_catalog.pg_index i
+    WHERE i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+      AND i.indexprs IS NULL AND i.indnatts = i.indnkeyatts
+      AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = i.indrelid
+                      AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
+    ORDER BY i.indrelid, i.indnkeyatts, i.indexrelid
 )
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
-       coalesce(key.numbers, '{{}}'),
+       coalesce(key.numbers, '{{}}'), coalesce(distinct_by.numbers, '{{}}'),
        array_agg(a.attnum ORDER BY a.attnum),
        array_agg(a.attname::text ORDER BY a.attnum),
        array_agg(base.type::bigint ORDER BY a.attnum),
@@ -52,10 +60,11 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
 JOIN base ON base.oid = a.atttypid
 LEFT JOIN key ON key.indrelid = c.oid
+LEFT JOIN distinct_by ON distinct_by.indrelid = c.oid
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
-GROUP BY c.oid, n.nspname, c.relname, c.relreplident, key.numbers
+GROUP BY c.oid, n.nspname, c.relname, c.relreplident, key.numbers, distinct_by.numbers
 ORDER BY n.nspname, c.relname
 """
 #: What holds a table's rows, and how many pages each part has.
@@ -88,6 +97,8 @@ class SourceTable:
         identity: what the log says of old rows.
         key: the columns that tell rows apart, in the order of their index; none if there is no
             such index.
+        distinct_by: the columns of a unique index that are never null, whether or not the log tells
+            them of old rows; none if there is no such index.
         columns: those that are not generated, in their order.
         generated: the names of those that are.
         storage: what holds the rows; anything else does after a rewrite, a truncate, or when
@@ -99,6 +110,7 @@ class SourceTable:
     name: str
     identity: ReplicaIdentity
     key: tuple[str, ...]
+    distinct_by: tuple[str, ...]
     columns: tuple[SourceColumn, ...]
     generated: frozenset[str]
     storage: tuple[int, ...]
@@ -180,7 +192,7 @@ def tables_in(
     with understood():
         rows = connection.execute(_TABLES.encode(), (list(schemas), oid, oid)).fetchall()
     found = []
-    for number, schema, name, identity, key, *columns_told, storage in rows:
+    for number, schema, name, identity, key, distinct_by, *columns_told, storage in rows:
         of_table = list(zip(*columns_told, strict=True))
         columns = tuple(SourceColumn(*one[:4]) for one in of_table if not one[4])
         by_number = {column.number: column.name for column in columns}
@@ -191,12 +203,19 @@ def tables_in(
                 name,
                 ReplicaIdentity(identity),
                 tuple(by_number[place] for place in key if place in by_number),
+                _all_of(distinct_by, by_number),
                 columns,
                 frozenset(one[1] for one in of_table if one[4]),
                 tuple(storage or ()),
             )
         )
     return found
+
+
+def _all_of(numbers: Sequence[int], names: Mapping[int | None, str]) -> tuple[str, ...]:
+    """The names of columns; none if one of them is not there."""
+    found = tuple(names[number] for number in numbers if number in names)
+    return found if len(found) == len(numbers) else ()
 
 
 def published(connection: psycopg.Connection, publication: str) -> dict[int, Published]:

@@ -15,7 +15,7 @@ from chronolake.source.offered import Finding, Level
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import understood
 from chronolake.source.postgres.messages import ReplicaIdentity
-from chronolake.source.postgres.slot import Slot, confirmed
+from chronolake.source.postgres.slot import Slot, confirmed, exists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +54,13 @@ class Checkup:
         yield from self._publication()
         yield from self._slot()
         for table in self.tables:
-            yield from self._table(table)
+            problem = _problem_with_log(self.connection, table)
+            found = table_findings(self.connection, table)
+            if problem is None:
+                yield from found
+            else:
+                yield problem
+                yield from (one for one in found if one.level is not Level.OK)
 
     def create(self) -> list[str]:
         """Make publication and slot where they are missing; gives the statements that were run.
@@ -72,7 +78,7 @@ class Checkup:
         if missing and flags is not None:
             statements.append(self._add_tables(missing))
         # The publication comes first: what changed before it would be left out of the slot.
-        if not self._has_slot():
+        if not exists(self.connection, self.slot):
             statements.append(self._create_slot())
         run = [statement.as_string(self.connection) for statement in statements]
         with understood():
@@ -83,9 +89,7 @@ class Checkup:
     # ------------------------------------------------------------------ the server
 
     def _ask(self, query: str, *values: object) -> tuple[object, ...]:
-        with understood():
-            row = self.connection.execute(query.encode(), values).fetchone()
-        return tuple(row or ())
+        return _ask(self.connection, query, *values)
 
     def _server(self) -> Iterator[Finding]:
         level, is_standby, free = self._ask(
@@ -93,11 +97,10 @@ class Checkup:
             "current_setting('max_replication_slots')::int - "
             "(SELECT count(*) FROM pg_replication_slots)"
         )
-        version = self.connection.info.server_version // 10_000
         yield Finding(
             "server",
             Level.FAILED if is_standby else Level.OK,
-            f"PostgreSQL {version}" + (", a standby" if is_standby else ""),
+            version_of(self.connection) + (", a standby" if is_standby else ""),
             "Take the primary server: a standby has no publications of its own."
             if is_standby
             else None,
@@ -110,7 +113,7 @@ class Checkup:
             if level == "logical"
             else "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         )
-        needed = _SLOTS - self._has_slot()
+        needed = _SLOTS - exists(self.connection, self.slot)
         is_enough = isinstance(free, int) and free >= needed
         yield Finding(
             "replication slots",
@@ -213,11 +216,6 @@ class Checkup:
             sql.Identifier(self.slot.publication), _names(tables)
         )
 
-    def _has_slot(self) -> bool:
-        return bool(
-            self._ask("SELECT true FROM pg_replication_slots WHERE slot_name = %s", self.slot.name)
-        )
-
     def _create_slot(self) -> sql.Composed:
         return sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(
             sql.Literal(self.slot.name)
@@ -228,7 +226,7 @@ class Checkup:
         (is_standby,) = self._ask("SELECT pg_is_in_recovery()")
         if is_standby:
             return
-        if not self._has_slot():
+        if not exists(self.connection, self.slot):
             statement = self._create_slot().as_string(self.connection)
             yield Finding(what, Level.FAILED, "is not there", f"{statement};")
             return
@@ -249,59 +247,78 @@ class Checkup:
             "Sync now, or raise max_slot_wal_keep_size." if safe else None,
         )
 
-    # ------------------------------------------------------------------ tables
 
-    def _table(self, table: SourceTable) -> Iterator[Finding]:
-        name = sql.Identifier(table.schema, table.name).as_string(self.connection)
-        problem = _identity_problem(table, name)
-        if problem is not None:
-            yield problem
-        role, reads, is_hidden = self._ask(
-            # Partitions are read one by one.
-            "SELECT current_user::text, bool_and(has_schema_privilege(relnamespace, 'usage') "
-            "AND has_table_privilege(oid, 'select')), bool_or(row_security_active(oid)) "
-            "FROM pg_class WHERE oid = %s::oid "
-            "OR oid IN (SELECT relid FROM pg_partition_tree(%s::oid))",
-            table.oid,
-            table.oid,
+# ------------------------------------------------------------------ tables
+
+
+def version_of(connection: psycopg.Connection) -> str:
+    """What the server is."""
+    return f"PostgreSQL {connection.info.server_version // 10_000}"
+
+
+def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterator[Finding]:
+    """What keeps a table from being read as a whole, and what is right.
+
+    Raises:
+        SourceError: the server does not answer.
+    """
+    name = _name(connection, table)
+    if not table.key:
+        yield Finding(
+            table.stream,
+            Level.WARNING,
+            "it has no primary key (one that is deferrable does not count): every run reads it as "
+            "a whole, and its rows are told apart by "
+            + (", ".join(table.distinct_by) or "all that they say"),
+            f"ALTER TABLE {name} ADD PRIMARY KEY (…);",
         )
-        who = sql.Identifier(str(role)).as_string(self.connection)
-        schema = sql.Identifier(table.schema).as_string(self.connection)
-        if not reads:
-            fix = f"GRANT USAGE ON SCHEMA {schema} TO {who}; GRANT SELECT ON {name} TO {who};"
-            words = f"{role} may not read it, or a partition of it"
-            yield Finding(table.stream, Level.FAILED, words, fix)
-        elif is_hidden:
-            fix = f"ALTER ROLE {who} BYPASSRLS;"
-            yield Finding(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
-        elif problem is None:
-            yield Finding(table.stream, Level.OK, f"its key is {', '.join(table.key)}")
+    role, reads, is_hidden = _ask(
+        connection,
+        # Partitions are read one by one.
+        "SELECT current_user::text, bool_and(has_schema_privilege(relnamespace, 'usage') "
+        "AND has_table_privilege(oid, 'select')), bool_or(row_security_active(oid)) "
+        "FROM pg_class WHERE oid = %s::oid "
+        "OR oid IN (SELECT relid FROM pg_partition_tree(%s::oid))",
+        table.oid,
+        table.oid,
+    )
+    who = sql.Identifier(str(role)).as_string(connection)
+    schema = sql.Identifier(table.schema).as_string(connection)
+    if not reads:
+        fix = f"GRANT USAGE ON SCHEMA {schema} TO {who}; GRANT SELECT ON {name} TO {who};"
+        words = f"{role} may not read it, or a partition of it"
+        yield Finding(table.stream, Level.FAILED, words, fix)
+    elif is_hidden:
+        fix = f"ALTER ROLE {who} BYPASSRLS;"
+        yield Finding(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
+    elif table.key:
+        yield Finding(table.stream, Level.OK, f"its key is {', '.join(table.key)}")
 
 
 def is_publishable(table: SourceTable) -> bool:
-    """Whether a table can be published so that its rows can still be updated and deleted."""
-    if table.identity is ReplicaIdentity.FULL:
-        return True
-    return table.identity is not ReplicaIdentity.NOTHING and bool(table.key)
+    """Whether the log can tell of a table, and its rows still be updated when it is published."""
+    return bool(table.key) and table.identity is not ReplicaIdentity.NOTHING
 
 
-def _identity_problem(table: SourceTable, name: str) -> Finding | None:
-    if table.identity is ReplicaIdentity.NOTHING:
-        return Finding(
-            table.stream,
-            Level.FAILED,
-            "its replica identity is nothing: published, it could not be updated any more",
-            f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;",
-        )
-    if not table.key:
-        return Finding(
-            table.stream,
-            Level.FAILED,
-            "it has no primary key (one that is deferrable does not count), so its rows cannot be "
-            "told apart",
-            f"ALTER TABLE {name} ADD PRIMARY KEY (…);",
-        )
-    return None
+def _problem_with_log(connection: psycopg.Connection, table: SourceTable) -> Finding | None:
+    if not table.key or table.identity is not ReplicaIdentity.NOTHING:
+        return None
+    return Finding(
+        table.stream,
+        Level.FAILED,
+        "its replica identity is nothing: published, it could not be updated any more",
+        f"ALTER TABLE {_name(connection, table)} REPLICA IDENTITY DEFAULT;",
+    )
+
+
+def _name(connection: psycopg.Connection, table: SourceTable) -> str:
+    return sql.Identifier(table.schema, table.name).as_string(connection)
+
+
+def _ask(connection: psycopg.Connection, query: str, *values: object) -> tuple[object, ...]:
+    with understood():
+        row = connection.execute(query.encode(), values).fetchone()
+    return tuple(row or ())
 
 
 def _names(tables: Sequence[SourceTable]) -> sql.Composed:

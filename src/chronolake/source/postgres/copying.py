@@ -19,9 +19,14 @@ from psycopg import sql
 from pyarrow import csv as pa_csv
 
 from chronolake.errors import SourceError
+from chronolake.source.offered import Failure, Snapshot
 from chronolake.source.postgres import catalog
+from chronolake.source.postgres.columns import typed
 from chronolake.source.postgres.connection import connected, understood
+from chronolake.source.postgres.keyless import ROW_KEY, identified
 from chronolake.source.postgres.slot import lsn_number
+from chronolake.source.postgres.spool import declared
+from chronolake.source.postgres.versions import sequence_of
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.postgres.catalog import Part, SourceTable
     from chronolake.source.postgres.columns import SourceColumn
+    from chronolake.source.postgres.position import LogPosition
 
 #: So many pages of 8 KiB are one range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
@@ -43,7 +49,8 @@ class DatabaseSnapshot:
 
     Attributes:
         name: by which they find it.
-        lsn: what was committed before this place in the log is in it, and nothing else.
+        lsn: what was committed before this place in the log is in it, and nothing else; 0 if it was
+            taken without the log.
         at_micros: the server's time before it was taken, in microseconds since 1970.
     """
 
@@ -77,10 +84,7 @@ def held_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
     Raises:
         SourceError: the server cannot be reached, or refuses.
     """
-    with connected(dsn) as connection, understood():
-        (micros,) = _one(
-            connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-        )
+    at_micros = _clock(dsn)
     # Nothing else may be sent on the connection that exports.
     with connected(dsn, replication="database") as connection, understood():
         _, lsn, name, _ = _one(
@@ -88,7 +92,75 @@ def held_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
             # By default, it exports its snapshot.
             f"CREATE_REPLICATION_SLOT chronolake_{uuid4().hex} TEMPORARY LOGICAL pgoutput",
         )
-        yield DatabaseSnapshot(str(name), lsn_number(str(lsn)), int(str(micros)))
+        yield DatabaseSnapshot(str(name), lsn_number(str(lsn)), at_micros)
+
+
+@contextmanager
+def exported_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
+    """Hold a snapshot of a database that needs no log, also of a standby, while the block runs.
+
+    Raises:
+        SourceError: the server cannot be reached, or refuses.
+    """
+    at_micros = _clock(dsn)
+    with connected(dsn) as connection:
+        with understood():
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            (name,) = _one(connection, "SELECT pg_export_snapshot()")
+        yield DatabaseSnapshot(str(name), 0, at_micros)
+
+
+def _clock(dsn: str) -> int:
+    """The server's time, in microseconds since 1970."""
+    with connected(dsn) as connection, understood():
+        (micros,) = _one(
+            connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+        )
+    return int(str(micros))
+
+
+def copied(
+    spark: SparkSession,
+    dsn: str,
+    snapshot: DatabaseSnapshot,
+    table: SourceTable,
+    position: LogPosition,
+    *,
+    server: int,
+) -> Iterator[Snapshot | Failure]:
+    """Bring all of a table as it is in a snapshot.
+
+    Args:
+        spark: the session; its executors must reach the server.
+        dsn: the server's address.
+        snapshot: held until the generator has ended.
+        table: the table as it was before; the snapshot's own catalog counts.
+        position: where its stream was before.
+        server: which database it is (`catalog.server_of`).
+    """
+    try:
+        with held_table(dsn, snapshot, table) as held:
+            now = held.table
+            beyond = {one.name for one in columns_beyond(dsn, held)}
+            columns = declared(now.columns, now.key, beyond=beyond)
+            rows = rows_of(spark, dsn, held, tasks=spark.sparkContext.defaultParallelism)
+            cells = typed(now.columns, columns)
+            if not now.key:
+                columns = [ROW_KEY, *columns]
+                rows, cells = identified(rows, now), [ROW_KEY.name, *cells]
+            at = max(snapshot.at_micros, position.last_micros + 1)
+            done = position.copied(now, lsn=snapshot.lsn, at_micros=at, server=server)
+            yield Snapshot(
+                now.stream,
+                rows.selectExpr(*cells),
+                columns,
+                at,
+                sequence_of(snapshot.lsn or at),
+                done.as_json(),
+                done.numbers(now.columns),
+            )
+    except SourceError as failure:
+        yield Failure(table.stream, failure)
 
 
 @contextmanager

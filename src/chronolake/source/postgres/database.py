@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 from chronolake.errors import SourceError
-from chronolake.limits import StreamTraits
 from chronolake.source.offered import (
     Failure,
     Finding,
@@ -25,18 +24,25 @@ from chronolake.source.offered import (
     Piece,
     Sight,
     Snapshot,
-    raw_folder,
 )
-from chronolake.source.postgres import catalog, copying
+from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import Checkup
-from chronolake.source.postgres.columns import typed
+from chronolake.source.postgres.compared import read_whole
 from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.copying import copied, held_snapshot
 from chronolake.source.postgres.following import PIECE_BYTES, Following
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.position import LogPosition
-from chronolake.source.postgres.slot import Slot, advance, confirmed, lag, peek, written_upto
-from chronolake.source.postgres.spool import declared
-from chronolake.source.postgres.versions import sequence_of
+from chronolake.source.postgres.slot import (
+    Slot,
+    advance,
+    confirmed,
+    lag,
+    peek,
+    slot_of,
+    written_upto,
+)
+from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,9 +54,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.offered import Position
     from chronolake.source.postgres.catalog import Published, SourceTable
-    from chronolake.source.postgres.copying import DatabaseSnapshot
 
-_EPSILON_MICROS: Final = 1
 _PATIENCE_SECONDS: Final = 10.0
 
 
@@ -66,50 +70,32 @@ class PostgresDatabase:
     @property
     def slot(self) -> Slot:
         """The slot, and the publication that is read through it."""
-        name = self.config.slot or _slot_name(self.pipeline)
-        return Slot(name, self.config.publication or name)
+        return slot_of(self.config, self.pipeline)
 
     @cached_property
-    def _there(self) -> dict[str, SourceTable]:
-        """The tables of the schemas, by their streams."""
-        with connected(self.config.dsn) as connection:
-            found = catalog.tables_in(connection, self.config.schemas)
-        return {table.stream: table for table in found}
-
-    @property
-    def _tables(self) -> dict[str, SourceTable]:
-        """Those of the wanted tables that are there."""
-        return {name: self._there[name] for name in self._wanted if name in self._there}
-
-    @property
-    def _wanted(self) -> list[str]:
-        return list(dict.fromkeys(self.config.tables or self._there))
+    def _wanted(self) -> WantedTables:
+        return WantedTables(self.project, self.pipeline, self.config)
 
     def offered(self) -> list[OfferedStream]:
         """The tables that the configuration wants; one that is not there fails by itself."""
-        return [
-            OfferedStream(
-                StreamTraits(name, tells_changes=True, is_reimported=False),
-                Sight.EVERY_CHANGE,
-                _EPSILON_MICROS,
-                raw_folder(self.project, self.pipeline, name),
-                is_ours=True,
-                key=self._tables[name].key if name in self._tables else (),
-                default_table=catalog.default_table(name),
-            )
-            for name in self._wanted
-        ]
+        return self._wanted.offered(Sight.EVERY_CHANGE)
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
     ) -> Iterator[Piece | Snapshot | Failure]:
-        """What the log has of tables that were copied, then a copy of those that were not."""
+        """What the log has of tables that were copied, then a copy of those that were not.
+
+        Tables without a primary key are read as a whole each time: of their rows the log does not
+        tell which is which.
+        """
         with connected(self.config.dsn) as connection:
             state = _State.of(connection, self.slot)
+        keyless = self._wanted.keyless
+        in_log = {name: told for name, told in positions.items() if name not in keyless}
         followed: list[Following] = []
-        copied: list[Following] = []
+        missing: list[Following] = []
         with _spooling(self.project.lake.path, self.pipeline) as folder:
-            for name, told in positions.items():
+            for name, told in in_log.items():
                 try:
                     table = self._table(name, state)
                 except SourceError as failure:
@@ -122,11 +108,12 @@ class PostgresDatabase:
                 one = Following(
                     table, state.position(table, told), folder / uuid4().hex, state.domains
                 )
-                problem = None if told is None else self._gap(one, state)
+                is_there = told is not None and one.position.is_in_log
+                problem = self._gap(one, state) if is_there else None
                 if problem is not None and not anew:
                     yield Failure(name, problem)
-                elif told is None or problem is not None or not one.position.is_of(table):
-                    copied.append(one)
+                elif not is_there or problem is not None or not one.position.is_of(table):
+                    missing.append(one)
                 else:
                     followed.append(one)
             yield from self._follow(lake, followed, state.upto)
@@ -135,18 +122,27 @@ class PostgresDatabase:
                 for one in followed
                 if anew or one.position.has_unlogged or not one.position.fits(one.table)
             ]
-            if again or copied:
-                with copying.held_snapshot(self.config.dsn) as snapshot:
+            if again or missing:
+                with held_snapshot(self.config.dsn) as snapshot:
                     # What led to the snapshot comes before it.
                     self._await_written(snapshot.lsn)
                     yield from self._follow(lake, again, snapshot.lsn)
-                    for one in (*again, *copied):
-                        yield from self._copied(lake, snapshot, one, state.server)
+                    for one in (*again, *missing):
+                        yield from copied(
+                            lake.spark,
+                            self.config.dsn,
+                            snapshot,
+                            one.table,
+                            one.position,
+                            server=state.server,
+                        )
+        if whole := {name: told for name, told in positions.items() if name in keyless}:
+            yield from read_whole(lake, self._wanted, whole)
 
     def findings(self, *, create: bool) -> list[Finding]:
         """What the database lacks, and the statements that were run to make what is ours."""
         with connected(self.config.dsn) as connection:
-            checkup = Checkup(connection, self.slot, list(self._tables.values()))
+            checkup = Checkup(connection, self.slot, list(self._wanted.there.values()))
             made = checkup.create() if create else []
             told = [Finding("made", Level.OK, statement) for statement in made]
             return [*told, *checkup.findings()]
@@ -158,9 +154,8 @@ class PostgresDatabase:
 
     def landed(self, positions: Mapping[str, Position]) -> None:
         """Let the slot forget what no stream needs any more."""
-        mine = [
-            LogPosition.from_json(positions[name]) for name in self._tables if name in positions
-        ]
+        told = (positions[name] for name in self._wanted.there if name in positions)
+        mine = [one for one in map(LogPosition.from_json, told) if one.is_in_log]
         upto = min((position.lsn for position in mine), default=0)
         if upto <= self._advanced:
             return
@@ -194,34 +189,6 @@ class PostgresDatabase:
         for one in followed:
             yield from one.bring(lake.spark, upto)
 
-    def _copied(
-        self, lake: Lake, snapshot: DatabaseSnapshot, following: Following, server: int
-    ) -> Iterator[Snapshot | Failure]:
-        """Bring all of a table as it is in a snapshot."""
-        dsn, last = self.config.dsn, following.position.last_micros
-        try:
-            with copying.held_table(dsn, snapshot, following.table) as held:
-                table = held.table
-                beyond = {one.name for one in copying.columns_beyond(dsn, held)}
-                columns = declared(table.columns, table.key, beyond=beyond)
-                tasks = lake.spark.sparkContext.defaultParallelism
-                rows = copying.rows_of(lake.spark, dsn, held, tasks=tasks)
-                at = max(snapshot.at_micros, last + 1)
-                position = following.position.copied(
-                    table, lsn=snapshot.lsn, at_micros=at, server=server
-                )
-                yield Snapshot(
-                    table.stream,
-                    rows.selectExpr(*typed(table.columns, columns)),
-                    columns,
-                    at,
-                    sequence_of(snapshot.lsn),
-                    position.as_json(),
-                    position.numbers(table.columns),
-                )
-        except SourceError as failure:
-            yield Failure(following.table.stream, failure)
-
     def _await_written(self, lsn: int) -> None:
         """Wait until the log is durable up to a place: some commits do not wait for that."""
         patience = time.monotonic() + _PATIENCE_SECONDS
@@ -240,18 +207,7 @@ class PostgresDatabase:
         Raises:
             SourceError: it is not there, or the log does not tell everything of it.
         """
-        table = self._tables.get(name)
-        if table is None:
-            raise SourceError(
-                f"The database has no table {name}.",
-                hint="It was dropped, or has another name or schema now. Take it out of `tables`, "
-                "or write schema.table; the schema has to be among `schemas`.",
-            )
-        if not table.key:
-            raise SourceError(
-                f"The table {name} has no primary key, so its rows cannot be told apart.",
-                hint=f"Give it one: ALTER TABLE {name} ADD PRIMARY KEY (…);",
-            )
+        table = self._wanted.table(name)
         publication = self.slot.publication
         again = f"`chronolake resync {self.pipeline} --stream {name}`"
         published = state.published.get(table.oid)
@@ -330,15 +286,8 @@ class _State:
         """Where a stream is: as its checkpoint says, or at the beginning."""
         since = self.published[table.oid].since
         if told is None:
-            return LogPosition(
-                self.begins,
-                0,
-                table.columns,
-                table.oid,
-                table.key_numbers,
-                table.storage,
-                since,
-                self.server,
+            return LogPosition.before_all_of(
+                table, lsn=self.begins, published=since, server=self.server
             )
         position = LogPosition.from_json(told)
         is_gapless = position.published == since
@@ -347,12 +296,6 @@ class _State:
             published=since,
             has_unlogged=position.has_unlogged or not is_gapless,
         )
-
-
-def _slot_name(pipeline: str) -> str:
-    """A name that a slot may have."""
-    allowed = "".join(char if char.isascii() and char.isalnum() else "_" for char in pipeline)
-    return f"chronolake_{allowed.lower()}"[:63]
 
 
 @contextmanager

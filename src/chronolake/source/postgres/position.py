@@ -22,7 +22,8 @@ class LogPosition:
     """How far a stream is.
 
     Attributes:
-        lsn: all transactions that were committed before this place in the log have landed.
+        lsn: all transactions that were committed before this place in the log have landed; 0 if
+            what landed last was read without the log.
         last_micros: the time of the last version, in microseconds since 1970.
         columns: the table's columns when it was last looked at.
         table: the table's oid: another table may get its name.
@@ -49,6 +50,22 @@ class LogPosition:
     has_unlogged: bool = False
 
     @classmethod
+    def before_all_of(
+        cls, table: SourceTable, *, lsn: int = 0, published: int = 0, server: int
+    ) -> Self:
+        """The position of a stream of which nothing has landed.
+
+        Args:
+            table: the stream's table.
+            lsn: where the log begins.
+            published: since when it is published.
+            server: which database it is of.
+        """
+        return cls(
+            lsn, 0, table.columns, table.oid, table.key_numbers, table.storage, published, server
+        )
+
+    @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
         """The inverse of `as_json`."""
         columns = tuple(SourceColumn(*column) for column in told["columns"])
@@ -64,6 +81,11 @@ class LogPosition:
             told["is_numbered"],
             told["has_unlogged"],
         )
+
+    @property
+    def is_in_log(self) -> bool:
+        """Whether it is a place in the log: what landed last may have been read without it."""
+        return self.lsn > 0
 
     def is_of(self, table: SourceTable) -> bool:
         """Whether it is a position of a table whose rows are told apart as they are now."""

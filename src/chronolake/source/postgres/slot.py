@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.errors import Diagnostic
 
+    from chronolake.config import PostgresSource
+
 #: Decoding is fastest in batches of some megabytes.
 BATCH_BYTES: Final = 4 * 2**20
 _ROWS_AT_ONCE: Final = 500
@@ -36,6 +38,24 @@ class Slot:
 
     name: str
     publication: str
+
+
+def slot_of(config: PostgresSource, pipeline: str) -> Slot:
+    """The slot and the publication of a pipeline."""
+    allowed = "".join(char if char.isascii() and char.isalnum() else "_" for char in pipeline)
+    name = config.slot or f"chronolake_{allowed.lower()}"[:63]
+    return Slot(name, config.publication or name)
+
+
+def exists(connection: psycopg.Connection, slot: Slot) -> bool:
+    """Whether a server has a slot of that name.
+
+    Raises:
+        SourceError: it does not say.
+    """
+    query = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
+    with understood():
+        return connection.execute(query, (slot.name,)).fetchone() is not None
 
 
 def lsn_text(lsn: int) -> str:

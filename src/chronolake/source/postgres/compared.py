@@ -1,0 +1,108 @@
+"""A PostgreSQL database as a source without its log: each run reads every table as a whole.
+
+Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). What differs from
+the table in the lake is brought, at the time of the run: what changed back and forth between two
+runs is not seen. It needs nothing of the server but the right to read, and may read a standby.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from chronolake.errors import SourceError
+from chronolake.source.offered import Failure, Finding, Level, OfferedStream, Sight
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.check import table_findings, version_of
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.copying import copied, exported_snapshot
+from chronolake.source.postgres.position import LogPosition
+from chronolake.source.postgres.slot import exists, slot_of
+from chronolake.source.postgres.wanted import WantedTables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from chronolake.config import PostgresSource, Project
+    from chronolake.lake import Lake
+    from chronolake.source.offered import Position, Snapshot
+
+
+def read_whole(
+    lake: Lake, wanted: WantedTables, positions: Mapping[str, Position | None]
+) -> Iterator[Snapshot | Failure]:
+    """Bring tables as they are in one snapshot of their database.
+
+    Args:
+        lake: the lake whose Spark does the work.
+        wanted: the tables.
+        positions: where their streams were before; None: nothing has landed.
+
+    Raises:
+        SourceError: the database cannot be read at all.
+    """
+    dsn = wanted.config.dsn
+    with connected(dsn) as connection:
+        server = catalog.server_of(connection)
+    with exported_snapshot(dsn) as snapshot:
+        for name, told in positions.items():
+            try:
+                table = wanted.table(name)
+            except SourceError as failure:
+                yield Failure(name, failure)
+                continue
+            position = (
+                LogPosition.before_all_of(table, server=server)
+                if told is None
+                else LogPosition.from_json(told)
+            )
+            yield from copied(lake.spark, dsn, snapshot, table, position, server=server)
+
+
+@dataclass
+class ComparedDatabase:
+    """The tables of a database, by the difference of snapshots."""
+
+    project: Project
+    pipeline: str
+    config: PostgresSource
+
+    @cached_property
+    def _wanted(self) -> WantedTables:
+        return WantedTables(self.project, self.pipeline, self.config)
+
+    def offered(self) -> list[OfferedStream]:
+        """The tables that the configuration wants; one that is not there fails by itself."""
+        return self._wanted.offered(Sight.SNAPSHOT_DIFF)
+
+    def bring(
+        self,
+        lake: Lake,
+        positions: Mapping[str, Position | None],
+        *,
+        anew: bool,  # noqa: ARG002 - every run reads everything
+    ) -> Iterator[Snapshot | Failure]:
+        """All tables as they are in one snapshot of the database."""
+        yield from read_whole(lake, self._wanted, positions)
+
+    def findings(self, *, create: bool) -> list[Finding]:  # noqa: ARG002 - nothing has to be made
+        """What the database lacks."""
+        with connected(self.config.dsn) as connection:
+            found = [Finding("server", Level.OK, version_of(connection))]
+            slot = slot_of(self.config, self.pipeline)
+            if exists(connection, slot):
+                found.append(
+                    Finding(
+                        f"slot {slot.name}",
+                        Level.WARNING,
+                        "keeps the server's log, and nothing reads it any more",
+                        f"SELECT pg_drop_replication_slot('{slot.name}');",
+                    )
+                )
+            for table in self._wanted.there.values():
+                found += table_findings(connection, table)
+            return found
+
+    def landed(self, positions: Mapping[str, Position]) -> None:
+        """The database keeps nothing for a pipeline."""

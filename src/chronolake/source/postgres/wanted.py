@@ -1,0 +1,85 @@
+"""The tables of a database that a pipeline brings, as its configuration names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from chronolake.errors import SourceError
+from chronolake.limits import StreamTraits
+from chronolake.source.offered import OfferedStream, Sight, raw_folder
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.keyless import ROW_KEY
+
+if TYPE_CHECKING:
+    from chronolake.config import PostgresSource, Project
+    from chronolake.source.postgres.catalog import SourceTable
+
+_EPSILON_MICROS: Final = 1
+
+
+@dataclass(frozen=True)
+class WantedTables:
+    """The tables that a pipeline's configuration wants; they are looked at once."""
+
+    project: Project
+    pipeline: str
+    config: PostgresSource
+
+    @cached_property
+    def _there(self) -> dict[str, SourceTable]:
+        """The tables of the schemas, by their streams."""
+        with connected(self.config.dsn) as connection:
+            found = catalog.tables_in(connection, self.config.schemas)
+        return {table.stream: table for table in found}
+
+    @property
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(self.config.tables or self._there))
+
+    @property
+    def there(self) -> dict[str, SourceTable]:
+        """Those that are there, by their streams."""
+        return {name: self._there[name] for name in self._names if name in self._there}
+
+    @property
+    def keyless(self) -> set[str]:
+        """The streams of those that are there and have no primary key."""
+        return {name for name, table in self.there.items() if not table.key}
+
+    def offered(self, sight: Sight) -> list[OfferedStream]:
+        """A stream for each table; also for one that is not there, which fails by itself.
+
+        Args:
+            sight: of tables that have a primary key. Those without are read as a whole.
+        """
+        keys = {name: table.key or (ROW_KEY.name,) for name, table in self.there.items()}
+        return [
+            OfferedStream(
+                StreamTraits(name, tells_changes=True, is_reimported=False),
+                Sight.SNAPSHOT_DIFF if name in self.keyless else sight,
+                _EPSILON_MICROS,
+                raw_folder(self.project, self.pipeline, name),
+                is_ours=True,
+                key=keys.get(name, ()),
+                default_table=catalog.default_table(name),
+            )
+            for name in self._names
+        ]
+
+    def table(self, stream: str) -> SourceTable:
+        """The table of a stream.
+
+        Raises:
+            SourceError: it is not there.
+        """
+        table = self.there.get(stream)
+        if table is None:
+            raise SourceError(
+                f"The database has no table {stream}.",
+                hint="It was dropped, or has another name or schema now. Take it out of `tables`, "
+                "or write schema.table; the schema has to be among `schemas`.",
+            )
+        return table

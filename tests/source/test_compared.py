@@ -1,0 +1,275 @@
+"""A PostgreSQL database whose log is not read: what differs between two runs is brought."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import workload
+from databases import Shop
+from postgresql import server
+
+from chronolake.failpoints import FAILPOINTS
+from chronolake.types import END, START
+from commands import ran_words
+
+_POINTS = [
+    name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))
+]
+
+Seen = dict[tuple[Any, ...], list["State"]]
+
+
+@dataclass(frozen=True)
+class State:
+    """A record as it was: its plain columns, and all that it said; None where it was not there."""
+
+    plain: tuple[Any, ...] | None
+    text: str | None
+
+
+_GONE = State(None, None)
+
+
+@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that keeps no log for others."""
+    with server(version=request.param, wal_level="minimal", max_wal_senders="0") as found:
+        yield found
+
+
+@pytest.fixture
+def compared(shop: Shop) -> Shop:
+    """A shop whose tables are compared."""
+    shop.configure(method="snapshot_diff")
+    return shop
+
+
+def _look(shop: Shop, seen: dict[str, Seen]) -> None:
+    """Note what the records of all tables are now, where that is something else than before."""
+    for table, key in workload.TABLES.items():
+        names = workload.plain_columns(shop.dsn, table)
+        rows = shop.rows(f"SELECT {', '.join([*key, *names])}, {table}::text FROM {table}")
+        now = {row[: len(key)]: State(row[len(key) : -1], row[-1]) for row in rows}
+        known = seen.setdefault(table, {})
+        for record in known.keys() | now.keys():
+            states = known.setdefault(record, [])
+            state = now.get(record, _GONE)
+            if states[-1:] != [state] and (states or state != _GONE):
+                states.append(state)
+
+
+def _told(seen: Seen) -> dict[tuple[Any, ...], list[Any]]:
+    return {record: [state.plain for state in states] for record, states in seen.items()}
+
+
+def test_history_is_what_was_seen(compared: Shop) -> None:
+    workload.set_up(compared.dsn)
+    chance = random.Random(1)
+    seen: dict[str, Seen] = {}
+    for _ in range(4):
+        workload.work(compared.dsn, chance, 40)
+        _look(compared, seen)
+        compared.synced()
+
+    for table, key in workload.TABLES.items():
+        names = workload.plain_columns(compared.dsn, table)
+        assert compared.told(table, key, names) == _told(seen[table]), table
+    assert compared.agrees()
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+)
+def test_whatever_fails_nothing_is_invented(
+    compared: Shop, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    workload.set_up(compared.dsn)
+    chance = random.Random(seed)
+    seen: dict[str, Seen] = {}
+    for _ in range(4):
+        workload.work(compared.dsn, chance, 40)
+        _look(compared, seen)
+        with monkeypatch.context() as patched:
+            patched.setenv("CHRONOLAKE_FAILPOINT", f"{chance.choice(_POINTS)}=raise")
+            compared.sync()
+    compared.synced()
+
+    for table, key in workload.TABLES.items():
+        names = workload.plain_columns(compared.dsn, table)
+        there = sorted(compared.rows(f"SELECT {', '.join(names)} FROM {table}"), key=repr)
+        assert compared.present(table, names) == there
+        for record, states in compared.told(table, key, names).items():
+            # A run that failed early has seen nothing.
+            assert _is_part(states, _told(seen[table])[record]), record
+    assert compared.agrees()
+
+
+def _is_part(some: Sequence[Any], every: Sequence[Any]) -> bool:
+    left = iter(every)
+    return all(one in left for one in some)
+
+
+def test_columns_and_tables_come_and_go(compared: Shop) -> None:
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
+        "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)",
+    )
+    compared.synced()
+    compared.run(
+        "ALTER TABLE orders RENAME state TO status",
+        "ALTER TABLE orders ADD COLUMN shop text DEFAULT 'main'",
+        "ALTER TABLE orders ALTER amount TYPE bigint",
+        "DELETE FROM orders WHERE id = 2",
+        "CREATE TABLE customers (id int PRIMARY KEY)",
+        "INSERT INTO customers VALUES (7)",
+    )
+    compared.synced()
+    assert compared.versions("orders", ("id", "status", "amount", "shop")) == [
+        (1, "a", 1, None, False),
+        (1, "a", 1, "main", True),
+        (2, "b", 2, None, False),
+    ]
+    assert compared.versions("customers", ("id",)) == [(7, True)]
+    before = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
+    compared.synced()
+    compared.synced(anew=True)
+    after = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
+    assert after.equals(before), "nothing differs"
+    assert compared.agrees()
+
+
+def _rows(shop: Shop, table: str, column: str) -> list[tuple[Any, int]]:
+    """What the active rows of a table say, and how many of them say so."""
+    return sorted(Counter(row[0] for row in shop.present(table, (column,))).items())
+
+
+def test_tables_without_a_primary_key(compared: Shop) -> None:
+    compared.run(
+        "CREATE TABLE log (line text, n int)",
+        "INSERT INTO log VALUES ('a', 1), ('a', 1), ('a', 1), ('b', NULL)",
+        "CREATE TABLE codes (code text NOT NULL, name text)",
+        "CREATE UNIQUE INDEX ON codes (code)",
+        # Neither of them tells all rows apart.
+        "CREATE UNIQUE INDEX ON log (n) WHERE n > 1",
+        "CREATE UNIQUE INDEX ON log (lower(line || n)) WHERE false",
+        "INSERT INTO codes VALUES ('x', 'one'), ('y', 'two')",
+    )
+    compared.synced()
+    assert _rows(compared, "log", "line") == [("a", 3), ("b", 1)]
+    before = set(compared.present("log", ("_fivetran_id",)))
+    compared.run(
+        "ALTER TABLE log RENAME line TO words",
+        "ALTER TABLE log ADD COLUMN more text",
+        "DELETE FROM log WHERE ctid = (SELECT min(ctid) FROM log WHERE words = 'a')",
+        "INSERT INTO log VALUES ('b', NULL), ('c', 2)",
+        "UPDATE codes SET name = 'three' WHERE code = 'x'",
+        "DELETE FROM codes WHERE code = 'y'",
+    )
+    compared.synced()
+    assert _rows(compared, "log", "words") == [("a", 2), ("b", 2), ("c", 1)]
+    assert len(before & set(compared.present("log", ("_fivetran_id",)))) == 3
+    assert compared.versions("codes", ("code", "name")) == [
+        ("x", "one", False),
+        ("x", "three", True),
+        ("y", "two", False),
+    ]
+    (key,) = {
+        row[0] for row in compared.versions("codes", ("_fivetran_id", "code")) if row[1] == "x"
+    }
+    compared.run("INSERT INTO codes VALUES ('y', 'again')")
+    compared.synced()
+    assert sorted(compared.present("codes", ("code", "name"))) == [("x", "three"), ("y", "again")]
+    assert (key,) in compared.present("codes", ("_fivetran_id",))
+    assert compared.agrees()
+
+
+@pytest.mark.parametrize("mode", ["live", "soft-delete"])
+def test_tables_without_history(compared: Shop, mode: str) -> None:
+    compared.configure(method="snapshot_diff", mode=mode)
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+        "INSERT INTO orders VALUES (1, 'a'), (2, 'b')",
+    )
+    compared.synced()
+    compared.run("DELETE FROM orders WHERE id = 1", "UPDATE orders SET state = 'c'")
+    compared.synced()
+    rows = compared.table("orders").to_pylist()
+    present = [row for row in rows if not row.get("_fivetran_deleted")]
+    assert [(row["id"], row["state"]) for row in present] == [(2, "c")]
+    assert len(rows) == (1 if mode == "live" else 2)
+
+
+def test_check_asks_for_the_right_to_read_only(
+    compared: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY)", "CREATE ROLE reader LOGIN PASSWORD 'read'"
+    )
+    plain = psycopg.conninfo.make_conninfo(compared.dsn, user="reader", password="read")
+    reading = Shop(tmp_path / "reader", plain)
+    reading.configure(method="snapshot_diff")
+    words = ("check", "--json", "--project", str(reading.folder))
+    code, told, _ = ran_words(capsys, *words)
+    assert code == 1
+    (problem,) = [one for one in json.loads(told) if not one["ok"]]
+    assert problem["what"] == "pipelines.shop: public.orders"
+    for statement in problem["hint"].rstrip(";").split(";"):
+        compared.run(statement)
+    code, told, _ = ran_words(capsys, *words)
+    assert code == 0, told
+    reading.synced()
+    compared.run("DROP OWNED BY reader", "DROP ROLE reader")
+
+
+def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with server(version=18, wal_level="logical") as address:
+        shop = Shop(tmp_path, address)
+        shop.run(
+            "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+            "INSERT INTO orders VALUES (1, 'a')",
+            "CREATE TABLE log (line text)",
+            "INSERT INTO log VALUES ('same'), ('same')",
+        )
+        shop.run(
+            "CREATE PUBLICATION chronolake_shop FOR TABLE orders "
+            "WITH (publish_via_partition_root = true)",
+            "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
+        )
+        shop.synced()
+        shop.run("UPDATE orders SET state = 'b'")
+        shop.synced()
+        shop.configure(method="snapshot_diff")
+        shop.run("UPDATE orders SET state = 'c'", "UPDATE orders SET state = 'd'")
+        shop.synced()
+        _, told, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+        (warning,) = [one for one in json.loads(told) if one["level"] == "warning"]
+        assert warning["hint"] == "SELECT pg_drop_replication_slot('chronolake_shop');"
+        shop.configure()
+        shop.run("UPDATE orders SET state = 'e'", "UPDATE orders SET state = 'f'")
+        shop.synced()
+        shop.run(
+            "UPDATE orders SET state = 'g'",
+            "UPDATE orders SET state = 'h'",
+            "DELETE FROM log WHERE ctid = (SELECT min(ctid) FROM log)",
+        )
+        shop.synced()
+
+        states = [row[1] for row in shop.versions("orders", ("id", "state"))]
+        # Between, what has been there for a moment was not seen.
+        assert states == ["a", "b", "d", "f", "g", "h"]
+        assert _rows(shop, "log", "line") == [("same", 1)]
+        # What is not in the log does not hold it back.
+        assert shop.rows(
+            "SELECT pg_current_wal_lsn() - confirmed_flush_lsn < 10000 FROM pg_replication_slots"
+        ) == [(True,)]
+        table = shop.table("orders").sort_by(START)
+        assert table[START][1:].to_pylist() == [end + 1 for end in table[END][:-1].to_pylist()]
+        assert shop.agrees()
