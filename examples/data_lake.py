@@ -72,7 +72,7 @@ def _version(chance: random.Random, record: str, at: datetime, change: int, day:
 
 
 def _lives() -> Iterator[tuple[int, Row]]:
-    """One record that is deleted and comes back, and one that is purged."""
+    """A record that is deleted and comes back, one restored from it, and one that is purged."""
 
     def at(day: int) -> datetime:
         return _BEGIN + timedelta(days=day, hours=9)
@@ -87,6 +87,7 @@ def _lives() -> Iterator[tuple[int, Row]]:
     yield 12, told("acc9001", 5, "2", "Kyoto")
     yield 16, told("acc9001", 9, "4", "Lima", grax__deleted=at(15), grax__deletesource="source")
     yield 25, told("acc9001", 24, "5", "Accra")
+    yield 22, told("acc9003", 21, "1", "Lima", grax__restoredfrom="acc9001")
     yield 3, told("acc9002", 3, "1", "Oslo")
     purge = {"Id": "acc9002", "source__modified": at(3), "grax__idseq": "2"}
     yield 26, {**purge, "grax__purged": at(26)}

@@ -34,6 +34,8 @@ show chronolake query \
   "SELECT City, count(*) AS accounts, sum(Employees) AS employees FROM crm.accounts
    WHERE _fivetran_start <= TIMESTAMP'2026-01-15' AND _fivetran_end > TIMESTAMP'2026-01-15'
    GROUP BY City ORDER BY City"
+show chronolake query \
+  "SELECT Id, City, grax__restoredfrom FROM crm.accounts WHERE grax__restoredfrom IS NOT NULL"
 show chronolake verify --all
 
 say "The project stays in ./$project. Look further:"

@@ -13,26 +13,24 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pipelines import Pipeline
 
 import landed
 from chronolake import table
-from chronolake.config import Project
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
 from chronolake.failpoints import FAILPOINTS
-from chronolake.lake import Lake
 from chronolake.pipeline import rebuild as rebuild_module
 from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.state import move, positions
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import Stream, streams_of
-from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
+from chronolake.pipeline.sync import Event, EventKind
 from chronolake.rawlake import landing
 from chronolake.rawlake.reading import KEY
 from chronolake.table import migration
 from chronolake.types import (
     ACTIVE,
-    END,
     START,
     TMAX_MICROS,
     Column,
@@ -41,53 +39,12 @@ from chronolake.types import (
     Mode,
     TableName,
 )
-from datalakes import DataLake, file_row, iceberg, project
+from datalakes import DataLake, file_row, iceberg
 from landed import LandedRow
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
 _numbers = count()
-
-
-class Pipeline:
-    """A project with one pipeline, the lake it fills and the data lake it reads."""
-
-    def __init__(self, folder: Path, more: str = "") -> None:
-        self.folder = folder
-        self.source = DataLake(folder / "source")
-        self.configure(more)
-        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
-
-    def configure(self, more: str = "") -> None:
-        self.project: Project = project(
-            self.folder,
-            "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n" + more,
-        )
-
-    def sync(self, *only: str, **given: Any) -> RunResult:
-        return sync(self.lake, self.project, "crm", only=only, **given)
-
-    def done(self, *only: str) -> None:
-        result = self.sync(*only)
-        assert result.status is Status.SUCCEEDED, [stream.error for stream in result.streams]
-
-    def rows(self, name: str = "Account") -> list[dict[str, Any]]:
-        found = iceberg(self.project, "crm", name).scan().to_arrow()
-        for column in (START, END, "source__modified"):
-            if column in found.column_names:
-                place = found.column_names.index(column)
-                found = found.set_column(place, column, found[column].cast(pa.int64()))
-        return found.to_pylist()
-
-    def versions(self, *fields: str, name: str = "Account") -> list[tuple[Any, ...]]:
-        return sorted(
-            (row["Id"], row[START], row[END], row[ACTIVE], *(row[field] for field in fields))
-            for row in self.rows(name)
-        )
-
-    def types(self, name: str = "Account") -> dict[str, str]:
-        schema = iceberg(self.project, "crm", name).schema()
-        return {field.name: str(field.field_type) for field in schema.fields}
 
 
 @pytest.fixture

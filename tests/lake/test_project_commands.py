@@ -62,11 +62,12 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     events = [json.loads(line) for line in told.splitlines()]
     assert [event["event"] for event in events] == [
         "run-began",
-        *["stream-began", "published", "stream-ended"] * 2,
+        *["stream-began", "applying", "published", "stream-ended"] * 2,
         "run-ended",
     ]
     assert events[-1]["status"] == "succeeded"
-    assert (events[2]["table"], events[2]["rows"], events[2]["files_left"]) == ("crm.Account", 2, 0)
+    assert (events[2]["files_left"], events[2]["rows"]) == (1, 0)
+    assert (events[3]["table"], events[3]["rows"], events[3]["files_left"]) == ("crm.Account", 2, 0)
     _, told, _ = _ran(folder, capsys, "status", "--json")
     assert [(one["mode"], one["files_waiting"]) for one in json.loads(told)] == [("history", 0)] * 2
     _, told, _ = _ran(folder, capsys, "runs", "--json")
@@ -87,11 +88,35 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     code, told, _ = _ran(folder, capsys, "rebuild", "crm.Account", "--json")
     assert (code, json.loads(told)) == (0, {"table": "crm.Account", "rows": 2})
     code, told, _ = _ran(folder, capsys, "resync", "crm", "--stream", "Contact", "--json")
-    assert (code, json.loads(told)) == (0, {"table": "crm.Contact", "rows": 1})
+    assert code == 0
+    (published,) = [one for one in map(json.loads, told.splitlines()) if one.get("files")][:1]
+    assert (published["table"], published["files"], published["rows"]) == ("crm.Contact", 1, 1)
+    _, told, _ = _ran(folder, capsys, "runs", "--json")
+    assert len(json.loads(told)) == 2, "a re-sync is a run"
     code, _, _ = _ran(folder, capsys, "state", "reset", "crm", "--stream", "Account")
     assert code == 0
     _, told, _ = _ran(folder, capsys, "status")
     assert "crm.Account" in told
+
+
+def test_check_names_what_two_pipelines_fill_and_what_is_not_there(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "chronolake.yml"
+    file.write_text(
+        file.read_text()
+        + "  other:\n    schema: crm\n"
+        + "    source: {type: data_lake_v2, path: source, org: X, objects: [Account, Kontakt]}\n"
+    )
+    code, told, _ = _ran(folder, capsys, "check", "--json")
+    found = {one["what"]: one for one in json.loads(told)}
+    assert code == 1
+    assert found["pipelines.other"]["message"] == "The pipelines crm and other both fill the table."
+    file.write_text(file.read_text().replace("schema: crm", "schema: elsewhere"))
+    code, told, _ = _ran(folder, capsys, "check", "--json")
+    found = {one["what"]: one for one in json.loads(told)}
+    assert code == 0
+    assert "the lake has nothing of Kontakt yet" in found["pipelines.other"]["message"]
 
 
 def test_the_mode_of_a_piped_table_is_not_switched_by_hand(

@@ -21,12 +21,13 @@ from chronolake.cli.app import (
     print_json,
 )
 from chronolake.cli.piping import PipelineArgument, ProjectLakeOption, ProjectOption, project_of
-from chronolake.errors import ChronolakeError
+from chronolake.errors import ChronolakeError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from chronolake.config import Project
+    from chronolake.types import TableName
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 _WIDTH: Final = max(map(len, _STYLES)) + 1
@@ -56,8 +57,9 @@ def check(
 
     wanted = project_of(project, lake, settings)
     found = [_checked("lake", lambda: _reached(Store.open(wanted.lake)))]
+    fillers: dict[TableName, str] = {}
     for name in wanted.pipelines:
-        found += _checked_pipeline(wanted, name, create=create)
+        found += _checked_pipeline(wanted, name, fillers, create=create)
     if json:
         print_json(found)
     else:
@@ -72,7 +74,9 @@ def check(
         fail()
 
 
-def _checked_pipeline(project: Project, name: str, *, create: bool) -> Iterator[dict[str, Any]]:
+def _checked_pipeline(
+    project: Project, name: str, fillers: dict[TableName, str], *, create: bool
+) -> Iterator[dict[str, Any]]:
     from chronolake.pipeline.streams import source_of
     from chronolake.source.offered import CheckedSource, Level
 
@@ -85,7 +89,7 @@ def _checked_pipeline(project: Project, name: str, *, create: bool) -> Iterator[
     except ChronolakeError as failure:
         yield _told(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
         return
-    yield _checked(f"pipelines.{name}", lambda: _pipeline_words(project, name))
+    yield _checked(f"pipelines.{name}", lambda: _pipeline_words(project, name, fillers))
 
 
 def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
@@ -104,14 +108,33 @@ def _reached(_: object) -> str:
     return "its database answers"
 
 
-def _pipeline_words(project: Project, name: str) -> str:
+def _pipeline_words(project: Project, name: str, fillers: dict[TableName, str]) -> str:
+    """How a pipeline is; notes which tables it fills.
+
+    Raises:
+        ChronolakeError: something is wrong.
+    """
     from chronolake.pipeline.state import expect_free, positions
     from chronolake.pipeline.streams import streams_of
 
     streams = streams_of(project, name)
+    for stream in streams:
+        other = fillers.setdefault(stream.table, name)
+        if other != name:
+            raise ConfigurationError(
+                f"The pipelines {other} and {name} both fill the table.",
+                table=str(stream.table),
+                hint="Give one of them another `schema:`, or its stream another `table:`.",
+            )
     for position in positions(project.lake, streams):
         expect_free(position)
-    return f"{len(streams)} streams: {', '.join(stream.name for stream in streams) or 'none'}"
+    words = f"{len(streams)} streams: {', '.join(stream.name for stream in streams) or 'none'}"
+    empty = [
+        stream.name
+        for stream in streams
+        if not stream.offered.is_ours and not stream.folder.path.is_dir()
+    ]
+    return f"{words}; the lake has nothing of {', '.join(empty)} yet" if empty else words
 
 
 @app.command(epilog="Example: chronolake discover crm --json")

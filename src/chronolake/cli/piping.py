@@ -130,8 +130,7 @@ def sync(
 
     pause = None if every is None else seconds_of(every)
     wanted = project_of(project, lake, settings)
-    names = [pipeline] if pipeline is not None else list(wanted.pipelines)
-    if not names:
+    if pipeline is None and not wanted.pipelines:
         raise ConfigurationError(
             f"{wanted.file} has no pipelines.", hint="Name a source below `pipelines`."
         )
@@ -142,6 +141,8 @@ def sync(
         while True:
             began = time.monotonic()
             with Progress(json=json) as progress:
+                # Pipelines may come and go while it runs.
+                names = [pipeline] if pipeline is not None else list(watched.now().pipelines)
                 ended = [_sync(there, watched, name, stream or (), progress) for name in names]
             if pause is None:
                 break
@@ -210,8 +211,8 @@ def rebuild(
     name = table_name(table)
     wanted = project_of(project, lake, settings)
     stream = _stream_of(wanted, name)
-    with opened(wanted) as there, _leased(there, [stream]) as lease:
-        rows = run(there, stream, lease)
+    with opened(wanted) as there, leased_for(there, [stream]) as lease:
+        rows = run(there, stream, lease).written
     if json:
         print_json({"table": str(name), "rows": rows})
     else:
@@ -236,32 +237,15 @@ def resync(
     """
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject
-    from chronolake.pipeline.rebuild import rebuild as run
-    from chronolake.pipeline.streams import chosen, source_of, streams_of
-    from chronolake.source.offered import PulledSource
 
     wanted = project_of(project, lake, settings)
-    if isinstance(source_of(wanted, pipeline), PulledSource):
-        same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
-        with opened(wanted) as there, Progress(json=json) as progress:
-            ended = _sync(there, same, pipeline, stream or (), progress, anew=True)
-        _leave([ended])
-        return
-    streams = chosen(streams_of(wanted, pipeline), pipeline, stream or ())
-    with opened(wanted) as there, _leased(there, streams) as lease:
-        for one in streams:
-            if there.catalog.find(one.table) is None:
-                console(stderr=True).print(f"{one.table} is not there yet: the next sync makes it")
-                continue
-            files = one.folder.files()
-            rows = run(there, one, lease, upto=files[-1] if files else None)
-            if json:
-                print_json({"table": str(one.table), "rows": rows}, pretty=False)
-            else:
-                console().print(f"{one.table} is made anew: {rows:,} rows")
+    same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
+    with opened(wanted) as there, Progress(json=json) as progress:
+        ended = _sync(there, same, pipeline, stream or (), progress, anew=True)
+    _leave([ended])
 
 
-def _leased(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
+def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
     """The lease of the pipeline of some streams, above all that their tables know."""
     from chronolake.pipeline.lease import greatest_token, leased
     from chronolake.pipeline.store import Store
@@ -290,13 +274,13 @@ def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
     is_there = place.is_file() or (place / FILE_NAME).is_file()
     wanted = project_of(place if is_there else Path(), lake.config.path, None)
     stream = _stream_of(wanted, report.table)
-    with _leased(lake, [stream]) as lease:
+    with leased_for(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
     told = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
+    if found.columns:
+        told += f"; columns are missing or have other types: {', '.join(found.columns)}"
     promise = Promise(
-        "the table holds what its raw lake holds",
-        found.missing + found.extra,
-        told if found.missing or found.extra else None,
+        "the table holds what its raw lake holds", found.count, told if found.count else None
     )
     return replace(report, promises=(*report.promises, promise))
 

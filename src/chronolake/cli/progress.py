@@ -71,7 +71,7 @@ class Progress:
             self._landed[stream.stream] = landed
             told = f"{stream.table_name}, {size(landed)} landed"
             self._bars.update(self._tasks[stream.stream], description=told)
-        elif stream is not None and event.kind is EventKind.PUBLISHED:
+        elif stream is not None and event.kind in {EventKind.APPLYING, EventKind.PUBLISHED}:
             self._bars.update(
                 self._tasks[stream.stream],
                 description=stream.table_name,
@@ -116,7 +116,7 @@ def _as_json(event: Event) -> dict[str, Any]:
         told |= stream_json(event.stream)
     if event.kind is EventKind.LANDED:
         told |= {"files_landed": event.files, "bytes_landed": event.bytes}
-    if event.kind is EventKind.PUBLISHED:
+    if event.kind in {EventKind.APPLYING, EventKind.PUBLISHED}:
         told |= {"files_left": event.files_left, "bytes_left": event.bytes_left}
     return told
 

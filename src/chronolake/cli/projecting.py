@@ -27,6 +27,7 @@ from chronolake.cli.piping import (
     ProjectLakeOption,
     ProjectOption,
     StreamsOption,
+    leased_for,
     opened,
     project_of,
 )
@@ -234,10 +235,14 @@ def runs(
     """List the newest runs, and what became of their streams."""
     from chronolake.cli.progress import stream_json
     from chronolake.pipeline.store import Store
+    from chronolake.pipeline.streams import pipeline_of
 
     wanted = project_of(project, lake, settings)
     store = Store.open(wanted.lake)
     found = store.runs(pipeline=pipeline, limit=limit)
+    if pipeline is not None and not found:
+        # Runs of a pipeline that is not there any more are still shown.
+        pipeline_of(wanted, pipeline)
     if json:
         print_json(
             [
@@ -323,13 +328,11 @@ def state_reset(
 
 
 def _move(project: Project, pipeline: str, names: list[str], watermark: str | None) -> None:
-    from chronolake.pipeline.lease import leased
     from chronolake.pipeline.state import move
-    from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import chosen, streams_of
 
     streams = chosen(streams_of(project, pipeline), pipeline, names)
-    with opened(project) as there, leased(Store.open(project.lake), pipeline) as lease:
+    with opened(project) as there, leased_for(there, streams) as lease:
         for stream in streams:
             move(there, stream, lease, watermark)
             console().print(f"{stream.table} is at {watermark or 'the beginning'}")

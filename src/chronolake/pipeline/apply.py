@@ -21,7 +21,7 @@ from chronolake.pipeline.filling import (
     seen_of,
     write,
 )
-from chronolake.pipeline.properties import FILES_PROPERTY, WATERMARK_PROPERTY
+from chronolake.pipeline.made import MadeOf
 from chronolake.pipeline.rebuild import rebuild
 from chronolake.rawlake import (
     Control,
@@ -29,6 +29,7 @@ from chronolake.rawlake import (
     DataFile,
     Landing,
     Namings,
+    applied_of,
     land_control,
     landing,
     namings_of,
@@ -108,7 +109,7 @@ def apply(
     namings = namings_of(stream.folder)
     _settle(filling, namings)
     done = 0
-    for step in _steps(files, step_bytes):
+    for step in _steps(files, step_bytes, again=_known(filling, files)):
         wanted = current(stream)
         if wanted != filling.stream:
             log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
@@ -118,7 +119,7 @@ def apply(
         landed = _landing(filling, step, namings)
         reach("sync.surveyed")
         if not landed.rows:
-            yield _applied(None if table is None else table.property_of(WATERMARK_PROPERTY), landed)
+            yield _applied(None if table is None else MadeOf.told_by(table).watermark, landed)
         elif table is None:
             yield _applied(landed.watermark, landed, written=_begin(filling, landed))
         elif (columns := _columns(filling, table, landed)).are_in_place:
@@ -127,16 +128,31 @@ def apply(
         else:
             is_last = done + len(step) == len(files)
             left = landed if is_last else _landing(filling, files[done:], namings)
-            written = rebuild(lake, stream, lease, upto=files[-1])
-            yield _applied(left.watermark, left, written=written)
+            rebuilt = rebuild(lake, filling.stream, lease, upto=files[-1])
+            yield _applied(left.watermark, left, written=rebuilt.written)
             return
         done += len(step)
 
 
-def _steps(files: Sequence[DataFile], step_bytes: int) -> Iterator[list[DataFile]]:
-    step: list[DataFile] = []
-    size = 0
-    for file in files:
+def _known(filling: Filling, files: Sequence[DataFile]) -> int:
+    """How many of the files a table has already."""
+    table = filling.lake.catalog.find(filling.stream.table)
+    if table is None or (furthest := MadeOf.told_by(table).furthest) is None:
+        return 0
+    return len(applied_of(files, furthest))
+
+
+def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterator[list[DataFile]]:
+    """Files that are applied together.
+
+    Args:
+        files: all of them.
+        step_bytes: their size in one step.
+        again: the first so many are applied once more: together, so that what the last of them says
+            is what is seen.
+    """
+    step, size = list(files[:again]), sum(file.size for file in files[:again])
+    for file in files[again:]:
         if step and size + file.size > step_bytes:
             yield step
             step, size = [], 0
@@ -164,7 +180,7 @@ class _Columns:
     Attributes:
         seen: the forms of every field, in these files and those of the table.
         every: the columns.
-        are_in_place: whether the table's can become these without a look at its rows.
+        are_in_place: whether the table, kept as it is, can have them without a look at its rows.
     """
 
     seen: SeenByField
@@ -179,17 +195,21 @@ def _columns(filling: Filling, table: IcebergTable, landed: Landing) -> _Columns
     expect_same_key(table, stream, landed.key, landed.namings, file=landed.watermark)
     seen = united(seen_of(table), landed.seen)
     every = columns_for(stream, seen, landed.key)
-    return _Columns(seen, every, not _needs_rebuild(table, every))
+    # Of a table that was made and never written, nothing could be made anew before.
+    is_kept = not is_kept_otherwise(table, stream)
+    return _Columns(seen, every, is_kept and not _needs_rebuild(table, every))
 
 
 def _begin(filling: Filling, landed: Landing) -> int:
     """Make the table of its first files; gives the number of rows that were written."""
     stream = filling.stream
     columns = columns_for(stream, landed.seen, landed.key)
+    # Who was paused here for too long would make a table under somebody else's lease.
+    filling.lease.expect_held()
     filling.create(stream.table, columns, properties=filling.properties)
     reach("sync.table-ready")
     erase_purged(filling, None, landed)
-    return write(filling, stream.table, landed, landed.seen, files=len(landed.files))
+    return write(filling, stream.table, landed, landed.seen, made=MadeOf().with_files(landed.files))
 
 
 def _go_on(filling: Filling, table: IcebergTable, landed: Landing, columns: _Columns) -> int:
@@ -200,8 +220,8 @@ def _go_on(filling: Filling, table: IcebergTable, landed: Landing, columns: _Col
     # Fields keep their place; new ones come last.
     alter(filling.lake, stream.table, wanted, drop_columns=False, guard=filling.lease.guard)
     reach("sync.table-ready")
-    files = int(table.property_of(FILES_PROPERTY) or 0) + len(landed.files)
-    return write(filling, stream.table, landed, columns.seen, files=files)
+    made = MadeOf.told_by(table).with_files(landed.files)
+    return write(filling, stream.table, landed, columns.seen, made=made)
 
 
 def _settle(filling: Filling, namings: Namings) -> None:
@@ -214,13 +234,10 @@ def _settle(filling: Filling, namings: Namings) -> None:
     if stream.offered.is_ours:
         kept = Control(ControlKind.KEPT, kept_as(stream))
         land_control(stream.folder, kept, guard=filling.lease.expect_held)
-    if table is None or not (is_kept_otherwise(table, stream) or is_renamed(table, namings)):
+    if table is None or MadeOf.told_by(table).furthest is None:
         return
-    if table.property_of(WATERMARK_PROPERTY) is None:
-        # Nothing was ever applied to it.
-        lake.catalog.drop(stream.table, purge=True)
-        return
-    rebuild(lake, stream, filling.lease)
+    if is_kept_otherwise(table, stream) or is_renamed(table, namings):
+        rebuild(lake, stream, filling.lease)
 
 
 def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:
@@ -229,6 +246,9 @@ def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:
     The lake's own texts are read again for them, so that `5` does not become `5.0`.
     """
     stored = describe_loaded(table).by_name
+    if any(every and name not in stored for name, every in seen_of(table).items()):
+        # Somebody has dropped a column: given back in place, it would be null in the rows so far.
+        return True
     return any(
         column.name in stored
         and stored[column.name].type != column.type

@@ -1,8 +1,8 @@
 """A stream's table: its columns as landed files need them, and the files' rows.
 
 Everything that tells how far the table is stands in its properties, and is published with the rows:
-the *watermark*, the last file that was applied, and what forms were seen of every field, which
-decides the columns' types. So a table is a function of the files up to its watermark.
+of which files it is made (`made`), and what forms were seen of every field, which decides the
+columns' types. So a table is a function of the files up to the last that was applied.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from chronolake.changes import RESERVED
 from chronolake.config import OnPurge
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
+from chronolake.pipeline.made import MadeOf, expect_same_lake
 from chronolake.pipeline.properties import (
     FIELDS_PROPERTY,
-    FILES_PROPERTY,
+    LAKE_PROPERTY,
     NAMES_PROPERTY,
     ON_PURGE_PROPERTY,
     SIGHT_PROPERTY,
-    WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
 from chronolake.rawlake import Landing, columns_of, mark
@@ -64,6 +64,7 @@ class Filling:
             STREAM_PROPERTY: self.stream.identity,
             SIGHT_PROPERTY: self.stream.offered.sight,
             ON_PURGE_PROPERTY: self.stream.on_purge,
+            LAKE_PROPERTY: str(self.stream.folder.path),
             **self.lease.properties,
         }
 
@@ -85,7 +86,7 @@ def write(
     landed: Landing,
     seen: SeenByField,
     *,
-    files: int,
+    made: MadeOf,
     counts: bool = True,
 ) -> int:
     """Write landed rows to a table that has the columns for what was seen.
@@ -95,7 +96,7 @@ def write(
         name: the table.
         landed: the files.
         seen: what was seen of every field in the table's files and these.
-        files: how many files the table has with these.
+        made: of which files the table is made with these.
         counts: whether what is written counts for the month's usage.
 
     Returns:
@@ -115,8 +116,7 @@ def write(
         synced_micros=_now_micros(),
         batch=f"{stream.identity}-{uuid4().hex[:8]}",
         properties={
-            WATERMARK_PROPERTY: landed.watermark,
-            FILES_PROPERTY: str(files),
+            **made.properties,
             FIELDS_PROPERTY: orjson.dumps(marks).decode(),
             NAMES_PROPERTY: _names_to_json(landed.namings.now),
             **filling.properties,
@@ -221,16 +221,18 @@ def seen_of(table: IcebergTable) -> SeenByField:
 
 
 def watermark_of(lake: Lake, stream: Stream) -> str | None:
-    """The last file that is in a stream's table, or None: it has none, or does not exist.
+    """The file after which the next are applied to a stream's table; None: all of them are.
 
     Raises:
         TableExistsError: the table is filled by something else.
+        SourceError: it is made of another lake's files.
     """
     table = lake.catalog.find(stream.table)
     if table is None:
         return None
     expect_own(table, stream)
-    return table.property_of(WATERMARK_PROPERTY)
+    expect_same_lake(table, stream)
+    return MadeOf.told_by(table).watermark
 
 
 def expect_own(table: IcebergTable, stream: Stream) -> None:

@@ -8,12 +8,15 @@ on can compute what it likes, but publish no rows.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -84,8 +87,19 @@ class Lease:
 
 
 def holder() -> str:
-    """This process, as others see it."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """This process, as others see it: its machine, its number, and what gives it that number."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_numbering()}"
+
+
+@cache
+def _numbering() -> str:
+    """What tells apart the processes of one number: containers may share the name of a machine."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        namespace = Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return ""
+    return hashlib.sha256(f"{boot}{namespace}".encode()).hexdigest()[:8]
 
 
 @contextmanager
@@ -137,7 +151,7 @@ def _taken(store: Store, pipeline: str, seconds: float, above: int, *, is_held_h
         ).one_or_none()
         if row is not None and not _is_free(row, is_held_here=is_held_here):
             raise PipelineBusyError(
-                f"The pipeline {pipeline} is run by {row.holder}.",
+                f"The pipeline {pipeline} is run by {row.holder.rpartition(':')[0]}.",
                 hint="Wait until it has finished. The lease of a process that died without a word "
                 "on another machine passes within a minute.",
             )
@@ -161,11 +175,11 @@ def _is_free(row: sql.Row[Any], *, is_held_here: bool) -> bool:
 
 def _is_dead(who: str) -> bool:
     """Whether a process of this machine is gone; of others nothing is known."""
-    host, _, pid = who.rpartition(":")
-    if host != socket.gethostname():
+    here, numbering = f"{socket.gethostname()}:", f":{_numbering()}"
+    if not (who.startswith(here) and who.endswith(numbering)):
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(int(who.removeprefix(here).removesuffix(numbering)), 0)
     except ProcessLookupError:
         return True
     except PermissionError:

@@ -6,10 +6,14 @@ from typing import Final
 
 #: The token of the last lease under which the table was written.
 LEASE_PROPERTY: Final = "chronolake.lease"
-#: The last file that was applied.
+#: The file after which the next ones are applied.
 WATERMARK_PROPERTY: Final = "chronolake.watermark"
-#: How many files were applied up to there.
+#: The last file that was ever applied.
+FURTHEST_PROPERTY: Final = "chronolake.furthest"
+#: How many files were applied up to that one.
 FILES_PROPERTY: Final = "chronolake.files"
+#: The folder of the files.
+LAKE_PROPERTY: Final = "chronolake.raw-lake"
 #: What forms were seen of every field, as JSON.
 FIELDS_PROPERTY: Final = "chronolake.fields"
 #: The names that numbered fields have in the table, as JSON.

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from chronolake.errors import ConfigurationError, SourceError, TableNotFoundError
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.pipeline.erasing import erase_all
@@ -19,11 +21,17 @@ from chronolake.pipeline.filling import (
     seen_of,
     write,
 )
-from chronolake.pipeline.properties import FILES_PROPERTY, WATERMARK_PROPERTY
+from chronolake.pipeline.made import MadeOf, expect_same_lake, is_of_lake
 from chronolake.rawlake import applied_of, landing, namings_of, united
 from chronolake.session import CATALOG
-from chronolake.table.aside import expect_replaceable, lasting_properties, take_place
+from chronolake.table.aside import (
+    expect_replaceable,
+    lasting_properties,
+    now_micros,
+    take_place,
+)
 from chronolake.table.publishing import TableMovedError
+from chronolake.table.pulled import SYSTEM_COLUMNS
 from chronolake.table.rewrite import drop_abandoned, folder_in
 from chronolake.table.sql import listed
 from chronolake.table.staging import stage_name
@@ -41,8 +49,32 @@ if TYPE_CHECKING:
     from chronolake.pipeline.streams import Stream
     from chronolake.rawlake import DataFile
 
+log = structlog.get_logger(__name__)
 
-def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None = None) -> int:
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A table that was made anew.
+
+    Attributes:
+        files: the files that it is made of.
+        read: how many rows they have, duplicates included.
+        written: how many rows the table has.
+    """
+
+    files: tuple[DataFile, ...]
+    read: int
+    written: int
+
+
+def rebuild(
+    lake: Lake,
+    stream: Stream,
+    lease: Lease,
+    *,
+    upto: DataFile | None = None,
+    may_be_other: bool = False,
+) -> Rebuilt:
     """Make a stream's table anew from all of its files, and swap it in, in one step.
 
     Readers see the old table until then. A crash leaves it as it was.
@@ -51,13 +83,12 @@ def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None =
         lake: the lake.
         stream: the stream; its table exists.
         lease: the right to run its pipeline.
-        upto: the last file to apply; by default the table's watermark.
-
-    Returns:
-        Number of rows of the table.
+        upto: the last file to apply; by default the last that was ever applied.
+        may_be_other: whether the files may be those of another lake than before.
 
     Raises:
-        SourceError: a file cannot be read, or there is none.
+        SourceError: a file cannot be read, there is none, or some of those that the table is made
+            of have gone.
         LakeError: the table is in a REST catalog.
         LeaseLostError: another process runs the pipeline.
         CommitConflictError: another writer published meanwhile; the table is as it was.
@@ -67,26 +98,38 @@ def rebuild(lake: Lake, stream: Stream, lease: Lease, *, upto: DataFile | None =
     table = lake.catalog.load(stream.table)
     expect_own(table, stream)
     lease.guard(table)
-    before = table.property_of(WATERMARK_PROPERTY)
-    last = upto.mark if upto is not None else before
+    if not may_be_other:
+        expect_same_lake(table, stream)
+    before = MadeOf.told_by(table)
+    last = upto.mark if upto is not None else before.furthest
 
     def unmoved(current: IcebergTable) -> None:
         # What the table has is what the lake has up to its watermark: compacted or not.
         lease.guard(current)
         same = str(current.metadata.uuid()) == str(table.metadata.uuid())
-        if not same or current.property_of(WATERMARK_PROPERTY) != before:
+        if not same or MadeOf.told_by(current) != before:
             raise TableMovedError("Another process applied files first.", table=str(stream.table))
 
     filling = Filling(lake, stream, lease)
     if last is not None:
         erase_all(filling, last)
+    began = now_micros()
     with _made_of_lake(filling, table, last) as made:
+        _warn_of_dropped(table, made.table)
         with lake.writing(stream.table):
-            take_place(table, made.table, expect=unmoved)
+            take_place(table, made.table, began_micros=began, expect=unmoved)
             if stream.mode is not Mode.HISTORY:
                 # It would ask for columns that the table has no longer.
                 drop_current_view(lake, stream.table)
-        return made.rows
+        return Rebuilt(made.files, made.read, made.rows)
+
+
+def _warn_of_dropped(table: IcebergTable, made: IcebergTable) -> None:
+    """Say which columns a table loses that others have given it: the lake knows nothing of them."""
+    there = {field.name for field in made.fields} | seen_of(table).keys() | SYSTEM_COLUMNS.keys()
+    dropped = [field.name for field in table.fields if field.name not in there]
+    if dropped:
+        log.warning("columns_of_others_dropped", table=str(table.name), columns=dropped)
 
 
 @dataclass(frozen=True)
@@ -94,14 +137,21 @@ class Differences:
     """How a table differs from what its lake says.
 
     Attributes:
+        columns: columns that the lake has, and the table has not, or with another type.
         rows: rows of the table.
         missing: rows that the lake has, up to the table's watermark, and the table has not.
         extra: rows that the table has, and the lake has not.
     """
 
+    columns: tuple[str, ...]
     rows: int
     missing: int
     extra: int
+
+    @property
+    def count(self) -> int:
+        """How many columns and rows differ."""
+        return len(self.columns) + self.missing + self.extra
 
 
 def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
@@ -126,28 +176,41 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             table=str(stream.table),
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
-    last = table.property_of(WATERMARK_PROPERTY)
+    expect_same_lake(table, stream)
+    last = MadeOf.told_by(table).furthest
     with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
+        stored = {field.name: field.type for field in table.fields}
+        others = {field.name: field.type for field in made.table.fields}
+        columns = tuple(name for name, kind in others.items() if stored.get(name) != kind)
         # When a row was synced is nothing that the lake knows.
-        theirs = {field.name for field in made.table.fields} - {SYNCED}
-        names = [field.name for field in table.fields if field.name in theirs]
-        ours, others = (
+        names = [name for name in stored if name in others.keys() - {SYNCED, *columns}]
+        ours, theirs = (
             f"SELECT {listed(names)} FROM {CATALOG}.{name.sql}"
             for name in (stream.table, made.table.name)
         )
         (found,) = made.spark.sql(
             f"SELECT (SELECT count(1) FROM ({ours})) AS rows, "
-            f"(SELECT count(1) FROM ({others} EXCEPT ALL {ours})) AS missing, "
-            f"(SELECT count(1) FROM ({ours} EXCEPT ALL {others})) AS extra"
+            f"(SELECT count(1) FROM ({theirs} EXCEPT ALL {ours})) AS missing, "
+            f"(SELECT count(1) FROM ({ours} EXCEPT ALL {theirs})) AS extra"
         ).collect()
-    return Differences(found["rows"], found["missing"], found["extra"])
+    return Differences(columns, found["rows"], found["missing"], found["extra"])
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A hidden table of the files of a lake, its number of rows, and the session that made it."""
+    """A hidden table of files of a lake.
+
+    Attributes:
+        table: the table.
+        files: the files.
+        read: how many rows they have.
+        rows: how many rows the table has.
+        spark: the session that made it.
+    """
 
     table: IcebergTable
+    files: tuple[DataFile, ...]
+    read: int
     rows: int
     spark: SparkSession
 
@@ -183,8 +246,9 @@ def _made_of_lake(filling: Filling, table: IcebergTable, last: str | None) -> It
             properties=lasting_properties(table),
             location=folder_in(table),
         )
-        written = write(filling, hidden, landed, seen, files=len(files), counts=False)
-        yield _Made(lake.catalog.load(hidden), written, spark)
+        made = MadeOf().with_files(files)
+        written = write(filling, hidden, landed, seen, made=made, counts=False)
+        yield _Made(lake.catalog.load(hidden), landed.files, landed.rows, written, spark)
     finally:
         # Its files are the table's by now, or orphans in its folder that maintenance removes.
         lake.catalog.drop(hidden, purge=False)
@@ -196,11 +260,13 @@ def _expect_all_there(table: IcebergTable, stream: Stream, files: Sequence[DataF
     Raises:
         SourceError: some are not in the lake any more.
     """
-    applied = int(table.property_of(FILES_PROPERTY) or 0)
-    gone = applied - len(applied_of(files, table.property_of(WATERMARK_PROPERTY)))
+    if not is_of_lake(table, stream):
+        return
+    made = MadeOf.told_by(table)
+    gone = made.files - len(applied_of(files, made.furthest))
     if gone > 0:
         raise SourceError(
-            f"Of the {applied:,} files that the table was made of, {gone:,} are not in the lake "
+            f"Of the {made.files:,} files that the table was made of, {gone:,} are not in the lake "
             "any more: made anew, it would lose what they say.",
             table=str(stream.table),
             hint="Restore the files. Without them the table cannot be made anew; drop it if it is "

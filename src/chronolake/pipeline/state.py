@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from chronolake import look
 from chronolake.errors import TableNotFoundError
 from chronolake.look.catalog import look_up
+from chronolake.pipeline.made import MadeOf
 from chronolake.pipeline.properties import (
-    FILES_PROPERTY,
     LEASE_PROPERTY,
     SIGHT_PROPERTY,
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
-from chronolake.rawlake import applied_of
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Position:
 
     Attributes:
         stream: the stream.
-        watermark: the last file that was applied, or None.
+        watermark: the file after which the next ones are applied, or None.
         mode: the table's mode, or None: there is no table yet.
         sight: what the table says that its stream can see.
         owner: `pipeline/stream` that fills the table, or None.
@@ -109,10 +108,9 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
     """
     from chronolake.table.publishing import publish  # noqa: PLC0415 - only this needs Spark
 
-    files = 0
     if watermark is not None:
         stream.folder.expect(watermark)
-        files = len(applied_of(stream.folder.files(), watermark))
+    files = stream.folder.files()
     with lake.writing(stream.table):
         table = lake.catalog.find(stream.table)
         if table is None:
@@ -125,13 +123,10 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
 
         def moved(current: IcebergTable) -> object:
             lease.guard(current)
+            made = MadeOf.told_by(current).moved(watermark, files)
             builder = current.builder()
             if watermark is None:
-                gone = current.catalog.set([WATERMARK_PROPERTY, FILES_PROPERTY])
-                builder.removeProperties(gone)
-            return builder
+                builder.removeProperties(current.catalog.set([WATERMARK_PROPERTY]))
+            return builder.setProperties(current.catalog.map(made.properties))
 
-        marks = (
-            {} if watermark is None else {WATERMARK_PROPERTY: watermark, FILES_PROPERTY: str(files)}
-        )
-        publish(table, moved, {LEASE_PROPERTY: str(lease.token), **marks})
+        publish(table, moved, {LEASE_PROPERTY: str(lease.token)})

@@ -15,12 +15,13 @@ from uuid import uuid4
 
 import structlog
 
-from chronolake.errors import ChronolakeError, LeaseLostError
+from chronolake.errors import ChronolakeError, LeaseLostError, SourceError
 from chronolake.iceberg import spark_words
 from chronolake.pipeline.apply import STEP_BYTES, apply
 from chronolake.pipeline.filling import watermark_of
 from chronolake.pipeline.landing import land_new
 from chronolake.pipeline.lease import greatest_token, holder, leased
+from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
 from chronolake.pipeline.streams import chosen, reconfigured, source_of, streams_of
 from chronolake.source.offered import PulledSource
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.landing import Landed
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
+    from chronolake.rawlake import DataFile
     from chronolake.source.offered import Source
 
 log = structlog.get_logger(__name__)
@@ -43,6 +45,7 @@ class EventKind(StrEnum):
 
     RUN_BEGAN = "run-began"
     STREAM_BEGAN = "stream-began"
+    APPLYING = "applying"
     LANDED = "landed"
     PUBLISHED = "published"
     STREAM_ENDED = "stream-ended"
@@ -112,8 +115,8 @@ def sync(
             has changed is switched there, and goes on. By default nothing changes during a run.
         step_bytes: files of about so many bytes are applied and published together.
         source: the pipeline's source, if it is not the one that is configured.
-        anew: whether all that a source has is read once more, and compared with the tables, if it
-            keeps no lake of its own.
+        anew: whether all that a source has is read once more: if it keeps no lake of its own,
+            compared with the tables; of one that does, each table is made anew in one step.
 
     Raises:
         ConfigurationError: there is no such pipeline or stream, or it is configured wrongly.
@@ -243,10 +246,15 @@ class _StreamSync:
 
     def apply(self) -> None:
         """Bring the table to all that has landed."""
+        table = self._lake.catalog.find(self.stream.table)
+        if self.steps.anew and table is not None and not self.stream.offered.is_ours:
+            self._make_anew()
+            return
         # The table itself knows how far it is: the answer to the last step may have been lost.
         self._note(position=watermark_of(self._lake, self.stream))
         files = self.stream.folder.files(after=self._state.position)
         left, size = len(files), sum(file.size for file in files)
+        self._tell_left(files)
         applied = apply(
             self._lake,
             self.stream,
@@ -266,6 +274,35 @@ class _StreamSync:
                 position=step.watermark,
             )
             self.report.note(EventKind.PUBLISHED, self._state, files_left=left, bytes_left=size)
+
+    def _make_anew(self) -> None:
+        """Make the table of all that there is now in a lake that somebody else writes."""
+        files = self.stream.folder.files()
+        if not files:
+            raise SourceError(
+                "The lake has no files of the object.",
+                table=str(self.stream.table),
+                file=str(self.stream.folder.path),
+                hint="Check `path` and `org` of the source in chronolake.yml.",
+            )
+        self._tell_left(files)
+        made = rebuild(self._lake, self.stream, self._lease, upto=files[-1], may_be_other=True)
+        self._note(
+            files=len(made.files),
+            bytes=sum(file.size for file in made.files),
+            rows=made.read,
+            written=made.written,
+            seconds=time.monotonic() - self._began,
+            position=made.files[-1].mark,
+        )
+        self.report.note(EventKind.PUBLISHED, self._state)
+
+    def _tell_left(self, files: Sequence[DataFile]) -> None:
+        """Tell what is to be applied, before any of it is."""
+        if files:
+            size = sum(file.size for file in files)
+            told = {"files_left": len(files), "bytes_left": size}
+            self.report.tell(EventKind.APPLYING, stream=self._state, **told)
 
 
 def _land(lake: Lake, source: PulledSource, lease: Lease, syncs: Mapping[str, _StreamSync]) -> None:

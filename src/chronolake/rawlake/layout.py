@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import SourceError
@@ -138,14 +139,26 @@ class ObjectFolder:
                 return max(found, key=rank)
         return None
 
+    def has(self, mark: str) -> bool:
+        """Whether the file of a watermark is there.
+
+        Raises:
+            SourceError: `mark` is no watermark.
+        """
+        batch, name = _parsed(mark)
+        return (self.path / f"batch={batch}" / f"data-{name}.parquet").is_file()
+
+    def is_same_object(self, path: str) -> bool:
+        """Whether a path is that of this object, in whatever place the lake is."""
+        return PurePath(path).parts[-2:] == self.path.parts[-2:]
+
     def expect(self, mark: str) -> None:
         """Refuse a watermark that names none of the object's files.
 
         Raises:
             SourceError: there is no such file.
         """
-        batch, name = _parsed(mark)
-        if not (self.path / f"batch={batch}" / f"data-{name}.parquet").is_file():
+        if not self.has(mark):
             raise SourceError(
                 "The lake has no such file.",
                 file=mark,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.config import CatalogKind
@@ -40,8 +41,12 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import Column
 
-#: Table property: when the table was replaced as a whole, in microseconds since 1970.
+#: Table property: when the table was replaced as a whole. For each time `begin:end`, in
+#: microseconds since 1970: before the first file of the new one was written, and when it took the
+#: old one's place.
 REPLACED_PROPERTY: Final = "chronolake.replaced-at"
+#: So many times are remembered; of more, some between are forgotten.
+_REPLACEMENTS: Final = 200
 
 #: Properties that tell about the rows a table had, and not about the table.
 _OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY, UNTOLD_PROPERTY}
@@ -100,10 +105,34 @@ def publish_over(
     """
     check_columns(table.name, columns)
     expect_replaceable(lake, table.name)
-    location = folder_in(table)
+    location, began = folder_in(table), now_micros()
     changed = {**lasting_properties(table), **properties}
     with _aside(lake, columns, query, location=location, properties=changed) as made:
-        take_place(table, made)
+        take_place(table, made, began_micros=began)
+
+
+def now_micros() -> int:
+    """The time, in microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A table that took another one's place.
+
+    Attributes:
+        began_micros: before the first of its files was written, in microseconds since 1970.
+        ended_micros: when the other one's files became orphans.
+    """
+
+    began_micros: int
+    ended_micros: int
+
+
+def replacements_of(table: IcebergTable) -> list[Replacement]:
+    """When a table was replaced as a whole, the last time last."""
+    told = (one.split(":") for one in (table.property_of(REPLACED_PROPERTY) or "").split())
+    return [Replacement(int(one[0]), int(one[-1])) for one in told]
 
 
 def expect_replaceable(lake: Lake, name: TableName) -> None:
@@ -134,6 +163,7 @@ def take_place(
     table: IcebergTable,
     made: IcebergTable,
     *,
+    began_micros: int,
     expect: Callable[[IcebergTable], None] | None = None,
 ) -> None:
     """Give a table the metadata of one that was made aside, in one step.
@@ -141,6 +171,7 @@ def take_place(
     Args:
         table: the state that the other was made from.
         made: a table in a folder of that table's (`rewrite.folder_in`).
+        began_micros: a time before any of its files was written, in microseconds since 1970.
         expect: gets the table as it is when the other takes its place, and raises if that must not
             be; by default it must be the state that the other was made from.
 
@@ -156,12 +187,24 @@ def take_place(
             expect(current)
         builder = current.catalog.builder_from(made.metadata)
         builder.assignUUID(current.metadata.uuid())
+        builder.setProperties(
+            current.catalog.map({REPLACED_PROPERTY: _with_replacement(current, began_micros)})
+        )
         return builder.setLocation(current.location)
 
     reach("rewrite.before-commit")
     # Files of the old snapshots are orphans at once: maintenance must not take them from readers.
-    publish(table.refreshed(), replaced, {REPLACED_PROPERTY: str(time.time_ns() // 1_000)})
+    publish(table.refreshed(), replaced, {})
     reach("rewrite.after-commit")
+
+
+def _with_replacement(table: IcebergTable, began_micros: int) -> str:
+    every = [*replacements_of(table), Replacement(began_micros, now_micros())]
+    if len(every) > _REPLACEMENTS:
+        # Where one is forgotten, its files count as those of the one before, and stay longer.
+        half = len(every) // 2
+        every = every[:half:2] + every[half:]
+    return " ".join(f"{one.began_micros}:{one.ended_micros}" for one in every)
 
 
 @contextmanager

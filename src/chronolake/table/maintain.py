@@ -15,7 +15,7 @@ from chronolake.description import describe_loaded
 from chronolake.errors import CommitConflictError, TableNotFoundError
 from chronolake.iceberg import java_class_of, java_message_of
 from chronolake.session import CATALOG
-from chronolake.table.aside import REPLACED_PROPERTY
+from chronolake.table.aside import now_micros, replacements_of
 from chronolake.table.rewrite import drop_abandoned
 from chronolake.types import START, literal, quoted
 
@@ -252,14 +252,20 @@ def _expire(lake: Lake, name: TableName) -> int:
 
 
 def _remove_orphans(lake: Lake, name: TableName) -> int:
-    replaced = lake.catalog.load(name).property_of(REPLACED_PROPERTY)
-    grace = lake.config.maintenance.orphan_age_hours * 3600
-    if replaced is not None and int(replaced) / 1_000_000 > time.time() - grace:
-        # What the table had before became orphans then, however old the files are.
+    hours = lake.config.maintenance.orphan_age_hours
+    limit = now_micros() - int(hours * 3_600_000_000)
+    begin = 0
+    # What a table had before it was replaced became orphans then, however old the files are.
+    for replacement in replacements_of(lake.catalog.load(name)):
+        if replacement.ended_micros > limit:
+            limit = min(limit, begin)
+            break
+        begin = replacement.began_micros
+    if limit == 0:
         return 0
     rows = lake.spark.sql(
         f"CALL {CATALOG}.system.remove_orphan_files(table => {literal(name.sql)}, "
-        f"older_than => {_ago(lake.config.maintenance.orphan_age_hours)}, stream_results => true)"
+        f"older_than => {_timestamp(limit)}, stream_results => true)"
     )
     return int(rows.count())
 
@@ -269,6 +275,9 @@ def _call(lake: Lake, procedure: str, arguments: str) -> Any:
 
 
 def _ago(hours: float) -> str:
-    micros = int((time.time() - hours * 3600) * 1_000_000)
+    return _timestamp(now_micros() - int(hours * 3_600_000_000))
+
+
+def _timestamp(micros: int) -> str:
     stamp = datetime.fromtimestamp(micros / 1_000_000, UTC)
     return f"TIMESTAMP '{stamp:%Y-%m-%d %H:%M:%S.%f}'"
