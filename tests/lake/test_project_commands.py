@@ -54,7 +54,9 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
         ("Contact", 1, "observed-changes"),
     ]
     _, told, _ = _ran(folder, capsys, "status", "--json")
-    assert [(one["mode"], one["files_waiting"]) for one in json.loads(told)] == [(None, 1)] * 2
+    before = json.loads(told)
+    assert [(one["mode"], one["files_waiting"]) for one in before] == [(None, 1)] * 2
+    assert [one["behind_seconds"] for one in before] == [None] * 2
 
     code, told, _ = _ran(folder, capsys, "sync", "--json")
 
@@ -69,7 +71,9 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert (events[2]["files_left"], events[2]["rows"]) == (1, 0)
     assert (events[3]["table"], events[3]["rows"], events[3]["files_left"]) == ("crm.Account", 2, 0)
     _, told, _ = _ran(folder, capsys, "status", "--json")
-    assert [(one["mode"], one["files_waiting"]) for one in json.loads(told)] == [("history", 0)] * 2
+    after = json.loads(told)
+    assert [(one["mode"], one["files_waiting"]) for one in after] == [("history", 0)] * 2
+    assert all(0 <= one["behind_seconds"] < 600 for one in after)
     _, told, _ = _ran(folder, capsys, "runs", "--json")
     (run,) = json.loads(told)
     assert run["status"] == "succeeded"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -135,10 +136,15 @@ def status(
     is_whole = True
     for name in wanted.pipelines:
         try:
-            last = _last_runs(wanted, name)
+            newest, fresh = _last_runs(wanted, name)
             source = source_of(wanted, name)
             found = positions(wanted.lake, streams_of(wanted, name, source))
-            rows += [_status_of(position, last.get(position.stream.name)) for position in found]
+            rows += [
+                _status_of(
+                    position, newest.get(position.stream.name), fresh.get(position.stream.name)
+                )
+                for position in found
+            ]
             if isinstance(source, LaggingSource):
                 lags[name] = source.lag()
         except ChronolakeError as failure:
@@ -156,7 +162,7 @@ def status(
 def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
     from chronolake.look.show import size
 
-    grid = grid_of("table", "mode", "sees", "applied up to", "waiting", "last run")
+    grid = grid_of("table", "mode", "sees", "applied up to", "waiting", "last run", "fresh as of")
     for row in rows:
         grid.add_row(
             row["table"],
@@ -165,6 +171,7 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
             (row["position"] or "").rpartition("/")[2],
             f"{row['files_waiting']:,}" if row["files_waiting"] else Text("-", style="dim"),
             row["last_status"] or Text("none", style="dim"),
+            _age(row["behind_seconds"]) or Text("-", style="dim"),
         )
     console().print(grid)
     for row in rows:
@@ -177,16 +184,31 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
             console().print(Text(f"  {one.warning}", style="yellow"))
 
 
-def _last_runs(project: Project, pipeline: str) -> dict[str, StreamRun]:
-    """What became of each stream when it last ran."""
+def _age(seconds: float | None) -> str | None:
+    """A time in the past as people say it."""
+    if seconds is None:
+        return None
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _last_runs(project: Project, pipeline: str) -> tuple[dict[str, StreamRun], dict[str, str]]:
+    """What became of each stream when it last ran, and when the last run began that succeeded."""
+    from chronolake.pipeline.store import Status
+
     store = _store_of(project)
+    newest: dict[str, StreamRun] = {}
+    fresh: dict[str, str] = {}
     if store is None:
-        return {}
-    found: dict[str, StreamRun] = {}
+        return newest, fresh
     for run in store.runs(pipeline=pipeline, limit=20):
         for stream in store.streams_of(run.id):
-            found.setdefault(stream.stream, stream)
-    return found
+            newest.setdefault(stream.stream, stream)
+            if stream.status is Status.SUCCEEDED:
+                fresh.setdefault(stream.stream, run.began)
+    return newest, fresh
 
 
 def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
@@ -202,8 +224,17 @@ def _store_of(project: Project) -> Store | None:
     return Store.open(project.lake)
 
 
-def _status_of(position: Position, last: StreamRun | None) -> dict[str, Any]:
+def _status_of(position: Position, last: StreamRun | None, fresh: str | None) -> dict[str, Any]:
+    """How a stream is.
+
+    Args:
+        position: how far its table is.
+        last: what became of it when it last ran.
+        fresh: when the last of its runs began that succeeded: the table has all that the source had
+            then.
+    """
     stream = position.stream
+    behind = None if fresh is None else datetime.now(UTC) - datetime.fromisoformat(fresh)
     waiting = stream.folder.files(after=position.watermark)
     return {
         "pipeline": stream.pipeline,
@@ -215,6 +246,8 @@ def _status_of(position: Position, last: StreamRun | None) -> dict[str, Any]:
         "position": position.watermark,
         "files_waiting": len(waiting),
         "bytes_waiting": sum(file.size for file in waiting),
+        "fresh_as_of": fresh,
+        "behind_seconds": None if behind is None else round(behind.total_seconds(), 1),
         "last_status": last.status if last else None,
         "error": last.error if last else None,
     }
