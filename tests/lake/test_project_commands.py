@@ -40,7 +40,7 @@ def _ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple
 
 
 def test_a_pipeline_from_its_check_to_its_rebuild(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, told, _ = _ran(folder, capsys, "check", "--json")
     assert code == 0
@@ -99,8 +99,10 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert len(json.loads(told)) == 2, "a re-sync is a run"
     code, _, _ = _ran(folder, capsys, "state", "reset", "crm", "--stream", "Account")
     assert code == 0
-    _, told, _ = _ran(folder, capsys, "status")
-    assert "crm.Account" in told
+    for columns in ("60", "80", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        _, told, _ = _ran(folder, capsys, "status")
+        assert "crm.Account " in told, "a name is never broken"
 
 
 def test_check_names_what_two_pipelines_fill_and_what_is_not_there(

@@ -217,11 +217,23 @@ def console(*, stderr: bool = False) -> Console:
     return screen
 
 
+_NUMBERS: Final = frozenset({"files", "rows", "written"})
+_WHOLE: Final = frozenset({"table", "stream", "pipeline", "status", "last run"})
+
+
 def grid_of(*names: str) -> Table:
-    """A table for the terminal, with these columns."""
+    """A table for the terminal, with these columns.
+
+    However narrow the terminal is, what people search for or copy stays on one line.
+    """
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in names:
-        grid.add_column(name, justify="right" if name in {"files", "rows", "written"} else "left")
+        grid.add_column(
+            name,
+            justify="right" if name in _NUMBERS else "left",
+            no_wrap=name in _WHOLE,
+            overflow="fold",
+        )
     return grid
 
 
