@@ -6,6 +6,7 @@ Sources: `seeds/destination-connector.txt` ("Examples of data types"), `seeds/hi
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -279,6 +280,11 @@ class TableName:
                 hint="Write schema.table; put a part that holds a dot in backticks.",
             )
         return cls(*parts)
+
+
+def now_micros() -> int:
+    """The time, in microseconds since 1970."""
+    return time.time_ns() // 1_000
 
 
 def quoted(identifier: str) -> str:

@@ -107,9 +107,9 @@ def apply(
     """
     filling = Filling(lake, stream, lease)
     namings = namings_of(stream.folder)
-    _settle(filling, namings)
+    again = applied_of(files, _settle(filling, namings))
     done = 0
-    for step in _steps(files, step_bytes, again=_known(filling, files)):
+    for step in _steps(files, step_bytes, again=len(again)):
         wanted = current(stream)
         if wanted != filling.stream:
             log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
@@ -132,14 +132,6 @@ def apply(
             yield _applied(left.watermark, left, written=rebuilt.written)
             return
         done += len(step)
-
-
-def _known(filling: Filling, files: Sequence[DataFile]) -> int:
-    """How many of the files a table has already."""
-    table = filling.lake.catalog.find(filling.stream.table)
-    if table is None or (furthest := MadeOf.told_by(table).furthest) is None:
-        return 0
-    return len(applied_of(files, furthest))
 
 
 def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterator[list[DataFile]]:
@@ -224,8 +216,12 @@ def _go_on(filling: Filling, table: IcebergTable, landed: Landing, columns: _Col
     return write(filling, stream.table, landed, columns.seen, made=made)
 
 
-def _settle(filling: Filling, namings: Namings) -> None:
-    """Make a table as configuration and source want it by now, before any new data."""
+def _settle(filling: Filling, namings: Namings) -> str | None:
+    """Make a table as configuration and source want it by now, before any new data.
+
+    Returns:
+        The last file that was ever applied to it, or None.
+    """
     lake, stream = filling.lake, filling.stream
     table = lake.catalog.find(stream.table)
     if table is not None:
@@ -234,10 +230,12 @@ def _settle(filling: Filling, namings: Namings) -> None:
     if stream.offered.is_ours:
         kept = Control(ControlKind.KEPT, kept_as(stream))
         land_control(stream.folder, kept, guard=filling.lease.expect_held)
-    if table is None or MadeOf.told_by(table).furthest is None:
-        return
+    furthest = None if table is None else MadeOf.told_by(table).furthest
+    if table is None or furthest is None:
+        return None
     if is_kept_otherwise(table, stream) or is_renamed(table, namings):
         rebuild(lake, stream, filling.lease)
+    return furthest
 
 
 def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:

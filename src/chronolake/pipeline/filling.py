@@ -7,7 +7,6 @@ columns' types. So a table is a function of the files up to the last that was ap
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -32,7 +31,7 @@ from chronolake.rawlake import Landing, columns_of, mark
 from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.table.landed import write_versions
 from chronolake.table.pulled import SYSTEM_COLUMNS, create_pulled, layout_of
-from chronolake.types import STREAM_PROPERTY, Mode
+from chronolake.types import STREAM_PROPERTY, Mode, now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +112,7 @@ def write(
         filling.lake,
         name,
         landed.versions(ordered),
-        synced_micros=_now_micros(),
+        synced_micros=now_micros(),
         batch=f"{stream.identity}-{uuid4().hex[:8]}",
         properties={
             **made.properties,
@@ -279,7 +278,3 @@ def expect_same_key(
             file=file,
             hint=ours if stream.offered.is_ours else theirs,
         )
-
-
-def _now_micros() -> int:
-    return time.time_ns() // 1_000

@@ -27,7 +27,6 @@ from chronolake.session import CATALOG
 from chronolake.table.aside import (
     expect_replaceable,
     lasting_properties,
-    now_micros,
     take_place,
 )
 from chronolake.table.publishing import TableMovedError
@@ -36,7 +35,7 @@ from chronolake.table.rewrite import drop_abandoned, folder_in
 from chronolake.table.sql import listed
 from chronolake.table.staging import stage_name
 from chronolake.table.views import drop_current_view
-from chronolake.types import SYNCED, Mode, TableName
+from chronolake.types import SYNCED, Mode, TableName, now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

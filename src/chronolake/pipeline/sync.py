@@ -246,8 +246,8 @@ class _StreamSync:
 
     def apply(self) -> None:
         """Bring the table to all that has landed."""
-        table = self._lake.catalog.find(self.stream.table)
-        if self.steps.anew and table is not None and not self.stream.offered.is_ours:
+        makes_anew = self.steps.anew and not self.stream.offered.is_ours
+        if makes_anew and self._lake.catalog.find(self.stream.table) is not None:
             self._make_anew()
             return
         # The table itself knows how far it is: the answer to the last step may have been lost.

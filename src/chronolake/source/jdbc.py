@@ -7,7 +7,6 @@ gives them; what no column can hold (arrays, structures, intervals) is a text.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -21,7 +20,7 @@ from chronolake.errors import SourceError
 from chronolake.iceberg import spark_words
 from chronolake.limits import StreamTraits
 from chronolake.source.offered import Failure, OfferedStream, Sight, Snapshot, raw_folder
-from chronolake.types import Column, ColumnType, Kind, literal, quoted
+from chronolake.types import Column, ColumnType, Kind, literal, now_micros, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +109,7 @@ class JdbcDatabase:
 
     def _read(self, spark: SparkSession, name: str, *, after_micros: int) -> Snapshot:
         table = self.config.tables[name]
-        at = max(time.time_ns() // 1_000, after_micros + 1)
+        at = max(now_micros(), after_micros + 1)
         rows = self._rows(spark, name, table)
         missing = [column for column in table.key if column not in rows.columns]
         if missing:

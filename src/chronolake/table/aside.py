@@ -13,7 +13,6 @@ snapshots are orphans in that folder, which maintenance removes after their grac
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,7 @@ from chronolake.table.publishing import expect_unmoved, publish, publishing_mark
 from chronolake.table.rewrite import folder_in, in_a_table
 from chronolake.table.staging import stage_name
 from chronolake.table.untold import UNTOLD_PROPERTY
-from chronolake.types import HISTORY_SINCE_PROPERTY, TableName
+from chronolake.types import HISTORY_SINCE_PROPERTY, TableName, now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,11 +108,6 @@ def publish_over(
     changed = {**lasting_properties(table), **properties}
     with _aside(lake, columns, query, location=location, properties=changed) as made:
         take_place(table, made, began_micros=began)
-
-
-def now_micros() -> int:
-    """The time, in microseconds since 1970."""
-    return time.time_ns() // 1_000
 
 
 @dataclass(frozen=True)

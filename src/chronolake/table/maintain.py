@@ -15,9 +15,9 @@ from chronolake.description import describe_loaded
 from chronolake.errors import CommitConflictError, TableNotFoundError
 from chronolake.iceberg import java_class_of, java_message_of
 from chronolake.session import CATALOG
-from chronolake.table.aside import now_micros, replacements_of
+from chronolake.table.aside import replacements_of
 from chronolake.table.rewrite import drop_abandoned
-from chronolake.types import START, literal, quoted
+from chronolake.types import START, literal, now_micros, quoted
 
 if TYPE_CHECKING:
     from chronolake.config import MaintenanceConfig
@@ -252,8 +252,7 @@ def _expire(lake: Lake, name: TableName) -> int:
 
 
 def _remove_orphans(lake: Lake, name: TableName) -> int:
-    hours = lake.config.maintenance.orphan_age_hours
-    limit = now_micros() - int(hours * 3_600_000_000)
+    limit = _micros_ago(lake.config.maintenance.orphan_age_hours)
     begin = 0
     # What a table had before it was replaced became orphans then, however old the files are.
     for replacement in replacements_of(lake.catalog.load(name)):
@@ -275,7 +274,11 @@ def _call(lake: Lake, procedure: str, arguments: str) -> Any:
 
 
 def _ago(hours: float) -> str:
-    return _timestamp(now_micros() - int(hours * 3_600_000_000))
+    return _timestamp(_micros_ago(hours))
+
+
+def _micros_ago(hours: float) -> int:
+    return now_micros() - int(hours * 3_600_000_000)
 
 
 def _timestamp(micros: int) -> str:

@@ -35,16 +35,16 @@ class WantedTables:
             found = catalog.tables_in(connection, self.config.schemas)
         return {table.stream: table for table in found}
 
-    @property
+    @cached_property
     def _names(self) -> list[str]:
         return list(dict.fromkeys(self.config.tables or self._there))
 
-    @property
+    @cached_property
     def there(self) -> dict[str, SourceTable]:
         """Those that are there, by their streams."""
         return {name: self._there[name] for name in self._names if name in self._there}
 
-    @property
+    @cached_property
     def keyless(self) -> set[str]:
         """The streams of those that are there and have no primary key."""
         return {name for name, table in self.there.items() if not table.key}
