@@ -140,7 +140,7 @@ def sync(
     with opened(wanted) as there:
         while True:
             began = time.monotonic()
-            with Progress(json=json) as progress:
+            with Progress(there.spark, json=json) as progress:
                 # Pipelines may come and go while it runs.
                 names = [pipeline] if pipeline is not None else list(watched.now().pipelines)
                 ended = [_sync(there, watched, name, stream or (), progress) for name in names]
@@ -240,7 +240,7 @@ def resync(
 
     wanted = project_of(project, lake, settings)
     same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
-    with opened(wanted) as there, Progress(json=json) as progress:
+    with opened(wanted) as there, Progress(there.spark, json=json) as progress:
         ended = _sync(there, same, pipeline, stream or (), progress, anew=True)
     _leave([ended])
 

@@ -6,7 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+from py4j.protocol import Py4JError
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 from rich.text import Text
 
@@ -18,26 +26,60 @@ from chronolake.pipeline.sync import EventKind
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pyspark.sql import SparkSession
+    from rich.progress import Task
+
     from chronolake.pipeline.store import StreamRun
     from chronolake.pipeline.sync import Event
 
 _STYLES = {Status.SUCCEEDED: "green", Status.PARTIAL: "yellow", Status.FAILED: "bold red"}
 
 
+class _SparkTasks(ProgressColumn):
+    """How far Spark is with what it does now: a step of gigabytes is many tasks, and one bar.
+
+    Streams of a run work one after the other, so that what Spark does is what the newest bar waits
+    for.
+    """
+
+    max_refresh = 1.0
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._tracker = spark.sparkContext.statusTracker()
+        super().__init__()
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich asks for each bar
+        try:
+            stages = [
+                stage
+                for number in self._tracker.getActiveStageIds()
+                if (stage := self._tracker.getStageInfo(number)) is not None
+            ]
+        except (Py4JError, OSError):
+            # Spark is stopping, and the run's own error matters more.
+            return Text()
+        if not stages:
+            return Text()
+        done = sum(stage.numCompletedTasks for stage in stages)
+        return Text(f"{done:,} of {sum(stage.numTasks for stage in stages):,} tasks", style="dim")
+
+
 class Progress:
     """Shows a run's events: bars on a terminal, a line for each stream, or JSON lines."""
 
-    def __init__(self, *, json: bool) -> None:
+    def __init__(self, spark: SparkSession, *, json: bool) -> None:
         self.json = json
         self._screen = console()
         self._tasks: dict[str, TaskID] = {}
         self._landed: dict[str, int] = {}
+        self._upkeep: TaskID | None = None
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
             TextColumn("{task.fields[rows]:,} rows"),
             TimeRemainingColumn(),
+            _SparkTasks(spark),
             console=console(stderr=True),
             transient=True,
             disable=json or not console(stderr=True).is_terminal,
@@ -83,7 +125,15 @@ class Progress:
             self._bars.remove_task(self._tasks.pop(stream.stream))
             self._landed.pop(stream.stream, None)
             self._screen.print(_line(stream))
+        elif stream is not None and event.kind is EventKind.MAINTAINING:
+            told = f"{stream.table_name}, its files are put in order"
+            if self._upkeep is None:
+                self._upkeep = self._bars.add_task(told, total=None, rows=stream.rows)
+            self._bars.update(self._upkeep, description=told, rows=stream.rows)
         elif event.kind is EventKind.RUN_ENDED and event.status is not None:
+            if self._upkeep is not None:
+                self._bars.remove_task(self._upkeep)
+                self._upkeep = None
             words = Text(event.status, style=_STYLES[event.status])
             self._screen.print(Text.assemble((event.pipeline, "bold"), "  ", words))
 

@@ -68,6 +68,7 @@ def plan_json(plan: MaintenancePlan) -> dict[str, Any]:
         "reason": plan.reason,
         "data_files": plan.files.data_files,
         "small_files": plan.files.small_files,
+        "hidden_small_files": plan.files.hidden_small_files,
         "bytes": plan.files.data_bytes,
         "removed_rows": plan.files.removed,
         "expirable_snapshots": plan.files.expirable,

@@ -137,7 +137,8 @@ class MaintenanceConfig(Section):
 
     automatic: bool = Field(
         default=True,
-        description="Whether `serve` maintains tables by itself when they pass a threshold.",
+        description="Whether `serve` and `sync` maintain tables by themselves when they pass a "
+        "threshold.",
     )
     small_files: int = Field(
         default=64,

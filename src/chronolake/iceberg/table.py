@@ -141,9 +141,15 @@ class IcebergTable:
         snapshot_id = self.branch(branch)
         if snapshot_id is None:
             return 0
-        snapshot = self.metadata.snapshot(snapshot_id)
-        total = snapshot.summary().get("total-records")
+        total = self.metadata.snapshot(snapshot_id).summary().get("total-records")
         return None if total is None else int(total)
+
+    def summary_of(self, branch: str) -> dict[str, str]:
+        """What a branch's snapshot tells of itself; nothing without the branch."""
+        snapshot_id = self.branch(branch)
+        if snapshot_id is None:
+            return {}
+        return dict(self.metadata.snapshot(snapshot_id).summary())
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:

@@ -25,6 +25,7 @@ from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.store import Run, Status, Store, StreamRun, now
 from chronolake.pipeline.streams import chosen, reconfigured, source_of, streams_of
 from chronolake.source.offered import PulledSource
+from chronolake.table import maintain, planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ class EventKind(StrEnum):
     APPLYING = "applying"
     LANDED = "landed"
     PUBLISHED = "published"
+    MAINTAINING = "maintaining"
     STREAM_ENDED = "stream-ended"
     RUN_ENDED = "run-ended"
 
@@ -148,6 +150,9 @@ def sync(
                 status = Status.SUCCEEDED
             elif failed < len(results):
                 status = Status.PARTIAL
+            if lake.config.maintenance.automatic:
+                for one in syncs.values():
+                    one.maintain()
         finally:
             store.end_run(run.id, status)
             report.tell(EventKind.RUN_ENDED, status=status, streams=len(streams))
@@ -274,6 +279,16 @@ class _StreamSync:
                 position=step.watermark,
             )
             self.report.note(EventKind.PUBLISHED, self._state, files_left=left, bytes_left=size)
+
+    def maintain(self) -> None:
+        """Put the table's files in order, if it was written and needs it; never fails."""
+        name = self.stream.table
+        try:
+            if self._state.files and planned(self._lake, name).is_needed:
+                self.report.tell(EventKind.MAINTAINING, stream=self._state)
+                maintain(self._lake, name, only_if_needed=True)
+        except Exception as failure:  # noqa: BLE001 - the rows are there; the next run tries again
+            log.warning("not_maintained", table=str(name), reason=_words(failure))
 
     def _make_anew(self) -> None:
         """Make the table of all that there is now in a lake that somebody else writes."""

@@ -13,13 +13,15 @@ from pyspark.errors import PySparkException
 
 from chronolake.description import describe_loaded
 from chronolake.errors import CommitConflictError, TableNotFoundError
-from chronolake.iceberg import java_class_of, java_message_of
+from chronolake.iceberg import HIDDEN, MAIN, java_class_of, java_message_of
 from chronolake.session import CATALOG
 from chronolake.table.aside import replacements_of
 from chronolake.table.rewrite import drop_abandoned
 from chronolake.types import START, literal, now_micros, quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chronolake.config import MaintenanceConfig
     from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
@@ -50,6 +52,8 @@ class TableFiles:
         data_bytes: size of all files.
         records: stored rows, removed ones included.
         removed: rows that deletion vectors mark as removed.
+        hidden_small_files: as `small_files`, of the rows that only later writes see
+            (`iceberg.HIDDEN`).
         expirable: snapshots that the configuration no longer keeps.
     """
 
@@ -59,6 +63,7 @@ class TableFiles:
     records: int
     removed: int
     expirable: int
+    hidden_small_files: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class MaintenancePlan:
     table: TableName
     files: TableFiles
     compact: bool
+    compact_hidden: bool
     expire: bool
     orphans: bool
     reason: str
@@ -76,7 +82,7 @@ class MaintenancePlan:
     @property
     def is_needed(self) -> bool:
         """Whether a threshold is passed: what `serve` acts on."""
-        return self.compact or self.expire
+        return self.compact or self.compact_hidden or self.expire
 
 
 @dataclass(frozen=True)
@@ -104,21 +110,26 @@ class MaintenanceResult:
 
 def files_of(table: IcebergTable, config: MaintenanceConfig) -> TableFiles:
     """Read a table's figures from its metadata; no file is opened."""
-    snapshot = table.metadata.currentSnapshot()
-    summary = {} if snapshot is None else dict(snapshot.summary())
+    summary = table.summary_of(MAIN)
     data_files = int(summary.get("total-data-files", 0))
-    data_bytes = int(summary.get("total-files-size", 0))
     kept = datetime.now(UTC) - timedelta(hours=config.snapshot_age_hours)
     ages = sorted(int(snapshot.timestampMillis()) for snapshot in table.metadata.snapshots())
     old = [age for age in ages[: -config.keep_snapshots] if age < kept.timestamp() * 1000]
     return TableFiles(
         data_files=data_files,
-        small_files=max(0, data_files - 1 - data_bytes // config.small_file_bytes),
-        data_bytes=data_bytes,
+        small_files=_small_files(summary, config),
+        data_bytes=int(summary.get("total-files-size", 0)),
         records=int(summary.get("total-records", 0)),
         removed=int(summary.get("total-position-deletes", 0)),
         expirable=len(old),
+        hidden_small_files=_small_files(table.summary_of(HIDDEN), config),
     )
+
+
+def _small_files(summary: Mapping[str, str], config: MaintenanceConfig) -> int:
+    files = int(summary.get("total-data-files", 0))
+    size = int(summary.get("total-files-size", 0))
+    return max(0, files - 1 - size // config.small_file_bytes)
 
 
 def plan_maintenance(
@@ -134,6 +145,9 @@ def plan_maintenance(
     if is_worth_it and files.removed / files.records >= config.deletion_vector_ratio:
         reasons.append(f"{100 * files.removed // files.records} % of the stored rows are removed")
     compact = bool(reasons)
+    compact_hidden = files.hidden_small_files >= config.small_files
+    if compact_hidden:
+        reasons.append(f"{files.hidden_small_files} small files of hidden rows")
     expire = files.expirable >= config.small_files
     if expire:
         reasons.append(f"{files.expirable} old snapshots")
@@ -141,6 +155,7 @@ def plan_maintenance(
         name,
         files,
         compact,
+        compact_hidden,
         expire,
         orphans=False,
         reason=", ".join(reasons) or "in order",
@@ -179,23 +194,11 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
     began = time.monotonic()
     plan = planned(lake, name)
     if not only_if_needed:
-        plan = replace(plan, compact=True, expire=True, orphans=True)
+        plan = replace(plan, compact=True, compact_hidden=True, expire=True, orphans=True)
     result = MaintenanceResult(plan)
-    table = lake.catalog.load(name)
-    if plan.compact and table.snapshot_id is not None:
-        try:
-            row = _compact(lake, describe_loaded(table))
-        except (Py4JError, PySparkException) as failure:
-            if not _lost_race(failure):
-                raise
-            log.info("compaction_postponed", table=str(name), reason=java_message_of(failure))
-            result = replace(result, postponed=True)
-        else:
-            result = replace(
-                result,
-                rewritten=row["rewritten_data_files_count"],
-                written=row["added_data_files_count"],
-            )
+    for branch, wanted in ((MAIN, plan.compact), (HIDDEN, plan.compact_hidden)):
+        if wanted:
+            result = _compacted(lake, lake.catalog.load(name), branch, result)
     if plan.expire:
         result = replace(result, expired=_expire(lake, name))
     if plan.orphans:
@@ -214,12 +217,33 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
     return result
 
 
+def _compacted(
+    lake: Lake, table: IcebergTable, branch: str, before: MaintenanceResult
+) -> MaintenanceResult:
+    """Compact a branch of a table, and add what was done to what was done before."""
+    if not int(table.summary_of(branch).get("total-data-files", 0)):
+        return before
+    try:
+        row = _compact(lake, describe_loaded(table), branch)
+    except (Py4JError, PySparkException) as failure:
+        if not _lost_race(failure):
+            raise
+        reason = java_message_of(failure)
+        log.info("compaction_postponed", table=str(table.name), branch=branch, reason=reason)
+        return replace(before, postponed=True)
+    return replace(
+        before,
+        rewritten=before.rewritten + row["rewritten_data_files_count"],
+        written=before.written + row["added_data_files_count"],
+    )
+
+
 def _lost_race(failure: Exception) -> bool:
     text = f"{java_class_of(failure)} {failure}"
     return isinstance(failure, CommitConflictError) or any(name in text for name in _LOST_RACES)
 
 
-def _compact(lake: Lake, description: TableDescription) -> Any:
+def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
     """Rewrite files that are small or hide removed rows, sorted by key and start.
 
     Sorted files have narrow key ranges, so that a record's history is found without reading more
@@ -233,7 +257,7 @@ def _compact(lake: Lake, description: TableDescription) -> Any:
     return _call(
         lake,
         "rewrite_data_files",
-        f"table => {literal(description.name.sql)}, {strategy}"
+        f"table => {literal(description.name.sql)}, branch => {literal(branch)}, {strategy}"
         f"options => map('delete-ratio-threshold', '{_FILE_DELETE_RATIO}', "
         "'remove-dangling-deletes', 'true', 'min-input-files', '2')",
     )

@@ -1,0 +1,49 @@
+"""What a run shows on a terminal while it works."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from datalakes import DataLake, project
+
+
+def test_a_terminal_sees_bars_and_how_far_spark_is(tmp_path: Path) -> None:
+    project(tmp_path, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n")
+    source = DataLake(tmp_path / "source")
+    rows = [
+        {"Id": f"{key:06}", "source__modified": key, "grax__idseq": "1", "Name": "x" * 50}
+        for key in range(20_000)
+    ]
+    for _ in range(4):
+        source.write("Account", rows)
+    main, terminal = pty.openpty()
+    command = [Path(sys.executable).with_name("chronolake"), "sync", "--project", tmp_path]
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            more = os.read(main, 65536)
+        except OSError:  # the terminal's other side is closed
+            break
+        shown += more
+    os.close(main)
+    assert running.stdout is not None
+    told = running.stdout.read().decode()
+    running.stdout.close()
+    assert running.wait() == 0, shown.decode()
+    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "crm.Account " in screen
+    assert re.search(r"\d+ of \d+ tasks", screen)
+    assert "4 files" in told, "what became of it is no part of what comes and goes"
+    assert "tasks" not in told
