@@ -12,7 +12,9 @@ import pytest
 from pipelines import Pipeline
 
 from chronolake import table
-from chronolake.errors import PipelineBusyError
+from chronolake.cli.piping import leased_for
+from chronolake.errors import LeaseLostError, PipelineBusyError
+from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.rebuild import differences, rebuild
 from chronolake.pipeline.state import move
@@ -206,6 +208,36 @@ def test_a_lease_of_another_numbering_of_processes_is_not_taken(pipeline: Pipeli
                 leased(store, "crm"),
             ):
                 pass
+
+
+def test_who_has_lost_the_lease_makes_no_table(tmp_path: Path) -> None:
+    found = Pipeline(tmp_path)
+    found.source.write("Account", [_row("1", Name="a")])
+    store = Store.open(found.project.lake)
+    (stream,) = streams_of(found.project, "crm")
+    with leased(store, "crm") as lease:
+        with store.transaction() as connection:
+            connection.execute(LEASES.update().values(token=LEASES.c.token + 1))
+        with pytest.raises(LeaseLostError, match="Another process runs the pipeline crm"):
+            list(apply(found.lake, stream, lease, stream.folder.files()))
+    assert found.lake.catalog.find(stream.table) is None
+
+
+@pytest.mark.parametrize("number", [None, 0])
+def test_a_table_is_moved_where_the_store_was_lost(pipeline: Pipeline, number: int | None) -> None:
+    store = Store.open(pipeline.project.lake)
+    pipeline.source.write("Account", [_row("4")])
+    pipeline.done()
+    with store.transaction() as connection:
+        connection.execute(LEASES.delete())
+    (stream,) = streams_of(pipeline.project, "crm")
+    mark = None if number is None else stream.folder.files()[number].mark
+    with leased_for(pipeline.lake, [stream]) as lease:
+        move(pipeline.lake, stream, lease, mark)
+    (again,) = pipeline.sync().streams
+    assert (again.status, again.error) == (Status.SUCCEEDED, None)
+    assert again.files == (3 if number is None else 2)
+    assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "4"]
 
 
 def test_what_a_table_had_before_goes_after_its_grace(pipeline: Pipeline) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -103,6 +106,41 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
         monkeypatch.setenv("COLUMNS", columns)
         _, told, _ = _ran(folder, capsys, "status")
         assert "crm.Account " in told, "a name is never broken"
+
+
+def test_runs_of_no_pipeline_are_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, told = _ran(folder, capsys, "runs", "cmr")
+    assert code == 1
+    assert "cmr" in told
+    assert "crm" in told, "it says what there is"
+
+
+def test_a_pipeline_may_come_while_sync_goes_on(folder: Path) -> None:
+    program = "from chronolake.cli import main; main()"
+    words = ["sync", "--every", "1s", "--json", "--project", str(folder)]
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert running.stdout is not None
+        events = map(json.loads, running.stdout)
+        assert next(one["pipeline"] for one in events if one["event"] == "run-ended") == "crm"
+        file = folder / "chronolake.yml"
+        more = (
+            "  other:\n    source: {type: data_lake_v2, path: source, org: X, objects: [Contact]}\n"
+        )
+        file.write_text(file.read_text() + more)
+        came = next(one for one in events if one["event"] == "published")
+        assert (came["pipeline"], came["table"]) == ("other", "other.Contact")
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=60)
+        assert running.returncode == 130
+    finally:
+        running.kill()
+        running.wait()
 
 
 def test_check_names_what_two_pipelines_fill_and_what_is_not_there(
