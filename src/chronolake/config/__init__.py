@@ -26,12 +26,15 @@ for a plain `${`. Values that may be secret are left out of every `repr`, log li
 from chronolake.config.loading import FILE_NAME, keys, load, load_project, variable_of
 from chronolake.config.pipelines import (
     DataLakeSource,
+    JdbcAddress,
     JdbcSource,
     JdbcTable,
     OnPurge,
     PipelineConfig,
     PostgresMethod,
     PostgresSource,
+    SqlServerMethod,
+    SqlServerSource,
     StreamConfig,
 )
 from chronolake.config.project import FileConfig, Project
@@ -50,6 +53,7 @@ __all__ = [
     "CatalogKind",
     "DataLakeSource",
     "FileConfig",
+    "JdbcAddress",
     "JdbcSource",
     "JdbcTable",
     "LakeConfig",
@@ -60,6 +64,8 @@ __all__ = [
     "PostgresSource",
     "Project",
     "SparkConfig",
+    "SqlServerMethod",
+    "SqlServerSource",
     "StreamConfig",
     "WatchedProject",
     "keys",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from chronolake.config.sections import Section
 from chronolake.types import Mode
@@ -86,10 +87,9 @@ class JdbcTable(Section):
     )
 
 
-class JdbcSource(Section):
-    """A database that Spark reads over JDBC."""
+class JdbcAddress(Section):
+    """A database that Spark reads over JDBC, and the tables that are wanted of it."""
 
-    type: Literal["jdbc"]
     url: str = Field(
         pattern="^jdbc:", repr=False, description="Its address, jdbc:sqlserver://host:1433;…"
     )
@@ -109,6 +109,53 @@ class JdbcSource(Section):
     tables: dict[str, JdbcTable] = Field(
         min_length=1, description="The tables to bring, by their names as SQL has them."
     )
+
+
+class JdbcSource(JdbcAddress):
+    """A database over JDBC whose tables are read as a whole."""
+
+    type: Literal["jdbc"]
+
+
+class SqlServerMethod(StrEnum):
+    """How changes in a SQL Server database are found."""
+
+    #: Change tracking: which rows have changed, and how they are by now.
+    CHANGE_TRACKING = "change_tracking"
+    #: Change data capture: every change.
+    CDC = "cdc"
+
+
+class SqlServerSource(JdbcAddress):
+    """A SQL Server database."""
+
+    type: Literal["sqlserver"]
+    method: SqlServerMethod = Field(
+        description="change_tracking brings rows that have changed as they are by now; cdc brings "
+        "every change."
+    )
+    time_zone: str = Field(
+        default="UTC",
+        description="Of the server's clock, in which cdc tells when transactions were committed: "
+        "Europe/Berlin.",
+    )
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError("there is no such time zone; write one as Europe/Berlin") from None
+        return name
+
+    @model_validator(mode="after")
+    def _named_in_full(self) -> Self:
+        for name in self.tables:
+            schema, _, table = name.partition(".")
+            if not schema or not table or "." in table:
+                raise ValueError(f"write the table {name!r} with its schema: dbo.items")
+        return self
 
 
 class OnPurge(StrEnum):
@@ -141,9 +188,9 @@ class StreamConfig(Section):
 class PipelineConfig(Section):
     """A source, and how its streams are kept."""
 
-    source: Annotated[DataLakeSource | PostgresSource | JdbcSource, Field(discriminator="type")] = (
-        Field(description="What is read.")
-    )
+    source: Annotated[
+        DataLakeSource | PostgresSource | JdbcSource | SqlServerSource, Field(discriminator="type")
+    ] = Field(description="What is read.")
     target_schema: str | None = Field(
         default=None,
         alias="schema",

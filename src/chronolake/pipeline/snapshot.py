@@ -1,4 +1,4 @@
-"""What differs between all that a source has and its table, as record versions.
+"""What differs between what a source has at one time and its table, as record versions.
 
 Of a record that is as the table has it nothing lands: its version goes on. One that has changed, or
 is new, gets a version; one that is gone is deleted. All of it has the time of the snapshot, so that
@@ -58,10 +58,11 @@ def versions_of(
         f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
     )
     columns = list(snapshot.columns)
+    is_there = "true" if snapshot.present is None else quoted(snapshot.present)
     if table is None:
         names = (quoted(column.name) for column in columns)
         told = f"CAST(NULL AS BIGINT) AS {DELETED_AT}", f"true AS {TELLS}"
-        return snapshot.rows.selectExpr(*names, *at, *told), columns
+        return snapshot.rows.where(is_there).selectExpr(*names, *at, *told), columns
 
     description = describe_loaded(table)
     # What the table has no column for is null in it.
@@ -75,8 +76,9 @@ def versions_of(
     key = [column for column in columns if column.primary_key]
     keys = [f"{_KEY}{number}" for number in range(len(key))]
     now = snapshot.rows.selectExpr(
-        f"{_struct(quoted(column.name) for column in columns)} AS {_NOW}",
-        f"{_struct(_as(column, common[column.name]) for column in columns)} AS {_NOW_COMPARED}",
+        f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
+        f"IF({is_there}, {_struct(_as(column, common[column.name]) for column in columns)}, NULL) "
+        f"AS {_NOW_COMPARED}",
         *(f"{_as(one, common[one.name])} AS {name}" for one, name in zip(key, keys, strict=True)),
     )
     by_name = {column.name: column for column in stored}
@@ -104,7 +106,8 @@ def versions_of(
         number = columns.index(one)
         columns[number] = replace(one, type=common[one.name])
         cells[number] = f"{name} AS {quoted(one.name)}"
-    found = now.join(before, keys, "full_outer").where(differs)
+    how = "full_outer" if snapshot.present is None else "left_outer"
+    found = now.join(before, keys, how).where(differs)
     gone = (
         f"IF({_NOW} IS NULL, {snapshot.at_micros}L, NULL) AS {DELETED_AT}",
         f"{_NOW} IS NOT NULL AS {TELLS}",

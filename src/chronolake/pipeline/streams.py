@@ -6,7 +6,15 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from chronolake.config import JdbcSource, OnPurge, PostgresMethod, PostgresSource, StreamConfig
+from chronolake.config import (
+    JdbcSource,
+    OnPurge,
+    PostgresMethod,
+    PostgresSource,
+    SqlServerMethod,
+    SqlServerSource,
+    StreamConfig,
+)
 from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import check_mode
 from chronolake.source.data_lake import DataLake
@@ -94,9 +102,16 @@ def source_of(project: Project, pipeline: str) -> Source:
             return ComparedDatabase(project, pipeline, config)
         return PostgresDatabase(project, pipeline, config)
     if isinstance(config, JdbcSource):
-        from chronolake.source.jdbc import JdbcDatabase  # noqa: PLC0415 - it loads Spark
+        from chronolake.source.jdbc.database import JdbcDatabase  # noqa: PLC0415 - it loads Spark
 
         return JdbcDatabase(project, pipeline, config)
+    if isinstance(config, SqlServerSource):
+        from chronolake.source.sqlserver.captured import CapturedDatabase  # noqa: PLC0415
+        from chronolake.source.sqlserver.tracked import TrackedDatabase  # noqa: PLC0415
+
+        if config.method is SqlServerMethod.CDC:
+            return CapturedDatabase(project, pipeline, config)
+        return TrackedDatabase(project, pipeline, config)
     return DataLake(project, pipeline, config)
 
 

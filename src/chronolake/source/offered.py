@@ -95,7 +95,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a stream has at one time: what differs from its table lands.
+    """What a stream has at one time, all of it or some records: what differs from its table lands.
 
     Attributes:
         stream: its name.
@@ -105,6 +105,9 @@ class Snapshot:
         sequence: what orders it among versions (`chronolake.changes`).
         position: how far the stream is with it.
         numbers: as of a piece.
+        present: None: `rows` are all the records that there are. Or a boolean column of `rows`
+            beside the data columns: they are the records that were looked at, and it tells which
+            of them are there. Of one that is not only the key is told.
     """
 
     stream: str
@@ -114,6 +117,7 @@ class Snapshot:
     sequence: str
     position: Position
     numbers: Mapping[str, int] | None = None
+    present: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Databases that Spark reads over JDBC."""

@@ -1,0 +1,118 @@
+"""The statements that SQL Server is asked, in Transact-SQL.
+
+Each is one SELECT without ORDER BY or WITH: Spark puts it into a subquery. Binary log sequence
+numbers (LSNs) are asked for, and written, in the form `0x0000002A000001230003`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from chronolake.changes import RESERVED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEY: Final = f"{RESERVED}key_"
+START: Final = f"{RESERVED}start"
+SEQVAL: Final = f"{RESERVED}seqval"
+OPERATION: Final = f"{RESERVED}operation"
+
+_CLOCK: Final = "DATEDIFF_BIG(MICROSECOND, '1970-01-01', {})"
+_NOW: Final = f"{_CLOCK.format('SYSUTCDATETIME()')} AS at_micros"
+
+
+def identifier(name: str) -> str:
+    """A name as Transact-SQL has it."""
+    return f"[{name.replace(']', ']]')}]"
+
+
+def relation(stream: str) -> str:
+    """The table of a stream, which is called schema.table."""
+    schema, _, table = stream.partition(".")
+    return f"{identifier(schema)}.{identifier(table)}"
+
+
+def tracking(stream: str) -> str:
+    """How far change tracking is: `version`, the `oldest` it knows, and the server's time.
+
+    `version` is null if the database does not track, `oldest` if the table does not.
+    """
+    return (
+        "SELECT CHANGE_TRACKING_CURRENT_VERSION() AS version, "
+        f"CHANGE_TRACKING_MIN_VALID_VERSION({_object(relation(stream))}) AS oldest, {_NOW}"
+    )
+
+
+def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
+    """Rows that have changed after a version: their keys, and how they are by now, or nulls."""
+    keys = ", ".join(f"ct.{identifier(name)} AS [{KEY}{n}]" for n, name in enumerate(key))
+    matched = " AND ".join(f"t.{identifier(name)} = ct.{identifier(name)}" for name in key)
+    return (
+        f"SELECT {keys}, t.* FROM CHANGETABLE(CHANGES {relation(stream)}, {after}) AS ct "
+        f"LEFT OUTER JOIN {relation(stream)} AS t ON {matched}"
+    )
+
+
+def instances(stream: str) -> str:
+    """What captures a table: `name`, the `oldest` LSN that is kept, and since when."""
+    return (
+        "SELECT capture_instance AS name, "
+        f"{_lsn('sys.fn_cdc_get_min_lsn(capture_instance)')} AS oldest, "
+        f"{_CLOCK.format('create_date')} AS made_micros "
+        f"FROM cdc.change_tables WHERE source_object_id = {_object(relation(stream))}"
+    )
+
+
+def columns(instance: str) -> str:
+    """The columns that a capture instance has: `name` and `ordinal`."""
+    table = f"cdc.{identifier(instance + '_CT')}"
+    return (
+        "SELECT column_name AS name, column_ordinal AS ordinal FROM cdc.captured_columns "
+        f"WHERE object_id = {_object(table)}"
+    )
+
+
+def captured() -> str:
+    """How far the capture job is: the `newest` LSN, and the server's time."""
+    return f"SELECT {_lsn('sys.fn_cdc_get_max_lsn()')} AS newest, {_NOW}"
+
+
+def commits(*, after: str, upto: str) -> str:
+    """Transactions of the log: their LSN, and when they ended by the server's own clock."""
+    return (
+        f"SELECT {_lsn('start_lsn')} AS [{START}], "
+        f"{_CLOCK.format('tran_end_time')} AS local_micros FROM cdc.lsn_time_mapping "
+        f"WHERE start_lsn > {after} AND start_lsn <= {upto} AND tran_id <> 0x00"
+    )
+
+
+def changes(instance: str, key: Sequence[str], *, after: str, upto: str) -> str:
+    """Changes that were captured: deletes (1), inserts (2), updated rows as they became (4).
+
+    And rows as they were (3) of updates that have changed the key.
+    """
+    name = _text(instance)
+    moved = " OR ".join(
+        f"sys.fn_cdc_has_column_changed({name}, {_text(column)}, c.[__$update_mask]) = 1"
+        for column in key
+    )
+    function = f"cdc.{identifier('fn_cdc_get_all_changes_' + instance)}"
+    return (
+        f"SELECT {_lsn('c.[__$start_lsn]')} AS [{START}], {_lsn('c.[__$seqval]')} AS [{SEQVAL}], "
+        f"c.[__$operation] AS [{OPERATION}], c.* "
+        f"FROM {function}(sys.fn_cdc_increment_lsn({after}), {upto}, N'all update old') AS c "
+        f"WHERE c.[__$operation] <> 3 OR {moved}"
+    )
+
+
+def _lsn(value: str) -> str:
+    return f"CONVERT(varchar(22), {value}, 1)"
+
+
+def _object(name: str) -> str:
+    return f"OBJECT_ID({_text(name)})"
+
+
+def _text(value: str) -> str:
+    return "N'" + value.replace("'", "''") + "'"

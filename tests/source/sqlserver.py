@@ -1,0 +1,276 @@
+"""What SQL Server answers, as the vendor documents its functions: no server runs here.
+
+Statements are read with patterns of their own, so that one that is not as documented is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from chronolake.errors import SourceError
+
+Row = dict[str, Any]
+
+_LSN = "0x[0-9A-F]{20}"
+_NOW = "DATEDIFF_BIG(MICROSECOND, '1970-01-01', SYSUTCDATETIME()) AS at_micros"
+
+
+def lsn(number: int) -> str:
+    """A log sequence number, as `CONVERT(varchar(22), …, 1)` writes it."""
+    return f"0x{number:020X}"
+
+
+def _pattern(statement: str, **parts: str) -> re.Pattern[str]:
+    """A statement in which `<name>` stands for a part of its own."""
+    text = re.escape(statement)
+    for name, part in parts.items():
+        text = text.replace(f"<{name}>", f"(?P<{name}>{part})", 1)
+    return re.compile(text)
+
+
+@dataclass
+class Change:
+    """A row of a change table.
+
+    Attributes:
+        commit: the transaction's place in the log.
+        seqval: the change's place.
+        operation: delete (1), insert (2), update: as it was (3), as it is (4).
+        row: the captured columns.
+        changed: for updates, the columns that have changed.
+    """
+
+    commit: int
+    seqval: int
+    operation: int
+    row: Row
+    changed: frozenset[str] = frozenset()
+
+
+@dataclass
+class Instance:
+    """A capture instance: its columns, the oldest place that it keeps, and its change table."""
+
+    name: str
+    columns: Sequence[str]
+    oldest: int
+    made_micros: int = 0
+    changes: list[Change] = field(default_factory=list)
+
+
+@dataclass
+class Server:
+    """A database with one table, `dbo.items`.
+
+    Attributes:
+        ddl: the table's columns with Spark's types, as its JDBC reader gives them.
+        key: the names of its primary key.
+        rows: what it holds.
+        at_micros: the server's clock.
+        version: of change tracking; None: it is off.
+        oldest: the version from which on it knows of the table; None: it does not track it.
+        tracked: for each key the version of its last change.
+        instances: what captures the table.
+        commits: of each transaction that was captured its end by the server's own clock.
+        queries: the statements that were asked.
+    """
+
+    ddl: Mapping[str, str]
+    key: Sequence[str]
+    rows: list[Row] = field(default_factory=list)
+    at_micros: int = 0
+    version: int | None = 0
+    oldest: int | None = 0
+    tracked: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    instances: list[Instance] = field(default_factory=list)
+    commits: dict[int, int] = field(default_factory=dict)
+    queries: list[str] = field(default_factory=list)
+
+    def put(self, **row: Any) -> None:
+        """Insert or update a row, under change tracking."""
+        self.rows = [one for one in self.rows if self._key(one) != self._key(row)] + [row]
+        self._note(self._key(row))
+
+    def delete(self, *key: Any) -> None:
+        """Delete a row, under change tracking."""
+        self.rows = [one for one in self.rows if self._key(one) != key]
+        self._note(key)
+
+    def _key(self, row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self.key)
+
+    def _note(self, key: tuple[Any, ...]) -> None:
+        assert self.version is not None
+        self.version += 1
+        self.tracked[key] = self.version
+
+    def table(self, spark: SparkSession, name: str, *, split_by: str | None = None) -> DataFrame:
+        assert (name, split_by) == ("[dbo].[items]", None)
+        return self._frame(spark, self.rows, self.ddl)
+
+    def said(self, what: str, failure: Exception) -> SourceError:
+        return SourceError(f"{what} cannot be read: {failure}")
+
+    def query(self, spark: SparkSession, statement: str) -> DataFrame:
+        self.queries.append(statement)
+        for pattern, answer in self._answers:
+            if told := pattern.fullmatch(statement):
+                rows, ddl = answer(**told.groupdict())
+                return self._frame(spark, rows, ddl)
+        raise AssertionError(f"not as it is documented: {statement}")
+
+    @property
+    def _answers(self) -> list[tuple[re.Pattern[str], Callable[..., tuple[list[Row], Any]]]]:
+        keys = ", ".join(
+            f"ct.[{name}] AS [__chronolake_key_{number}]" for number, name in enumerate(self.key)
+        )
+        matched = " AND ".join(f"t.[{name}] = ct.[{name}]" for name in self.key)
+        moved = " OR ".join(
+            f"sys.fn_cdc_has_column_changed(N'<instance{number}>', N'{name}', "
+            "c.[__$update_mask]) = 1"
+            for number, name in enumerate(self.key)
+        )
+        return [
+            (
+                _pattern(
+                    "SELECT CHANGE_TRACKING_CURRENT_VERSION() AS version, "
+                    "CHANGE_TRACKING_MIN_VALID_VERSION(OBJECT_ID(N'[dbo].[items]')) AS oldest, "
+                    + _NOW
+                ),
+                self._tracking,
+            ),
+            (
+                _pattern(
+                    f"SELECT {keys}, t.* FROM CHANGETABLE(CHANGES [dbo].[items], <after>) AS ct "
+                    f"LEFT OUTER JOIN [dbo].[items] AS t ON {matched}",
+                    after="[0-9]+",
+                ),
+                self._changetable,
+            ),
+            (
+                _pattern(
+                    "SELECT capture_instance AS name, CONVERT(varchar(22), "
+                    "sys.fn_cdc_get_min_lsn(capture_instance), 1) AS oldest, "
+                    "DATEDIFF_BIG(MICROSECOND, '1970-01-01', create_date) AS made_micros "
+                    "FROM cdc.change_tables WHERE source_object_id = OBJECT_ID(N'[dbo].[items]')"
+                ),
+                self._instances,
+            ),
+            (
+                _pattern(
+                    "SELECT column_name AS name, column_ordinal AS ordinal "
+                    "FROM cdc.captured_columns WHERE object_id = OBJECT_ID(N'cdc.[<table>_CT]')",
+                    table="[a-z_0-9]+",
+                ),
+                self._columns,
+            ),
+            (
+                _pattern(
+                    "SELECT CONVERT(varchar(22), sys.fn_cdc_get_max_lsn(), 1) AS newest, " + _NOW
+                ),
+                self._captured,
+            ),
+            (
+                _pattern(
+                    "SELECT CONVERT(varchar(22), start_lsn, 1) AS [__chronolake_start], "
+                    "DATEDIFF_BIG(MICROSECOND, '1970-01-01', tran_end_time) AS local_micros "
+                    "FROM cdc.lsn_time_mapping WHERE start_lsn > <after> AND start_lsn <= <upto> "
+                    "AND tran_id <> 0x00",
+                    after=_LSN,
+                    upto=_LSN,
+                ),
+                self._commits,
+            ),
+            (
+                _pattern(
+                    "SELECT CONVERT(varchar(22), c.[__$start_lsn], 1) AS [__chronolake_start], "
+                    "CONVERT(varchar(22), c.[__$seqval], 1) AS [__chronolake_seqval], "
+                    "c.[__$operation] AS [__chronolake_operation], c.* "
+                    "FROM cdc.[fn_cdc_get_all_changes_<instance>]"
+                    "(sys.fn_cdc_increment_lsn(<after>), <upto>, N'all update old') AS c "
+                    "WHERE c.[__$operation] <> 3 OR " + moved,
+                    instance="[a-z_0-9]+",
+                    after=_LSN,
+                    upto=_LSN,
+                    **{f"instance{number}": "[a-z_0-9]+" for number in range(len(self.key))},
+                ),
+                self._changes,
+            ),
+        ]
+
+    def _tracking(self) -> tuple[list[Row], Any]:
+        row = {"version": self.version, "oldest": self.oldest, "at_micros": self.at_micros}
+        return [row], dict.fromkeys(row, "BIGINT")
+
+    def _changetable(self, after: str) -> tuple[list[Row], Any]:
+        by_key = {self._key(row): row for row in self.rows}
+        gone: Row = dict.fromkeys(self.ddl)
+        rows = []
+        for key, version in self.tracked.items():
+            if version > int(after):
+                told = {f"__chronolake_key_{n}": value for n, value in enumerate(key)}
+                rows.append({**told, **by_key.get(key, gone)})
+        types = {f"__chronolake_key_{n}": self.ddl[name] for n, name in enumerate(self.key)}
+        return rows, {**types, **self.ddl}
+
+    def _instances(self) -> tuple[list[Row], Any]:
+        rows = [
+            {"name": one.name, "oldest": lsn(one.oldest), "made_micros": one.made_micros}
+            for one in self.instances
+        ]
+        return rows, {"name": "STRING", "oldest": "STRING", "made_micros": "BIGINT"}
+
+    def _columns(self, table: str) -> tuple[list[Row], Any]:
+        (instance,) = (one for one in self.instances if one.name == table)
+        rows = [{"name": name, "ordinal": n} for n, name in enumerate(instance.columns, start=1)]
+        return rows[::-1], {"name": "STRING", "ordinal": "INT"}
+
+    def _captured(self) -> tuple[list[Row], Any]:
+        newest = lsn(max(self.commits)) if self.commits else None
+        row = {"newest": newest, "at_micros": self.at_micros}
+        return [row], {"newest": "STRING", "at_micros": "BIGINT"}
+
+    def _commits(self, after: str, upto: str) -> tuple[list[Row], Any]:
+        rows = [
+            {"__chronolake_start": lsn(place), "local_micros": micros}
+            for place, micros in self.commits.items()
+            if after < lsn(place) <= upto
+        ]
+        return rows, {"__chronolake_start": "STRING", "local_micros": "BIGINT"}
+
+    def _changes(self, instance: str, after: str, upto: str, **same: str) -> tuple[list[Row], Any]:
+        assert set(same.values()) == {instance}
+        (found,) = (one for one in self.instances if one.name == instance)
+        # An error of the server: "An insufficient number of arguments were supplied …".
+        assert lsn(found.oldest) <= lsn(int(after, 16) + 1) <= upto
+        rows = [
+            {
+                "__chronolake_start": lsn(one.commit),
+                "__chronolake_seqval": lsn(one.seqval),
+                "__chronolake_operation": one.operation,
+                "__$operation": one.operation,
+                **{name: one.row.get(name) for name in found.columns},
+            }
+            for one in found.changes
+            if after < lsn(one.commit) <= upto
+            and (one.operation != 3 or one.changed & set(self.key))
+        ]
+        ddl = {
+            "__chronolake_start": "STRING",
+            "__chronolake_seqval": "STRING",
+            "__chronolake_operation": "INT",
+            "__$operation": "INT",
+            **{name: self.ddl[name] for name in found.columns},
+        }
+        return rows[::-1], ddl
+
+    @staticmethod
+    def _frame(spark: SparkSession, rows: Sequence[Row], ddl: Mapping[str, str]) -> DataFrame:
+        schema = ", ".join(f"`{name}` {kind}" for name, kind in ddl.items())
+        values = [tuple(row.get(name) for name in ddl) for row in rows]
+        return spark.createDataFrame(values, schema)

@@ -1,0 +1,395 @@
+"""SQL Server: what its functions tell, as they are documented, becomes history."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from sqlserver import Change, Instance, Server
+
+from chronolake.errors import ConfigurationError
+from chronolake.lake import Lake
+from chronolake.pipeline.store import StreamRun
+from chronolake.pipeline.streams import source_of
+from chronolake.pipeline.sync import sync
+from chronolake.types import ACTIVE, END, START
+from datalakes import iceberg, project
+
+T = 1_767_225_600_000_000
+SECOND = 1_000_000
+HOUR = 3_600 * SECOND
+FOREVER = 253_402_300_799_999_000
+ITEMS = {"id": "INT", "name": "STRING", "price": "DECIMAL(10,2)"}
+
+
+class Office:
+    """The pipeline `office` of a database."""
+
+    def __init__(self, folder: Path, server: Server, method: str, more: str = "") -> None:
+        self.server = server
+        key = ", ".join(server.key)
+        self.project = project(
+            folder,
+            "  office:\n    source: {type: sqlserver, url: 'jdbc:sqlserver://db.internal', "
+            f"method: {method}, tables: {{dbo.items: {{key: [{key}]}}}}{more}}}\n",
+        )
+        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
+
+    def sync(self, *, anew: bool = False) -> StreamRun:
+        source = dataclasses.replace(source_of(self.project, "office"), reader=self.server)
+        (stream,) = sync(self.lake, self.project, "office", source=source, anew=anew).streams
+        return stream
+
+    def done(self, *, anew: bool = False) -> None:
+        assert self.sync(anew=anew).error is None
+
+    def versions(self, *columns: str) -> list[tuple[Any, ...]]:
+        """Columns, start, end and whether it is active of every version, times in µs after T."""
+        rows = iceberg(self.project, "office", "items").scan().to_arrow()
+        found = []
+        for row in rows.to_pylist():
+            times = [_micros(row[START]) - T, _micros(row[END])]
+            end = None if times[1] == FOREVER else times[1] - T
+            found.append((*(row[name] for name in columns), times[0], end, row[ACTIVE]))
+        return sorted(found, key=repr)
+
+
+def _micros(value: Any) -> int:
+    seconds = int(value.replace(microsecond=0).timestamp())
+    return seconds * SECOND + int(value.microsecond)
+
+
+def _tracked(folder: Path) -> Office:
+    return Office(folder, Server(ITEMS, ["id"], at_micros=T), "change_tracking")
+
+
+def test_change_tracking_brings_rows_as_they_are(tmp_path: Path) -> None:
+    office = _tracked(tmp_path)
+    server = office.server
+    server.put(id=1, name="a", price=None)
+    server.put(id=2, name="b", price=None)
+    server.put(id=3, name="c", price=None)
+    office.done()
+    server.at_micros = T + HOUR
+    server.put(id=1, name="a1", price=None)
+    server.put(id=1, name="a2", price=None)
+    server.delete(2)
+    server.put(id=4, name="d", price=None)
+    server.delete(4)
+    server.put(id=5, name=None, price=None)
+    server.delete(3)
+    server.put(id=3, name="c", price=None)
+    office.done()
+    after = [
+        (1, "a", 0, HOUR - 1, False),
+        (1, "a2", HOUR, None, True),
+        (2, "b", 0, HOUR, False),
+        (3, "c", 0, None, True),
+        (5, None, HOUR, None, True),
+    ]
+    assert office.versions("id", "name") == after
+    asked = [query for query in server.queries if "CHANGETABLE" in query]
+    assert len(asked) == 1
+    assert "[items], 3) AS ct" in asked[0]
+    office.done()
+    assert len([query for query in server.queries if "CHANGETABLE" in query]) == 1
+    assert office.versions("id", "name") == after
+
+
+def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
+    office = _tracked(tmp_path)
+    server = office.server
+    server.put(id=1, name="a", price=None)
+    server.put(id=2, name="b", price=None)
+    office.done()
+    server.at_micros = T + HOUR
+    server.put(id=1, name="a1", price=None)
+    server.put(id=2, name="b1", price=None)
+    assert server.version is not None
+    # Between the question for the version and the rows, both were changed once more.
+    server.version -= 1
+    server.delete(2)
+    server.version -= 1
+    office.done()
+    now = [
+        (1, "a", 0, HOUR - 1, False),
+        (1, "a1", HOUR, None, True),
+        (2, "b", 0, HOUR, False),
+    ]
+    assert office.versions("id", "name") == now
+    server.version += 1
+    server.at_micros = T + 2 * HOUR
+    office.done()
+    assert office.versions("id", "name") == now
+
+
+@pytest.mark.parametrize("lost", ["cleaned", "restored"])
+def test_where_tracking_knows_no_more_all_is_compared(tmp_path: Path, lost: str) -> None:
+    office = _tracked(tmp_path)
+    server = office.server
+    for number in range(4):
+        server.put(id=number, name="a", price=None)
+    office.done()
+    server.delete(0)
+    server.put(id=1, name="b", price=None)
+    server.tracked.clear()
+    if lost == "cleaned":
+        server.oldest = server.version
+    else:
+        server.version = 2
+    server.at_micros = T + HOUR
+    with structlog.testing.capture_logs() as logged:
+        office.done()
+    assert [line["stream"] for line in logged if line["event"] == "read_as_a_whole"] == [
+        "dbo.items"
+    ]
+    assert office.versions("id", "name") == [
+        (0, "a", 0, HOUR, False),
+        (1, "a", 0, HOUR - 1, False),
+        (1, "b", HOUR, None, True),
+        (2, "a", 0, None, True),
+        (3, "a", 0, None, True),
+    ]
+
+
+def test_a_key_of_several_columns_is_tracked(tmp_path: Path) -> None:
+    server = Server({"a": "INT", "b": "STRING", "c": "INT"}, ["a", "b"], at_micros=T)
+    office = Office(tmp_path, server, "change_tracking")
+    server.put(a=1, b="x", c=1)
+    server.put(a=1, b="y", c=1)
+    office.done()
+    server.at_micros = T + HOUR
+    server.delete(1, "x")
+    server.put(a=1, b="y", c=2)
+    office.done()
+    assert office.versions("a", "b", "c") == [
+        (1, "x", 1, 0, HOUR, False),
+        (1, "y", 1, 0, HOUR - 1, False),
+        (1, "y", 2, HOUR, None, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "oldest", "said"),
+    [
+        (None, None, "ALTER DATABASE CURRENT SET CHANGE_TRACKING = ON"),
+        (5, None, "ALTER TABLE [dbo].[items] ENABLE CHANGE_TRACKING"),
+    ],
+)
+def test_what_is_not_tracked_says_how_it_will_be(
+    tmp_path: Path, version: int | None, oldest: int | None, said: str
+) -> None:
+    office = _tracked(tmp_path)
+    office.server.version, office.server.oldest = version, oldest
+    assert said in (office.sync().error or "")
+
+
+def _captured(folder: Path, more: str = "") -> Office:
+    instance = Instance("dbo_items", list(ITEMS), oldest=10)
+    server = Server(ITEMS, ["id"], at_micros=T, instances=[instance], commits={10: T - HOUR})
+    return Office(folder, server, "cdc", more)
+
+
+def _row(key: int, name: str) -> dict[str, Any]:
+    return {"id": key, "name": name, "price": None}
+
+
+def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
+    office = _captured(tmp_path)
+    server = office.server
+    server.rows = [_row(1, "a"), _row(2, "b"), _row(3, "c")]
+    office.done()
+    renamed = frozenset({"name"})
+    server.commits |= {11: T + SECOND, 12: T + 2 * SECOND, 13: T + 2 * SECOND, 14: T + SECOND}
+    server.instances[0].changes = [
+        # Two updates of a row in one transaction are one version.
+        Change(11, 1, 3, _row(1, "a"), renamed),
+        Change(11, 1, 4, _row(1, "a1"), renamed),
+        Change(11, 2, 3, _row(1, "a1"), renamed),
+        Change(11, 2, 4, _row(1, "a2"), renamed),
+        # Written and deleted in one transaction.
+        Change(11, 3, 2, _row(9, "i")),
+        Change(11, 4, 1, _row(9, "i")),
+        # Two transactions within one tick of the clock.
+        Change(12, 5, 3, _row(1, "a2"), renamed),
+        Change(12, 5, 4, _row(1, "a3"), renamed),
+        Change(13, 6, 3, _row(1, "a3"), renamed),
+        Change(13, 6, 4, _row(1, "a4"), renamed),
+        Change(13, 7, 1, _row(2, "b")),
+        # The clock was set back; and another key.
+        Change(14, 8, 3, _row(3, "c"), frozenset({"id"})),
+        Change(14, 8, 4, _row(33, "c"), frozenset({"id"})),
+    ]
+    office.done()
+    tick = 2 * SECOND
+    after = [
+        (1, "a", 0, SECOND - 1, False),
+        (1, "a2", SECOND, tick - 1, False),
+        (1, "a3", tick, tick, False),
+        (1, "a4", tick + 1, None, True),
+        (2, "b", 0, tick + 1, False),
+        (3, "c", 0, tick + 2, False),
+        (33, "c", tick + 2, None, True),
+        (9, "i", SECOND, SECOND, False),
+    ]
+    assert _ends(office.versions("id", "name")) == _ends(sorted(after, key=repr))
+    asked = len(server.queries)
+    office.done()
+    assert not [query for query in server.queries[asked:] if "fn_cdc_get_all_changes" in query]
+    server.commits[15] = T + HOUR
+    server.instances[0].changes += [Change(15, 9, 2, _row(2, "b2"))]
+    office.done()
+    assert (2, "b2", HOUR, None, True) in office.versions("id", "name")
+
+
+def _ends(versions: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Versions without the exact end of closed ones: by how much one ends before the next begins
+    is not what is asked here."""
+    return [(*one[:3], one[3] is None, one[4]) for one in versions]
+
+
+def test_what_is_captured_late_stands_before_the_copy(tmp_path: Path) -> None:
+    office = _captured(tmp_path, ", time_zone: Europe/Berlin")
+    server = office.server
+    server.rows = [_row(1, "a2"), _row(2, "b")]
+    office.done()
+    server.commits |= {11: T + HOUR - 2 * SECOND, 12: T + HOUR - SECOND, 13: T + HOUR + SECOND}
+    renamed = frozenset({"name"})
+    server.instances[0].changes = [
+        Change(11, 1, 2, _row(1, "a")),
+        Change(12, 2, 3, _row(1, "a"), renamed),
+        Change(12, 2, 4, _row(1, "a2"), renamed),
+        Change(13, 3, 1, _row(2, "b")),
+    ]
+    office.done()
+    # The server's clock shows one hour more than UTC.
+    assert _ends(office.versions("id", "name")) == [
+        (1, "a", -2 * SECOND, False, False),
+        (1, "a2", -SECOND, False, False),
+        (1, "a2", 0, True, True),
+        (2, "b", 0, False, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("cleaned", "The cleanup job has removed"),
+        ("restored", "The database was restored"),
+        ("dropped", "Its capture instance dbo_items was dropped"),
+    ],
+)
+def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said: str) -> None:
+    office = _captured(tmp_path)
+    server = office.server
+    server.commits[20] = T
+    server.rows = [_row(1, "a"), _row(2, "b")]
+    office.done()
+    if lost == "cleaned":
+        server.commits[40] = T + SECOND
+        server.instances[0].oldest = 22
+    elif lost == "restored":
+        del server.commits[20]
+    else:
+        server.instances = [Instance("again", list(ITEMS), oldest=10)]
+    before = office.versions("id", "name")
+    server.rows = [_row(1, "b")]
+    server.at_micros = T + HOUR
+    error = office.sync().error or ""
+    assert said in error
+    assert "chronolake resync office --stream dbo.items" in error
+    assert office.versions("id", "name") == before
+    office.done(anew=True)
+    assert office.versions("id", "name") == [
+        (1, "a", 0, HOUR - 1, False),
+        (1, "b", HOUR, None, True),
+        (2, "b", 0, HOUR, False),
+    ]
+    office.done()
+
+
+def test_a_newer_instance_brings_its_columns(tmp_path: Path) -> None:
+    office = _captured(tmp_path)
+    server = office.server
+    server.rows = [_row(1, "a"), _row(2, "b")]
+    office.done()
+    server.ddl = {**ITEMS, "size": "INT"}
+    server.rows = [{**_row(1, "a1"), "size": 7}, {**_row(2, "b"), "size": None}]
+    server.commits |= {11: T + SECOND, 12: T + 2 * SECOND}
+    renamed = frozenset({"name"})
+    server.instances[0].changes = [
+        Change(11, 1, 3, _row(1, "a"), renamed),
+        Change(11, 1, 4, _row(1, "a1"), renamed),
+    ]
+    server.instances.append(Instance("dbo_items_2", list(server.ddl), oldest=12, made_micros=9))
+    server.at_micros = T + HOUR
+    office.done()
+    after = [
+        (1, "a", None, 0, SECOND - 1, False),
+        (1, "a1", None, SECOND, HOUR - 1, False),
+        (1, "a1", 7, HOUR, None, True),
+        (2, "b", None, 0, None, True),
+    ]
+    assert _sized(office) == after
+    server.instances.pop(0)
+    server.commits[13] = T + 2 * HOUR
+    moved = {**_row(2, "b"), "size": 8}
+    server.instances[0].changes = [Change(13, 2, 4, moved, frozenset({"size"}))]
+    office.done()
+    assert _sized(office)[-1] == (2, "b", 8, 2 * HOUR, None, True)
+
+
+def _sized(office: Office) -> list[tuple[Any, ...]]:
+    found = office.versions("id", "name", "size")
+    return sorted(found, key=lambda one: (one[0], one[3]))
+
+
+def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:
+    office = _captured(tmp_path)
+    office.server.instances[0].columns = ["id", "name"]
+    office.server.rows = [_row(1, "a")]
+    office.done()
+    assert "price" not in iceberg(office.project, "office", "items").schema().column_names
+    office.server.instances[0].columns = ["name"]
+    assert "does not have id" in (office.sync().error or "")
+
+
+def test_what_is_not_captured_says_how_it_will_be(tmp_path: Path) -> None:
+    office = _captured(tmp_path)
+    office.server.commits.clear()
+    assert "Start SQL Server Agent" in (office.sync().error or "")
+    office.server.instances[0].oldest = 0
+    assert "sys.sp_cdc_enable_table" in (office.sync().error or "")
+    office.server.instances.clear()
+    assert "@source_name = N'items'" in (office.sync().error or "")
+
+
+def test_a_change_without_its_commit_is_refused(tmp_path: Path) -> None:
+    office = _captured(tmp_path)
+    office.done()
+    office.server.commits[12] = T
+    office.server.instances[0].changes = [Change(11, 1, 2, _row(1, "a"))]
+    assert "1 versions lack" in (office.sync().error or "")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("method: cdc, tables: {items: {key: [id]}}", "with its schema: dbo.items"),
+        ("method: cdc, tables: {a.b.items: {key: [id]}}", "with its schema: dbo.items"),
+        ("method: log, tables: {dbo.items: {key: [id]}}", "change_tracking"),
+        (
+            "method: cdc, time_zone: Central Europe, tables: {dbo.items: {key: [id]}}",
+            "no such time zone",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be(tmp_path: Path, source: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        project(
+            tmp_path,
+            f"  office:\n    source: {{type: sqlserver, url: 'jdbc:sqlserver://db', {source}}}\n",
+        )
