@@ -14,7 +14,6 @@ limit, and a plain decoder in Python that reads them one by one.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -23,14 +22,11 @@ from typing import Final
 
 import psycopg
 
-from chronolake.config import Project, load_project
 from chronolake.lake import Lake
-from chronolake.pipeline.store import Status
-from chronolake.pipeline.sync import Event, EventKind, sync
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.slot import Slot, peek, written_upto
-from measuring import lakes
+from measuring import lakes, shop
 from measuring.clock import say, show
 
 ROOT: Final = Path(__file__).parents[1]
@@ -44,14 +40,6 @@ PEEK: Final = (
     "FROM pg_logical_slot_peek_binary_changes('chronolake_shop', NULL, NULL, "
     "'proto_version', '1', 'publication_names', 'chronolake_shop')"
 )
-TABLE: Final = (
-    "CREATE TABLE orders (id int PRIMARY KEY, customer int, state text, amount numeric(12,2), "
-    "rate float8, paid bool, day date, at timestamptz, note text, visits bigint)"
-)
-ROW: Final = (
-    "n, n % 1000, 'state ' || n % 7, n / 100.0, n / 7.0, n % 2 = 0, "
-    "date '2024-01-01' + n % 1000, now(), 'note number ' || n, 0"
-)
 #: Each transaction has so many rows.
 ROWS: Final = 1_000
 
@@ -62,9 +50,7 @@ def changed(address: str, changes: int) -> None:
         keys = changes // 5
         for begin in range(0, keys, ROWS):
             upto = min(begin + ROWS, keys)
-            connection.execute(
-                f"INSERT INTO orders SELECT {ROW} FROM generate_series({begin}, {upto - 1}) n"
-            )
+            shop.fill(address, begin, upto)
         for turn in range(7):
             for begin in range(0, keys // 2, ROWS):
                 upto = min(begin + ROWS, keys // 2)
@@ -74,16 +60,6 @@ def changed(address: str, changes: int) -> None:
                     f"WHERE id >= {first + begin} AND id < {first + upto}"
                 )
         connection.execute(f"DELETE FROM orders WHERE id >= {keys // 2}")
-
-
-def project_of(folder: Path, address: str) -> Project:
-    folder.mkdir(exist_ok=True)
-    file = folder / "chronolake.yml"
-    os.environ["SHOP_DSN"] = address
-    file.write_text(
-        "pipelines: {shop: {source: {type: postgres, dsn: '${SHOP_DSN}'}}}\n", encoding="utf-8"
-    )
-    return load_project(file, lake=folder)
 
 
 def alone(address: str) -> float:
@@ -116,39 +92,17 @@ def decoded(address: str) -> float:
     return time.perf_counter() - begin
 
 
-def synced(lake: Lake, project: Project) -> tuple[float, float]:
-    """A run; gives the seconds until all had landed, and until all was published."""
-    landed = [0.0]
-
-    def watch(event: Event) -> None:
-        if event.kind is EventKind.LANDED:
-            landed[0] = time.perf_counter()
-
-    begin = time.perf_counter()
-    result = sync(lake, project, "shop", watch=watch)
-    if result.status is not Status.SUCCEEDED:
-        raise RuntimeError(str(result.streams))
-    return landed[0] - begin, time.perf_counter() - begin
-
-
 def measured(address: str, lake: Lake, changes: int) -> dict[str, float]:
-    project = project_of(lake.config.path, address)
-    with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute(TABLE)
-        connection.execute(
-            "CREATE PUBLICATION chronolake_shop FOR TABLE orders "
-            "WITH (publish_via_partition_root = true)"
-        )
-        connection.execute(
-            "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')"
-        )
-    synced(lake, project)
+    project = shop.project_of(lake.config.path, address)
+    shop.create(address)
+    shop.publish(address)
+    shop.synced(lake, project)
     say("Warming up")
     changed(address, min(changes, 20_000))
-    synced(lake, project)
+    shop.synced(lake, project)
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("TRUNCATE orders")
-    synced(lake, project)
+    shop.synced(lake, project)
     say(f"{changes:,} changes")
     changed(address, changes)
     found = {
@@ -156,7 +110,7 @@ def measured(address: str, lake: Lake, changes: int) -> dict[str, float]:
         "peek and decode": decoded(address),
         "peek and a plain decoder": plain(address),
     }
-    found["to the raw lake"], found["to the published history"] = synced(lake, project)
+    found["to the raw lake"], found["to the published history"] = shop.synced(lake, project)
     return found
 
 

@@ -26,6 +26,11 @@ def _binaries(version: int) -> Path:
     return Path(spec.origin).parent / folder / "bin"
 
 
+def psql(version: int = 18) -> Path:
+    """The program `psql` of a version of the server."""
+    return _binaries(version) / "psql"
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -88,7 +93,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     with server(wal_level="logical", max_slot_wal_keep_size="1GB") as address:
-        print(f"export SHOP_DSN='{address}' PSQL='{_binaries(18) / 'psql'}'", flush=True)
+        print(f"export SHOP_DSN='{address}' PSQL='{psql()}'", flush=True)
         signal.pause()
 
 

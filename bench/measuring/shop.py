@@ -1,0 +1,101 @@
+"""A PostgreSQL database with one table of ten columns, and the pipeline that reads it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+
+from chronolake.config import Project, load_project
+from chronolake.lake import Lake
+from chronolake.pipeline.store import Status
+from chronolake.pipeline.sync import Event, EventKind, sync
+
+NAME: Final = "orders"
+_TABLE: Final = (
+    "CREATE TABLE orders (id int PRIMARY KEY, customer int, state text, amount numeric(12,2), "
+    "rate float8, paid bool, day date, at timestamptz, note text, visits bigint)"
+)
+_ROW: Final = (
+    "n, n % 1000, 'state ' || n % 7, n / 100.0, n / 7.0, n % 2 = 0, "
+    "date '2024-01-01' + n % 1000, now(), 'note number ' || n, 0"
+)
+
+
+def create(address: str) -> None:
+    """Make the table, empty."""
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(_TABLE)
+
+
+def fill(address: str, begin: int, upto: int) -> None:
+    """Insert the rows from one key to another, which is not among them, in one transaction."""
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(
+            f"INSERT INTO orders SELECT {_ROW} FROM generate_series({begin}, {upto - 1}) n"
+        )
+
+
+def publish(address: str) -> None:
+    """Make what reading the log needs."""
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(
+            "CREATE PUBLICATION chronolake_shop FOR TABLE orders "
+            "WITH (publish_via_partition_root = true)"
+        )
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')"
+        )
+
+
+def project_of(folder: Path, address: str, more: str = "") -> Project:
+    """The project whose pipeline `shop` reads the database into the lake of a folder."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "chronolake.yml"
+    os.environ["SHOP_DSN"] = address
+    file.write_text(
+        f"pipelines: {{shop: {{source: {{type: postgres, dsn: '${{SHOP_DSN}}'{more}}}}}}}\n",
+        encoding="utf-8",
+    )
+    return load_project(file, lake=folder)
+
+
+def synced(lake: Lake, project: Project) -> tuple[float, float]:
+    """A run; gives the seconds until all had landed, and until all was published."""
+    begin = time.perf_counter()
+    landed = [begin]
+
+    def watch(event: Event) -> None:
+        if event.kind is EventKind.LANDED:
+            landed[0] = time.perf_counter()
+
+    result = sync(lake, project, "shop", watch=watch)
+    if result.status is not Status.SUCCEEDED:
+        raise RuntimeError(str(result.streams))
+    return landed[0] - begin, time.perf_counter() - begin
+
+
+def over_jdbc(spark: SparkSession, address: str, rows: int) -> DataFrame:
+    """The table as Spark's own JDBC reader gives it, with as many tasks as ours."""
+    parts = urlsplit(address)
+    return (
+        spark.read.format("jdbc")
+        .options(
+            url=f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}",
+            driver="org.postgresql.Driver",
+            user=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            dbtable=NAME,
+            fetchsize="10000",
+            partitionColumn="id",
+            lowerBound="0",
+            upperBound=str(rows),
+            numPartitions=str(spark.sparkContext.defaultParallelism),
+        )
+        .load()
+    )

@@ -1,0 +1,106 @@
+"""The first copy of a PostgreSQL table.
+
+Claims, for 10,000,000 rows of ten columns:
+
+1. They land in the raw lake in at most 2 times the time in which `psql` copies them to a file.
+2. They are in the published table in at most 5 times that time.
+3. That is sooner than Spark's own JDBC reader, with as many tasks, has them in a plain table.
+
+    python bench/postgres_copy.py [--quick] [--rows N] [--repeat N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from chronolake.lake import Lake
+from measuring import lakes, shop
+from measuring.clock import Times, say, show
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
+
+from postgresql import psql, server  # noqa: E402
+
+PSQL: Final = "psql, COPY to a file"
+JDBC: Final = "Spark's JDBC reader, to a plain table"
+LANDED: Final = "ours, to the raw lake"
+OURS: Final = "ours, to the published history"
+#: Rows that are inserted at once.
+STEP: Final = 1_000_000
+
+
+def copied_by_psql(address: str, file: Path) -> None:
+    """The table as CSV."""
+    with file.open("wb") as output:
+        statement = "COPY orders TO STDOUT (FORMAT csv)"
+        subprocess.run([str(psql()), address, "-qc", statement], check=True, stdout=output)
+    file.unlink()
+
+
+def copied_over_jdbc(lake: Lake, address: str, rows: int) -> None:
+    """The table as a table of Iceberg without more."""
+    name = "chronolake.plain.orders"
+    lake.spark.sql("CREATE NAMESPACE IF NOT EXISTS chronolake.plain")
+    shop.over_jdbc(lake.spark, address, rows).writeTo(name).using("iceberg").create()
+    lake.spark.sql(f"DROP TABLE {name} PURGE")
+
+
+def copied_by_us(folder: Path, address: str, times: Times) -> None:
+    """A lake of its own for each round: nothing is known of the table."""
+    project = shop.project_of(folder, address, ", method: snapshot_diff")
+    with Lake.open(folder, config=project.lake) as lake:
+        landed, published = shop.synced(lake, project)
+    times.seconds[LANDED].append(landed)
+    times.seconds[OURS].append(published)
+
+
+def measured(address: str, lake: Lake, sent: Path, flags: argparse.Namespace, rows: int) -> Times:
+    times = Times()
+    for turn in range(flags.repeat + 1):
+        if turn == 1:
+            # The first turn compiles: it is nobody's cost.
+            times.forget()
+        with times.of(PSQL):
+            copied_by_psql(address, sent / "orders.csv")
+        with times.of(JDBC):
+            copied_over_jdbc(lake, address, rows)
+        copied_by_us(sent / f"lake{turn}", address, times)
+    return times
+
+
+def main() -> int:
+    parser = lakes.options(__doc__, repeat=1)
+    parser.add_argument("--rows", type=int, help="rows of the table")
+    flags: argparse.Namespace = parser.parse_args()
+    rows = flags.rows or (20_000 if flags.quick else 10_000_000)
+    with ExitStack() as stack:
+        address = stack.enter_context(server(max_wal_size="4GB"))
+        lake, sent = stack.enter_context(lakes.opened(flags))
+        say(f"Writing {rows:,} rows")
+        shop.create(address)
+        for begin in range(0, rows, STEP):
+            shop.fill(address, begin, min(begin + STEP, rows))
+        times = measured(address, lake, sent, flags, rows)
+    base = times.median(PSQL)
+    show(
+        f"The first copy of {rows:,} rows of ten columns",
+        ("way", "s", "range", "against psql"),
+        [
+            (way, times.median(way), times.spread(way), times.median(way) / base)
+            for way in (PSQL, LANDED, OURS, JDBC)
+        ],
+    )
+    for way, limit, other in ((LANDED, 2.0, PSQL), (OURS, 5.0, PSQL), (OURS, 1.0, JDBC)):
+        ratio = times.median(way) / times.median(other)
+        verdict = "holds" if ratio <= limit else "MISSED"
+        say(f"{way}: at most {limit:.2f} of {other}: {verdict} ({ratio:.2f})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
