@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -56,6 +59,52 @@ def _expected(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...],
         key: [None if state is None else tuple(state[name] for name in names) for state in states]
         for key, states in workload.states(shop.dsn, table).items()
     }
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -> None:
+    workload.work(shop.dsn, random.Random(seed), 40)
+    shop.prepare()
+    shop.synced()
+    moments = []
+    with ThreadPoolExecutor(4) as workers:
+        for turn in range(3):
+            working = [
+                workers.submit(
+                    workload.work,
+                    shop.dsn,
+                    random.Random(f"{seed} {turn} {number}"),
+                    50,
+                    pause_seconds=0.2,
+                )
+                for number in range(3)
+            ]
+            looking = workers.submit(_looked_while, shop.dsn, working)
+            # The log is read while others write.
+            shop.synced()
+            for one in working:
+                one.result()
+            moments += looking.result()
+    shop.synced()
+
+    assert len(moments) >= 9
+    for at, seen in random.Random(seed).sample(moments, 9):
+        for table, rows in seen.items():
+            names = workload.plain_columns(shop.dsn, table)
+            found = shop.lake.table(f"shop.{table}").as_of(at).select(*names).toArrow()
+            assert sorted(found.to_pylist(), key=repr) == sorted(
+                ({name: row[name] for name in names} for row in rows), key=repr
+            ), (table, at)
+
+
+def _looked_while(
+    dsn: str, working: list[Future[None]]
+) -> list[tuple[datetime, dict[str, list[dict[str, Any]]]]]:
+    found = []
+    while not all(one.done() for one in working):
+        found.append(workload.looked(dsn))
+        time.sleep(0.05)
+    return [*found, workload.looked(dsn)]
 
 
 _POINTS_OF_A_SYNC = [

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
+from datetime import datetime
 from typing import Any, Final
 
 import orjson
 import psycopg
+from psycopg.rows import dict_row
 
 #: A table with a single key, one with two columns of which the order differs, one told in whole.
 TABLES: Final = {
@@ -54,6 +57,9 @@ _TRIGGER: Final = (
     "FOR EACH ROW EXECUTE FUNCTION oracle.note({key})"
 )
 
+#: The advisory lock of all transactions that work.
+_WORKING: Final = 1
+
 State = dict[str, Any] | None
 
 
@@ -65,19 +71,49 @@ def set_up(dsn: str) -> None:
             connection.execute(_TRIGGER.format(table=table, key=words).encode())
 
 
-def work(dsn: str, chance: random.Random, transactions: int) -> None:
-    """Some transactions with some statements each; a part of them is rolled back."""
+def work(dsn: str, chance: random.Random, transactions: int, *, pause_seconds: float = 0.0) -> None:
+    """Some transactions with some statements each; a part of them is rolled back.
+
+    With a pause, some transactions are open for that long. Several may work at once: one that
+    stands in the way of another so that neither can go on is rolled back.
+    """
     with psycopg.connect(dsn, autocommit=True) as connection:
         for _ in range(transactions):
             connection.execute(b"BEGIN")
-            for _ in range(chance.choice([1, 1, 1, 2, 5])):
-                savepoint = chance.random() < 0.2
-                if savepoint:
-                    connection.execute(b"SAVEPOINT s")
-                connection.execute(_statement(chance).encode())
-                if savepoint and chance.random() < 0.5:
-                    connection.execute(b"ROLLBACK TO SAVEPOINT s")
+            connection.execute(f"SELECT pg_advisory_xact_lock_shared({_WORKING})".encode())
+            try:
+                _transact(connection, chance)
+            except psycopg.errors.DeadlockDetected:
+                connection.execute(b"ROLLBACK")
+                continue
+            if pause_seconds and chance.random() < 0.1:
+                time.sleep(pause_seconds)
             connection.execute(b"ROLLBACK" if chance.random() < 0.1 else b"COMMIT")
+
+
+def _transact(connection: psycopg.Connection, chance: random.Random) -> None:
+    for _ in range(chance.choice([1, 1, 1, 2, 5])):
+        savepoint = chance.random() < 0.2
+        if savepoint:
+            connection.execute(b"SAVEPOINT s")
+        connection.execute(_statement(chance).encode())
+        if savepoint and chance.random() < 0.5:
+            connection.execute(b"ROLLBACK TO SAVEPOINT s")
+
+
+def looked(dsn: str) -> tuple[datetime, dict[str, list[dict[str, Any]]]]:
+    """What a reader sees of all tables at one time, and when, by the server's clock."""
+    with psycopg.connect(dsn, row_factory=dict_row, autocommit=True) as connection:
+        # Who works has ended before the lock is given, and nobody begins until it goes: all
+        # commits that are seen are before this time, and all others after it.
+        connection.execute(f"SELECT pg_advisory_lock({_WORKING}), pg_sleep(0.002)".encode())
+        connection.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ")
+        (at,) = connection.execute(b"SELECT clock_timestamp() AS at").fetchall()
+        rows = {
+            table: connection.execute(f"SELECT * FROM {table}".encode()).fetchall()
+            for table in TABLES
+        }
+    return at["at"], rows
 
 
 def _statement(chance: random.Random) -> str:
