@@ -37,7 +37,9 @@ def test_history_is_what_triggers_saw(
     shop.prepare()
     shop.synced()
     for _ in range(4):
-        workload.work(shop.dsn, chance, 60)
+        for _ in range(3):
+            workload.work(shop.dsn, chance, 20)
+            workload.alter(shop.dsn, chance)
         with monkeypatch.context() as patched:
             patched.setenv("CHRONOLAKE_FAILPOINT", f"{chance.choice(_POINTS)}=raise")
             shop.sync()
@@ -56,7 +58,9 @@ def test_history_is_what_triggers_saw(
 def _expected(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...], list[Any]]:
     """The same by what triggers saw."""
     return {
-        key: [None if state is None else tuple(state[name] for name in names) for state in states]
+        key: [
+            None if state is None else tuple(state.get(name) for name in names) for state in states
+        ]
         for key, states in workload.states(shop.dsn, table).items()
     }
 

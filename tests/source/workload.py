@@ -26,7 +26,7 @@ ALTER TABLE notes ALTER body SET STORAGE EXTERNAL;
 ALTER TABLE notes REPLICA IDENTITY FULL;
 CREATE SCHEMA oracle;
 CREATE TABLE oracle.audit (
-    seq bigserial, xid xid8, tab text, op text, key jsonb, row jsonb, truncated boolean
+    seq bigserial PRIMARY KEY, xid xid8, tab text, op text, key jsonb, row jsonb, truncated boolean
 );
 CREATE FUNCTION oracle.note() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -78,11 +78,12 @@ def work(dsn: str, chance: random.Random, transactions: int, *, pause_seconds: f
     stands in the way of another so that neither can go on is rolled back.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
+        extras = _extras(connection)
         for _ in range(transactions):
             connection.execute(b"BEGIN")
             connection.execute(f"SELECT pg_advisory_xact_lock_shared({_WORKING})".encode())
             try:
-                _transact(connection, chance)
+                _transact(connection, chance, extras)
             except psycopg.errors.DeadlockDetected:
                 connection.execute(b"ROLLBACK")
                 continue
@@ -91,12 +92,14 @@ def work(dsn: str, chance: random.Random, transactions: int, *, pause_seconds: f
             connection.execute(b"ROLLBACK" if chance.random() < 0.1 else b"COMMIT")
 
 
-def _transact(connection: psycopg.Connection, chance: random.Random) -> None:
+def _transact(
+    connection: psycopg.Connection, chance: random.Random, extras: dict[str, list[str]]
+) -> None:
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
         savepoint = chance.random() < 0.2
         if savepoint:
             connection.execute(b"SAVEPOINT s")
-        connection.execute(_statement(chance).encode())
+        connection.execute(_statement(chance, extras).encode())
         if savepoint and chance.random() < 0.5:
             connection.execute(b"ROLLBACK TO SAVEPOINT s")
 
@@ -116,7 +119,51 @@ def looked(dsn: str) -> tuple[datetime, dict[str, list[dict[str, Any]]]]:
     return at["at"], rows
 
 
-def _statement(chance: random.Random) -> str:
+def alter(dsn: str, chance: random.Random) -> None:
+    """Add a column to a table, or drop, rename or widen one that was added before.
+
+    What triggers saw is told by the columns' names of now.
+    """
+    table = chance.choice(list(TABLES))
+    name = f"extra_{chance.randrange(10**9)}"
+    with psycopg.connect(dsn) as connection:
+        known = _extras(connection)[table]
+        if not known or chance.random() < 0.4:
+            kind = chance.choice(["int", "bigint", "text"])
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}".encode())
+            return
+        old = chance.choice(known)
+        kind = chance.choice(
+            ["DROP COLUMN {old}", "RENAME {old} TO {name}", "ALTER {old} TYPE {type}"]
+        )
+        types = dict(_types(connection, table))
+        wider = {"integer": "bigint"}.get(types[old], types[old])
+        change = kind.format(old=old, name=name, type=wider)
+        connection.execute(f"ALTER TABLE {table} {change}".encode())
+        if kind.startswith("ALTER"):
+            return
+        told = f"row - '{old}'"
+        if kind.startswith("RENAME"):
+            told += f" || jsonb_build_object('{name}', row -> '{old}')"
+        connection.execute(
+            f"UPDATE oracle.audit SET row = {told} WHERE tab = '{table}' AND row ? '{old}'".encode()
+        )
+
+
+def _types(connection: psycopg.Connection, table: str) -> list[tuple[str, str]]:
+    """The columns that were added to a table, and their types."""
+    return connection.execute(
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+        f"WHERE attrelid = 'public.{table}'::regclass AND attname ^@ 'extra_' "
+        "AND NOT attisdropped ORDER BY attnum".encode()
+    ).fetchall()
+
+
+def _extras(connection: psycopg.Connection) -> dict[str, list[str]]:
+    return {table: [name for name, _ in _types(connection, table)] for table in TABLES}
+
+
+def _statement(chance: random.Random, extras: dict[str, list[str]]) -> str:
     body = chance.choice(["NULL", "''", "'short'", "repeat(md5(random()::text), 400)"])
     table, key = chance.choice(list(TABLES.items()))
     number = chance.randrange(8)
@@ -146,6 +193,10 @@ def _statement(chance: random.Random) -> str:
         "stock": ["number = number + 1", f"body = {body}"],
         "notes": ["seen = clock_timestamp()", f"body = {body}"],
     }[table]
+    # A number is a text as well.
+    columns += [
+        f"{name} = {chance.choice(['NULL', chance.randrange(999)])}" for name in extras[table]
+    ]
     scope = "true" if chance.random() < 0.1 else where
     return f"UPDATE {table} SET {chance.choice(columns)} WHERE {scope}"
 
