@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,51 +38,82 @@ def _free_port() -> int:
         return port
 
 
-@contextmanager
-def server(version: int = 18, **settings: str) -> Iterator[str]:
-    """Run a server that wants a password; gives the URL of a database named `lake`.
+class _Place:
+    """A folder in which a server of a version runs.
 
     PostgreSQL refuses to run as root, so that root runs it as `nobody`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))
-    as_user: dict[str, int] = {}
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid}
-        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-    port = _free_port()
 
-    def run(program: str, *words: str) -> None:
-        with (folder / "run.log").open("ab") as log:
+    def __init__(self, version: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        self.data = str(self.folder / "data")
+        self._version = version
+        self._as_user: dict[str, int] = {}
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            self._as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid}
+            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+
+    def run(self, program: str, *words: str) -> None:
+        """Run one of the server's programs to its end."""
+        with (self.folder / "run.log").open("ab") as log:
             subprocess.run(
-                [str(_binaries(version) / program), *words],
+                [str(_binaries(self._version) / program), *words],
                 check=True,
-                cwd=folder,
+                cwd=self.folder,
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                extra_groups=[] if as_user else None,
-                **as_user,  # type: ignore[call-overload]
+                extra_groups=[] if self._as_user else None,
+                **self._as_user,  # type: ignore[call-overload]
             )
 
-    try:
-        (folder / "password").write_text(PASSWORD)
-        (folder / "password").chmod(0o644)
-        data = str(folder / "data")
-        run("initdb", "-D", data, "-U", "me", "-A", "scram-sha-256",
-            "--pwfile", str(folder / "password"), "--no-sync")  # fmt: skip
-        options = f"-p {port} -h 127.0.0.1 -k {folder} -c fsync=off"
+    @contextmanager
+    def started(self, settings: Mapping[str, str]) -> Iterator[str]:
+        """Run the server on its data; gives its URL without a database."""
+        port = _free_port()
+        options = f"-p {port} -h 127.0.0.1 -k {self.folder} -c fsync=off"
         options += "".join(f" -c {name}={value}" for name, value in settings.items())
-        run("pg_ctl", "-D", data, "-w", "-l", str(folder / "server.log"), "-o", options, "start")
+        log = str(self.folder / "server.log")
+        self.run("pg_ctl", "-D", self.data, "-w", "-l", log, "-o", options, "start")
         try:
-            address = f"postgresql://me:{_QUOTED}@127.0.0.1:{port}"
-            run("psql", f"{address}/postgres", "-c", "CREATE DATABASE lake")
-            yield f"{address}/lake"
+            yield f"postgresql://me:{_QUOTED}@127.0.0.1:{port}"
         finally:
-            run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+            self.run("pg_ctl", "-D", self.data, "-m", "immediate", "-w", "stop")
+
+
+@contextmanager
+def _place(version: int) -> Iterator[_Place]:
+    place = _Place(version)
+    try:
+        yield place
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(place.folder, ignore_errors=True)
+
+
+@contextmanager
+def server(version: int = 18, **settings: str) -> Iterator[str]:
+    """Run a server that wants a password; gives the URL of a database named `lake`."""
+    with _place(version) as place:
+        password = place.folder / "password"
+        password.write_text(PASSWORD)
+        password.chmod(0o644)
+        place.run("initdb", "-D", place.data, "-U", "me", "-A", "scram-sha-256",
+                  "--pwfile", str(password), "--no-sync")  # fmt: skip
+        with place.started(settings) as address:
+            place.run("psql", f"{address}/postgres", "-c", "CREATE DATABASE lake")
+            yield f"{address}/lake"
+
+
+@contextmanager
+def standby(primary: str, version: int = 18) -> Iterator[str]:
+    """Run a standby of a server; gives the URL of its database named `lake`."""
+    with _place(version) as place:
+        place.run("pg_basebackup", "-d", primary, "-D", place.data, "-R", "-c", "fast",
+                  "--no-sync")  # fmt: skip
+        with place.started({}) as address:
+            yield f"{address}/lake"
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import psycopg
 import pytest
 import workload
 from databases import Shop
-from postgresql import server
+from postgresql import server, standby
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.types import END, START
@@ -276,3 +277,36 @@ def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFix
         table = shop.table("orders").sort_by(START)
         assert table[START][1:].to_pylist() == [end + 1 for end in table[END][:-1].to_pylist()]
         assert shop.agrees()
+
+
+@pytest.mark.parametrize("version", [18, pytest.param(16, marks=pytest.mark.long)])
+def test_a_standby_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: int
+) -> None:
+    with server(version=version) as primary:
+        there = Shop(tmp_path / "primary", primary)
+        there.run(
+            "CREATE TABLE items (id int PRIMARY KEY, name text)",
+            "CREATE TABLE loose (name text)",
+            "INSERT INTO items VALUES (1, 'a'), (2, 'b')",
+            "INSERT INTO loose VALUES ('x'), ('x')",
+        )
+        with standby(primary, version=version) as address:
+            shop = Shop(tmp_path / "standby", address)
+            shop.configure(method="snapshot_diff")
+            shop.synced()
+            there.run("UPDATE items SET name = 'c' WHERE id = 2", "DELETE FROM items WHERE id = 1")
+            (lsn,) = there.rows("SELECT pg_current_wal_lsn()::text")[0]
+            while not shop.rows(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'")[0][0]:
+                time.sleep(0.05)
+            shop.synced()
+            assert shop.versions("items", ["id", "name"]) == [
+                (1, "a", False),
+                (2, "b", False),
+                (2, "c", True),
+            ]
+            assert shop.present("loose", ["name"]) == [("x",), ("x",)]
+            shop.configure()
+            code, told, _ = ran_words(capsys, "check", "--json", "--project", str(shop.folder))
+            assert code == 1
+            assert "Take the primary server" in told
