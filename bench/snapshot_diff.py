@@ -23,7 +23,8 @@ from chronolake.lake import Lake
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.columns import typed
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import exported_snapshot, held_table, rows_of
+from chronolake.source.postgres.copying import held_table, rows_of
+from chronolake.source.postgres.snapshot import exported_snapshot
 from chronolake.source.postgres.spool import declared
 from measuring import lakes, shop
 from measuring.clock import Times, say, show

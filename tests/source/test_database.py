@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
 import pytest
+import structlog
 from databases import Shop
 from psycopg import sql
 
@@ -441,3 +446,24 @@ def test_a_key_that_changes_wants_another_table(shop: Shop) -> None:
     shop.synced()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, False), ("d", 3, True)]
     assert shop.agrees()
+
+
+def test_a_copy_says_which_transaction_it_waits_for(shop: Shop) -> None:
+    shop.run("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
+    shop.prepare()
+    with (
+        psycopg.connect(shop.dsn, application_name="a long one") as open_one,
+        ThreadPoolExecutor(1) as thread,
+        structlog.testing.capture_logs() as logged,
+    ):
+        open_one.execute("INSERT INTO items VALUES (2)")
+        running = thread.submit(shop.synced)
+        while not (told := [line for line in logged if line["event"] == "snapshot_waits"]):
+            assert not running.done(), running.result()
+            time.sleep(0.1)
+        assert told[0]["application"] == "a long one"
+        assert told[0]["pid"] == open_one.info.backend_pid
+        assert str(told[0]["pid"]) in told[0]["hint"]
+        open_one.commit()
+        running.result()
+    assert shop.present("items", ["id"]) == [(1,), (2,)]

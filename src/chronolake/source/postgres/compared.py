@@ -16,9 +16,10 @@ from chronolake.source.offered import Failure, Finding, Level, OfferedStream, Si
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import table_findings, version_of
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import copied, exported_snapshot
+from chronolake.source.postgres.copying import copied
 from chronolake.source.postgres.position import LogPosition
 from chronolake.source.postgres.slot import exists, slot_of
+from chronolake.source.postgres.snapshot import exported_snapshot
 from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:

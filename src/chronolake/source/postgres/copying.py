@@ -1,8 +1,7 @@
 """All rows of a table as they are in one snapshot of the database, read by Spark's tasks.
 
-Source: `specs/postgres-facts.md` (1.1, 1.3, 4.4). A slot of its own exports the snapshot, and says
-to which place in the log it belongs; each task imports it and copies ranges of pages. Values come
-as texts.
+Source: `specs/postgres-facts.md` (4.4). Each task imports the snapshot and copies ranges of pages.
+Values come as texts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -24,7 +22,7 @@ from chronolake.source.postgres import catalog
 from chronolake.source.postgres.columns import typed
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.keyless import ROW_KEY, identified
-from chronolake.source.postgres.slot import lsn_number
+from chronolake.source.postgres.snapshot import DatabaseSnapshot, in_snapshot, row_of
 from chronolake.source.postgres.spool import declared
 from chronolake.source.postgres.versions import sequence_of
 from chronolake.types import quoted
@@ -44,22 +42,6 @@ _CHUNK_BYTES: Final = 8 * 2**20
 
 
 @dataclass(frozen=True)
-class DatabaseSnapshot:
-    """A state of a database that others can look at, as long as it is held.
-
-    Attributes:
-        name: by which they find it.
-        lsn: what was committed before this place in the log is in it, and nothing else; 0 if it was
-            taken without the log.
-        at_micros: the server's time before it was taken, in microseconds since 1970.
-    """
-
-    name: str
-    lsn: int
-    at_micros: int
-
-
-@dataclass(frozen=True)
 class TableSnapshot:
     """A table in a snapshot; it cannot be rewritten meanwhile.
 
@@ -72,51 +54,6 @@ class TableSnapshot:
     database: DatabaseSnapshot
     table: SourceTable
     parts: tuple[Part, ...]
-
-
-@contextmanager
-def held_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
-    """Hold a snapshot of a database, while the block runs.
-
-    It is that of a slot which goes with the block. Making one waits until the transactions that are
-    open have ended.
-
-    Raises:
-        SourceError: the server cannot be reached, or refuses.
-    """
-    at_micros = _clock(dsn)
-    # Nothing else may be sent on the connection that exports.
-    with connected(dsn, replication="database") as connection, understood():
-        _, lsn, name, _ = _one(
-            connection,
-            # By default, it exports its snapshot.
-            f"CREATE_REPLICATION_SLOT chronolake_{uuid4().hex} TEMPORARY LOGICAL pgoutput",
-        )
-        yield DatabaseSnapshot(str(name), lsn_number(str(lsn)), at_micros)
-
-
-@contextmanager
-def exported_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
-    """Hold a snapshot of a database that needs no log, also of a standby, while the block runs.
-
-    Raises:
-        SourceError: the server cannot be reached, or refuses.
-    """
-    at_micros = _clock(dsn)
-    with connected(dsn) as connection:
-        with understood():
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            (name,) = _one(connection, "SELECT pg_export_snapshot()")
-        yield DatabaseSnapshot(str(name), 0, at_micros)
-
-
-def _clock(dsn: str) -> int:
-    """The server's time, in microseconds since 1970."""
-    with connected(dsn) as connection, understood():
-        (micros,) = _one(
-            connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-        )
-    return int(str(micros))
 
 
 def copied(
@@ -176,7 +113,7 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
             connection.execute(
                 sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_identifier(table))
             )
-            (is_same,) = _one(
+            (is_same,) = row_of(
                 connection,
                 "SELECT coalesce(bool_and(c.relfilenode IN (0, pg_relation_filenode(c.oid))), true)"
                 f" FROM pg_class c WHERE c.oid IN (SELECT {table.oid} UNION ALL "
@@ -189,29 +126,6 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
                 hint="Run it again.",
             )
         yield TableSnapshot(snapshot, now, tuple(catalog.parts_of(connection, now)))
-
-
-@contextmanager
-def in_snapshot(connection: psycopg.Connection, snapshot: DatabaseSnapshot) -> Iterator[None]:
-    """Look at a snapshot, while the block runs.
-
-    Raises:
-        SourceError: it is not held any more.
-    """
-    with understood():
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        connection.execute(
-            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
-        )
-    yield
-    with understood():
-        connection.execute("ROLLBACK")
-
-
-def _one(connection: psycopg.Connection, query: str) -> tuple[object, ...]:
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None  # noqa: S101 - these queries give one row
-    return tuple(row)
 
 
 def _identifier(table: SourceTable) -> sql.Identifier:

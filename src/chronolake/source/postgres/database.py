@@ -29,7 +29,7 @@ from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import Checkup
 from chronolake.source.postgres.compared import read_whole
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import copied, held_snapshot
+from chronolake.source.postgres.copying import copied
 from chronolake.source.postgres.following import PIECE_BYTES, Following
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.position import LogPosition
@@ -42,6 +42,7 @@ from chronolake.source.postgres.slot import (
     slot_of,
     written_upto,
 )
+from chronolake.source.postgres.snapshot import held_snapshot
 from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
