@@ -43,6 +43,7 @@ class Change:
         operation: delete (1), insert (2), update: as it was (3), as it is (4).
         row: the captured columns.
         changed: for updates, the columns that have changed.
+        command: the statement's place in its transaction, where the change table tells it.
     """
 
     commit: int
@@ -50,17 +51,22 @@ class Change:
     operation: int
     row: Row
     changed: frozenset[str] = frozenset()
+    command: int | None = 1
 
 
 @dataclass
 class Instance:
-    """A capture instance: its columns, the oldest place that it keeps, and its change table."""
+    """A capture instance: its columns, the oldest place that it keeps, and its change table.
+
+    Of computed columns all changes say null.
+    """
 
     name: str
     columns: Sequence[str]
     oldest: int
     made_micros: int = 0
     changes: list[Change] = field(default_factory=list)
+    computed: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -77,6 +83,9 @@ class Server:
         tracked: for each key the version of its last change.
         instances: what captures the table.
         commits: of each transaction that was captured its end by the server's own clock.
+        offset_minutes: how much later than UTC that clock is.
+        is_capturing: whether the database captures changes.
+        is_cleaned_while_read: whether tracking forgets all changes just before they are read.
         queries: the statements that were asked.
     """
 
@@ -89,6 +98,9 @@ class Server:
     tracked: dict[tuple[Any, ...], int] = field(default_factory=dict)
     instances: list[Instance] = field(default_factory=list)
     commits: dict[int, int] = field(default_factory=dict)
+    offset_minutes: int = 0
+    is_capturing: bool = True
+    is_cleaned_while_read: bool = False
     queries: list[str] = field(default_factory=list)
 
     def put(self, **row: Any) -> None:
@@ -163,15 +175,26 @@ class Server:
             ),
             (
                 _pattern(
-                    "SELECT column_name AS name, column_ordinal AS ordinal "
-                    "FROM cdc.captured_columns WHERE object_id = OBJECT_ID(N'cdc.[<table>_CT]')",
-                    table="[a-z_0-9]+",
+                    "SELECT c.column_name AS name, c.column_ordinal AS ordinal "
+                    "FROM cdc.captured_columns AS c "
+                    "INNER JOIN cdc.change_tables AS t ON t.object_id = c.object_id "
+                    "WHERE t.capture_instance = N'<instance>' AND c.is_computed = 0",
+                    instance="[a-z_0-9]+",
                 ),
                 self._columns,
             ),
             (
                 _pattern(
-                    "SELECT CONVERT(varchar(22), sys.fn_cdc_get_max_lsn(), 1) AS newest, " + _NOW
+                    "SELECT CAST(is_cdc_enabled AS int) AS enabled FROM sys.databases "
+                    "WHERE database_id = DB_ID()"
+                ),
+                lambda: ([{"enabled": int(self.is_capturing)}], {"enabled": "INT"}),
+            ),
+            (
+                _pattern(
+                    "SELECT CONVERT(varchar(22), sys.fn_cdc_get_max_lsn(), 1) AS newest, "
+                    + _NOW
+                    + ", DATEDIFF(MINUTE, SYSUTCDATETIME(), SYSDATETIME()) AS offset_minutes"
                 ),
                 self._captured,
             ),
@@ -190,13 +213,18 @@ class Server:
                 _pattern(
                     "SELECT CONVERT(varchar(22), c.[__$start_lsn], 1) AS [__chronolake_start], "
                     "CONVERT(varchar(22), c.[__$seqval], 1) AS [__chronolake_seqval], "
-                    "c.[__$operation] AS [__chronolake_operation], c.* "
+                    "c.[__$operation] AS [__chronolake_operation], "
+                    "d.[__$command_id] AS [__chronolake_command], c.* "
                     "FROM cdc.[fn_cdc_get_all_changes_<instance>]"
                     "(sys.fn_cdc_increment_lsn(<after>), <upto>, N'all update old') AS c "
+                    "LEFT OUTER JOIN cdc.[<table>_CT] AS d "
+                    "ON d.[__$start_lsn] = c.[__$start_lsn] AND d.[__$seqval] = c.[__$seqval] "
+                    "AND d.[__$operation] = c.[__$operation] "
                     "WHERE c.[__$operation] <> 3 OR " + moved,
                     instance="[a-z_0-9]+",
                     after=_LSN,
                     upto=_LSN,
+                    table="[a-z_0-9]+",
                     **{f"instance{number}": "[a-z_0-9]+" for number in range(len(self.key))},
                 ),
                 self._changes,
@@ -208,6 +236,9 @@ class Server:
         return [row], dict.fromkeys(row, "BIGINT")
 
     def _changetable(self, after: str) -> tuple[list[Row], Any]:
+        if self.is_cleaned_while_read:
+            self.tracked.clear()
+            self.oldest = self.version
         by_key = {self._key(row): row for row in self.rows}
         gone: Row = dict.fromkeys(self.ddl)
         rows = []
@@ -225,15 +256,23 @@ class Server:
         ]
         return rows, {"name": "STRING", "oldest": "STRING", "made_micros": "BIGINT"}
 
-    def _columns(self, table: str) -> tuple[list[Row], Any]:
-        (instance,) = (one for one in self.instances if one.name == table)
-        rows = [{"name": name, "ordinal": n} for n, name in enumerate(instance.columns, start=1)]
+    def _columns(self, instance: str) -> tuple[list[Row], Any]:
+        (found,) = (one for one in self.instances if one.name == instance)
+        rows = [
+            {"name": name, "ordinal": n}
+            for n, name in enumerate(found.columns, start=1)
+            if name not in found.computed
+        ]
         return rows[::-1], {"name": "STRING", "ordinal": "INT"}
 
     def _captured(self) -> tuple[list[Row], Any]:
         newest = lsn(max(self.commits)) if self.commits else None
-        row = {"newest": newest, "at_micros": self.at_micros}
-        return [row], {"newest": "STRING", "at_micros": "BIGINT"}
+        row = {
+            "newest": newest,
+            "at_micros": self.at_micros,
+            "offset_minutes": self.offset_minutes,
+        }
+        return [row], {"newest": "STRING", "at_micros": "BIGINT", "offset_minutes": "INT"}
 
     def _commits(self, after: str, upto: str) -> tuple[list[Row], Any]:
         rows = [
@@ -253,8 +292,12 @@ class Server:
                 "__chronolake_start": lsn(one.commit),
                 "__chronolake_seqval": lsn(one.seqval),
                 "__chronolake_operation": one.operation,
+                "__chronolake_command": one.command,
                 "__$operation": one.operation,
-                **{name: one.row.get(name) for name in found.columns},
+                **{
+                    name: None if name in found.computed else one.row.get(name)
+                    for name in found.columns
+                },
             }
             for one in found.changes
             if after < lsn(one.commit) <= upto
@@ -264,6 +307,7 @@ class Server:
             "__chronolake_start": "STRING",
             "__chronolake_seqval": "STRING",
             "__chronolake_operation": "INT",
+            "__chronolake_command": "INT",
             "__$operation": "INT",
             **{name: self.ddl[name] for name in found.columns},
         }

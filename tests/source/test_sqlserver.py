@@ -21,6 +21,8 @@ from datalakes import iceberg, project
 T = 1_767_225_600_000_000
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
+#: A copy counts as made so long before it began.
+MARGIN = 60 * SECOND
 FOREVER = 253_402_300_799_999_000
 ITEMS = {"id": "INT", "name": "STRING", "price": "DECIMAL(10,2)"}
 
@@ -155,6 +157,54 @@ def test_where_tracking_knows_no_more_all_is_compared(tmp_path: Path, lost: str)
     ]
 
 
+def test_what_is_cleaned_up_while_it_is_read_is_compared(tmp_path: Path) -> None:
+    office = _tracked(tmp_path)
+    server = office.server
+    server.put(id=1, name="a", price=None)
+    office.done()
+    server.put(id=1, name="b", price=None)
+    server.at_micros = T + HOUR
+    server.is_cleaned_while_read = True
+    office.done()
+    assert [one[1] for one in office.versions("id", "name")] == ["a", "b"]
+
+
+def test_a_key_that_does_not_tell_rows_apart_is_refused(tmp_path: Path) -> None:
+    office = _tracked(tmp_path)
+    office.server.rows = [{"id": 1, "name": name, "price": None} for name in "ab"]
+    assert "Two rows of dbo.items have the same id" in (office.sync().error or "")
+    captured = _captured(tmp_path / "cdc")
+    captured.server.rows = office.server.rows
+    assert "Two rows of dbo.items have the same id" in (captured.sync().error or "")
+
+
+def test_a_pipeline_may_change_how_it_reads(tmp_path: Path) -> None:
+    office = _tracked(tmp_path)
+    server = office.server
+    server.put(id=1, name="a", price=None)
+    server.put(id=2, name="b", price=None)
+    office.done()
+    server.delete(1)
+    server.instances = [Instance("dbo_items", list(ITEMS), oldest=30)]
+    # The capture job has not come to where the instance begins.
+    server.commits = {10: T}
+    server.at_micros = T + HOUR + MARGIN
+    captured = Office(tmp_path, server, "cdc")
+    captured.done()
+    server.commits[30] = T + 2 * HOUR
+    server.instances[0].changes = [Change(30, 1, 1, _row(2, "b"))]
+    captured.done()
+    assert captured.versions("id", "name") == [
+        (1, "a", 0, HOUR, False),
+        (2, "b", 0, 2 * HOUR, False),
+    ]
+    server.at_micros = T + 3 * HOUR
+    server.put(id=3, name="c", price=None)
+    again = Office(tmp_path, server, "change_tracking")
+    again.done()
+    assert again.versions("id", "name")[-1] == (3, "c", 3 * HOUR, None, True)
+
+
 def test_a_key_of_several_columns_is_tracked(tmp_path: Path) -> None:
     server = Server({"a": "INT", "b": "STRING", "c": "INT"}, ["a", "b"], at_micros=T)
     office = Office(tmp_path, server, "change_tracking")
@@ -189,7 +239,9 @@ def test_what_is_not_tracked_says_how_it_will_be(
 
 def _captured(folder: Path, more: str = "") -> Office:
     instance = Instance("dbo_items", list(ITEMS), oldest=10)
-    server = Server(ITEMS, ["id"], at_micros=T, instances=[instance], commits={10: T - HOUR})
+    server = Server(
+        ITEMS, ["id"], at_micros=T + MARGIN, instances=[instance], commits={10: T - HOUR}
+    )
     return Office(folder, server, "cdc", more)
 
 
@@ -200,7 +252,7 @@ def _row(key: int, name: str) -> dict[str, Any]:
 def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
     office = _captured(tmp_path)
     server = office.server
-    server.rows = [_row(1, "a"), _row(2, "b"), _row(3, "c")]
+    server.rows = [_row(1, "a"), _row(2, "b"), _row(3, "c"), _row(7, "old")]
     office.done()
     renamed = frozenset({"name"})
     server.commits |= {11: T + SECOND, 12: T + 2 * SECOND, 13: T + 2 * SECOND, 14: T + SECOND}
@@ -222,6 +274,9 @@ def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
         # The clock was set back; and another key.
         Change(14, 8, 3, _row(3, "c"), frozenset({"id"})),
         Change(14, 8, 4, _row(33, "c"), frozenset({"id"})),
+        # An update that the log has as an insert and a delete, in this order of their places.
+        Change(14, 9, 2, _row(7, "new"), command=3),
+        Change(14, 10, 1, _row(7, "old"), command=2),
     ]
     office.done()
     tick = 2 * SECOND
@@ -233,6 +288,8 @@ def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
         (2, "b", 0, tick + 1, False),
         (3, "c", 0, tick + 2, False),
         (33, "c", tick + 2, None, True),
+        (7, "old", 0, tick + 1, False),
+        (7, "new", tick + 2, None, True),
         (9, "i", SECOND, SECOND, False),
     ]
     assert _ends(office.versions("id", "name")) == _ends(sorted(after, key=repr))
@@ -254,6 +311,8 @@ def _ends(versions: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def test_what_is_captured_late_stands_before_the_copy(tmp_path: Path) -> None:
     office = _captured(tmp_path, ", time_zone: Europe/Berlin")
     server = office.server
+    assert "is 0 minutes from UTC, which is not Europe/Berlin" in (office.sync().error or "")
+    server.offset_minutes = 60
     server.rows = [_row(1, "a2"), _row(2, "b")]
     office.done()
     server.commits |= {11: T + HOUR - 2 * SECOND, 12: T + HOUR - SECOND, 13: T + HOUR + SECOND}
@@ -297,7 +356,7 @@ def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said
         server.instances = [Instance("again", list(ITEMS), oldest=10)]
     before = office.versions("id", "name")
     server.rows = [_row(1, "b")]
-    server.at_micros = T + HOUR
+    server.at_micros = T + HOUR + MARGIN
     error = office.sync().error or ""
     assert said in error
     assert "chronolake resync office --stream dbo.items" in error
@@ -324,8 +383,12 @@ def test_a_newer_instance_brings_its_columns(tmp_path: Path) -> None:
         Change(11, 1, 3, _row(1, "a"), renamed),
         Change(11, 1, 4, _row(1, "a1"), renamed),
     ]
-    server.instances.append(Instance("dbo_items_2", list(server.ddl), oldest=12, made_micros=9))
-    server.at_micros = T + HOUR
+    server.instances.append(Instance("dbo_items_2", list(server.ddl), oldest=14, made_micros=9))
+    server.at_micros = T + HOUR + MARGIN
+    # The capture job has not come to where the new one begins.
+    office.done()
+    assert "size" not in iceberg(office.project, "office", "items").schema().column_names
+    server.commits[13] = T + 3 * SECOND
     office.done()
     after = [
         (1, "a", None, 0, SECOND - 1, False),
@@ -335,9 +398,9 @@ def test_a_newer_instance_brings_its_columns(tmp_path: Path) -> None:
     ]
     assert _sized(office) == after
     server.instances.pop(0)
-    server.commits[13] = T + 2 * HOUR
+    server.commits[14] = T + 2 * HOUR
     moved = {**_row(2, "b"), "size": 8}
-    server.instances[0].changes = [Change(13, 2, 4, moved, frozenset({"size"}))]
+    server.instances[0].changes = [Change(14, 2, 4, moved, frozenset({"size"}))]
     office.done()
     assert _sized(office)[-1] == (2, "b", 8, 2 * HOUR, None, True)
 
@@ -353,18 +416,27 @@ def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:
     office.server.rows = [_row(1, "a")]
     office.done()
     assert "price" not in iceberg(office.project, "office", "items").schema().column_names
-    office.server.instances[0].columns = ["name"]
+    office.server.instances[0].computed = frozenset({"name"})
+    office.done(anew=True)
+    assert office.versions("id") == [(1, 0, None, True)]
+    office.server.instances[0].columns = ["id", "name"]
+    office.server.instances[0].computed = frozenset({"id"})
     assert "does not have id" in (office.sync().error or "")
 
 
 def test_what_is_not_captured_says_how_it_will_be(tmp_path: Path) -> None:
     office = _captured(tmp_path)
-    office.server.commits.clear()
+    server = office.server
+    server.instances[0].columns = []
+    assert "GRANT SELECT ON SCHEMA::cdc" in (office.sync().error or "")
+    server.instances[0].oldest = 0
+    assert "has not begun, or the user may not see it" in (office.sync().error or "")
+    server.instances.clear()
+    assert "EXEC sys.sp_cdc_enable_table" in (office.sync().error or "")
+    server.commits.clear()
     assert "Start SQL Server Agent" in (office.sync().error or "")
-    office.server.instances[0].oldest = 0
-    assert "sys.sp_cdc_enable_table" in (office.sync().error or "")
-    office.server.instances.clear()
-    assert "@source_name = N'items'" in (office.sync().error or "")
+    server.is_capturing = False
+    assert "EXEC sys.sp_cdc_enable_db" in (office.sync().error or "")
 
 
 def test_a_change_without_its_commit_is_refused(tmp_path: Path) -> None:

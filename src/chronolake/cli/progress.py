@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.store import StreamRun
     from chronolake.pipeline.sync import Event
 
+_ASKED_EVERY_SECONDS = 1.0
 _STYLES = {Status.SUCCEEDED: "green", Status.PARTIAL: "yellow", Status.FAILED: "bold red"}
 
 
@@ -42,13 +44,19 @@ class _SparkTasks(ProgressColumn):
     for.
     """
 
-    max_refresh = 1.0
-
     def __init__(self, spark: SparkSession) -> None:
         self._tracker = spark.sparkContext.statusTracker()
+        self._asked = float("-inf")
+        self._told = Text()
         super().__init__()
 
-    def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich asks for each bar
+    def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich asks for each bar, and often
+        if time.monotonic() - self._asked >= _ASKED_EVERY_SECONDS:
+            self._asked = time.monotonic()
+            self._told = self._ask()
+        return self._told
+
+    def _ask(self) -> Text:
         try:
             stages = [
                 stage

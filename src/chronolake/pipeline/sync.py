@@ -136,27 +136,31 @@ def sync(
         store.begin_run(run)
         report = _Report(store, run, watch)
         report.tell(EventKind.RUN_BEGAN, streams=len(streams))
+        steps = _Steps(source, reread or (lambda: project), step_bytes, anew)
+        syncs = {stream.name: _StreamSync(lake, stream, lease, report, steps) for stream in streams}
         status = Status.FAILED
         try:
-            steps = _Steps(source, reread or (lambda: project), step_bytes, anew)
-            syncs = {
-                stream.name: _StreamSync(lake, stream, lease, report, steps) for stream in streams
-            }
-            if isinstance(source, PulledSource):
-                _land(lake, source, lease, syncs)
-            results = [one.finish() for one in syncs.values()]
-            failed = sum(result.status is Status.FAILED for result in results)
-            if not failed:
-                status = Status.SUCCEEDED
-            elif failed < len(results):
-                status = Status.PARTIAL
+            try:
+                if isinstance(source, PulledSource):
+                    _land(lake, source, lease, syncs)
+                results = [one.finish() for one in syncs.values()]
+                status = _status_of(results)
+            finally:
+                store.end_run(run.id, status)
             if lake.config.maintenance.automatic:
                 for one in syncs.values():
                     one.maintain()
         finally:
-            store.end_run(run.id, status)
             report.tell(EventKind.RUN_ENDED, status=status, streams=len(streams))
     return RunResult(run.id, pipeline, status, tuple(results))
+
+
+def _status_of(streams: Sequence[StreamRun]) -> Status:
+    """What becomes of a run whose streams ended so."""
+    failed = sum(stream.status is Status.FAILED for stream in streams)
+    if not failed:
+        return Status.SUCCEEDED
+    return Status.PARTIAL if failed < len(streams) else Status.FAILED
 
 
 @dataclass(frozen=True)
@@ -285,6 +289,7 @@ class _StreamSync:
         name = self.stream.table
         try:
             if self._state.files and planned(self._lake, name).is_needed:
+                self._lease.expect_held()
                 self.report.tell(EventKind.MAINTAINING, stream=self._state)
                 maintain(self._lake, name, only_if_needed=True)
         except Exception as failure:  # noqa: BLE001 - the rows are there; the next run tries again

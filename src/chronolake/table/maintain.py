@@ -114,7 +114,9 @@ def files_of(table: IcebergTable, config: MaintenanceConfig) -> TableFiles:
     data_files = int(summary.get("total-data-files", 0))
     kept = datetime.now(UTC) - timedelta(hours=config.snapshot_age_hours)
     ages = sorted(int(snapshot.timestampMillis()) for snapshot in table.metadata.snapshots())
-    old = [age for age in ages[: -config.keep_snapshots] if age < kept.timestamp() * 1000]
+    # Each branch keeps so many.
+    newest = config.keep_snapshots * (1 if table.branch(HIDDEN) is None else 2)
+    old = [age for age in ages[:-newest] if age < kept.timestamp() * 1000]
     return TableFiles(
         data_files=data_files,
         small_files=_small_files(summary, config),

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Final
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from chronolake.changes import RESERVED
 from chronolake.errors import SourceError
 from chronolake.limits import StreamTraits
-from chronolake.source.jdbc.reader import JdbcReader, cell, columns_of
+from chronolake.source.jdbc.reader import JdbcReader, cell, columns_of, expect_distinct
 from chronolake.source.offered import Failure, OfferedStream, Sight, Snapshot, raw_folder
-from chronolake.types import literal, now_micros, quoted
+from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from chronolake.config import JdbcAddress, JdbcSource, Project
     from chronolake.lake import Lake
     from chronolake.source.offered import Position
 
 _EPSILON_MICROS: Final = 1
-_PLACE: Final = f"{RESERVED}place"
 
 
 def offered_by(
@@ -48,6 +46,14 @@ def offered_by(
         )
         for name, table in config.tables.items()
     ]
+
+
+def latest_micros(told: Position) -> int:
+    """The greatest time that a position tells, in microseconds since 1970; 0 if it tells none.
+
+    A pipeline may change how it reads a database: what follows is later than what was brought.
+    """
+    return max((int(told[name]) for name in told if name.endswith("_micros")), default=0)
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class JdbcDatabase:
         """All tables as they are; what changes while one is read may be in it or not."""
         reader = JdbcReader(self.config)
         for name, told in positions.items():
-            before = 0 if told is None else int(told["last_micros"])
+            before = latest_micros(told or {})
             try:
                 snapshot = self._read(lake.spark, reader, name, after_micros=before)
             except SourceError as failure:
@@ -95,20 +101,9 @@ class JdbcDatabase:
         cells = [cell(field) for field in rows.schema]
         return Snapshot(
             name,
-            _expect_distinct(rows, table.key, name).selectExpr(*cells),
+            expect_distinct(rows, table.key, name).selectExpr(*cells),
             columns,
             at,
             f"{at:016x}",
             {"last_micros": at},
         )
-
-
-def _expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame:
-    """Rows that fail when they are read if two of them have one key: one of them would be lost."""
-    names = ", ".join(map(quoted, key))
-    words = literal(
-        f"Two rows of {name} have the same {', '.join(key)}: name the columns that tell rows apart "
-        "as the table's key."
-    )
-    numbered = f"row_number() OVER (PARTITION BY {names} ORDER BY {names}) AS {_PLACE}"
-    return rows.selectExpr("*", numbered).where(f"IF({_PLACE} > 1, raise_error({words}), true)")

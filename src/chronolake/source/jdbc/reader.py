@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql import types as spark_types
 
+from chronolake.changes import RESERVED
 from chronolake.errors import SourceError
 from chronolake.iceberg import spark_words
-from chronolake.types import Column, ColumnType, Kind, quoted
+from chronolake.types import Column, ColumnType, Kind, literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,12 @@ _DRIVERS: Final = {
     "jdbc:sqlite:": "org.sqlite.JDBC",
     "jdbc:sqlserver:": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
 }
+
+#: What a driver is told that would wait for locks without end, and without a word.
+_PATIENT: Final = {"jdbc:sqlserver:": {"lockTimeout": "300000"}}
+
+#: A number within the rows of one key, while they are counted.
+_PLACE: Final = f"{RESERVED}place"
 
 _KINDS: Final[dict[type[spark_types.DataType], Kind]] = {
     spark_types.BooleanType: Kind.BOOLEAN,
@@ -126,9 +133,12 @@ class JdbcReader:
             "user": self.address.user,
             "password": self.address.password,
         }
+        url = self.address.url
+        patience = (told for begin, told in _PATIENT.items() if url.startswith(begin))
         return {
             "fetchsize": str(_ROWS_AT_ONCE),
             "preferTimestampNTZ": "true",
+            **next(patience, {}),
             **self.address.properties,
             **{key: value for key, value in given.items() if value is not None},
         }
@@ -166,6 +176,23 @@ def cell(field: spark_types.StructField, *, unless: str = "false") -> str:
     else:
         value = f"CAST({column} AS {_type_of(field.dataType).sql})"
     return f"IF({unless}, NULL, {value}) AS {column}"
+
+
+def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame:
+    """Rows that fail when they are read if two of them have one key: one of them would be lost.
+
+    Args:
+        rows: the rows.
+        key: the columns that tell them apart, as the configuration says.
+        name: the table, for the message.
+    """
+    names = ", ".join(map(quoted, key))
+    words = literal(
+        f"Two rows of {name} have the same {', '.join(key)}: name the columns that tell rows apart "
+        "as the table's key."
+    )
+    numbered = f"row_number() OVER (PARTITION BY {names} ORDER BY {names}) AS {_PLACE}"
+    return rows.selectExpr("*", numbered).where(f"IF({_PLACE} > 1, raise_error({words}), true)")
 
 
 def _bound(value: object) -> str:

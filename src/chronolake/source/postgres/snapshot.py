@@ -120,8 +120,8 @@ def _told_if_it_waits(dsn: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # What waits for the server ends with the process.
         done.set()
-        telling.join()
 
 
 def _tell_oldest_transaction(dsn: str) -> None:
@@ -133,7 +133,12 @@ def _tell_oldest_transaction(dsn: str) -> None:
             "ORDER BY xact_start LIMIT 1"
         ).fetchone()
     if oldest is None:
-        log.warning("snapshot_waits", reason="the server says nothing of a transaction")
+        log.warning(
+            "snapshot_waits",
+            reason="a copy begins when the transactions that are open have ended",
+            hint="SELECT * FROM pg_prepared_xacts; tells those that are prepared, and a member of "
+            "pg_read_all_stats sees other users' in pg_stat_activity",
+        )
         return
     pid, user, application, seconds = oldest
     log.warning(

@@ -1,14 +1,17 @@
 """Change data capture: every change that the server's capture job has read from its log.
 
 Source: `seeds/history-mode.txt` ("SQL Server CT and CDC differences"). A change has the time at
-which its transaction was committed. The first copy of a table has the time at which it began; what
-is captured later of changes before it is put before it.
+which its transaction was committed. A copy of a table has the time of a minute before it began:
+what is captured of changes before that is put before it, and whatever was not committed when it was
+read comes after it, as exact as the server's clocks may be.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Self
+from zoneinfo import ZoneInfo
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -23,11 +26,11 @@ from chronolake.changes import (
     TELLS,
 )
 from chronolake.errors import SourceError
-from chronolake.source.jdbc.database import offered_by
-from chronolake.source.jdbc.reader import JdbcReader, cell, columns_of
+from chronolake.source.jdbc.database import latest_micros, offered_by
+from chronolake.source.jdbc.reader import JdbcReader, cell, columns_of, expect_distinct
 from chronolake.source.offered import Failure, OfferedStream, Piece, Sight, Snapshot
 from chronolake.source.sqlserver import statements
-from chronolake.source.sqlserver.statements import OPERATION, SEQVAL, START
+from chronolake.source.sqlserver.statements import COMMAND, OPERATION, SEQVAL, START
 from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 
 _MICROS: Final = f"{RESERVED}micros"
 _NUMBER: Final = f"{RESERVED}number"
+_COPY_MARGIN_MICROS: Final = 60_000_000
+#: The digits of an LSN, of a command's number, of an LSN and of an operation.
+_DIGITS: Final = (20, 8, 20, 1)
 
 #: What `__$operation` says. Of an updated row the old state is asked for if its key has changed.
 _DELETE: Final = 1
@@ -78,7 +84,10 @@ class _Place:
     copied_micros: int
 
     @classmethod
-    def from_json(cls, told: Position) -> Self:
+    def from_json(cls, told: Position) -> Self | None:
+        """What was stored, or None: by another kind of source."""
+        if "instance" not in told:
+            return None
         return cls(
             str(told["instance"]),
             str(told["lsn"]),
@@ -118,10 +127,9 @@ class CapturedDatabase:
         """What was captured since the last run, and a copy of tables that were not copied yet."""
         reader = self.reader or JdbcReader(self.config)
         for name, told in positions.items():
-            before = None if told is None else _Place.from_json(told)
             table = _CapturedTable(lake.spark, reader, self.config, self.pipeline, name)
             try:
-                yield from table.bring(before, anew=anew)
+                yield from table.bring(told or {}, anew=anew)
             except SourceError as failure:
                 yield Failure(name, failure)
             except (Py4JError, PySparkException) as failure:
@@ -145,44 +153,54 @@ class _CapturedTable:
     def key(self) -> Sequence[str]:
         return self.config.tables[self.name].key
 
-    def bring(self, before: _Place | None, *, anew: bool) -> Iterator[Piece | Snapshot]:
+    def bring(self, told: Position, *, anew: bool) -> Iterator[Piece | Snapshot]:
         """What was captured after a place; then all of the table, if it is wanted or has to be.
 
         Raises:
             SourceError: nothing captures the table, or what was captured is not there any more.
         """
-        instances = self._instances()
         newest_lsn, at_micros = self._captured()
+        instances = self._instances()
         newest = instances[-1]
+        # An instance may begin later in the log than the capture job has come.
+        begin = max(newest_lsn, _lsn(_number(newest.oldest) - 1))
+        before = _Place.from_json(told)
         if before is None:
-            yield self._whole(_Place(newest.name, newest_lsn, 0, 0), newest, at_micros)
+            first = _Place(newest.name, begin, 0, latest_micros(told))
+            yield self._whole(first, newest, at_micros)
             return
         problem = self._gap(before, instances, newest_lsn)
         if problem is not None:
             if not anew:
                 raise problem
-            yield self._whole(replace(before, lsn=newest_lsn), newest, at_micros)
+            yield self._whole(replace(before, lsn=begin), newest, at_micros)
             return
         now = before
         if before.lsn < newest_lsn:
-            instance = next(one for one in instances if one.name == before.instance)
-            piece, now = self._changes(before, instance, newest_lsn)
+            piece, now = self._changes(before, _named(instances, before.instance), newest_lsn)
             yield piece
         # A newer instance is there because the table has other columns by now.
-        if anew or now.instance != newest.name:
-            yield self._whole(now, newest, at_micros)
+        is_to_switch = now.instance != newest.name and begin == newest_lsn
+        if anew or is_to_switch:
+            instance = newest if is_to_switch else _named(instances, now.instance)
+            yield self._whole(now, instance, at_micros)
 
     def _instances(self) -> list[_Instance]:
         """What captures the table, the newest last."""
         told = self.reader.query(self.spark, statements.instances(self.name)).collect()
-        # An instance that the user may not see has nothing.
-        seen = [row for row in told if row["oldest"] is not None and _number(row["oldest"])]
-        if not seen:
+        if not told:
             schema, _, table = self.name.partition(".")
             raise SourceError(
-                f"Nothing captures changes of {self.name}, or the user may not see it.",
-                hint="EXEC sys.sp_cdc_enable_db; EXEC sys.sp_cdc_enable_table @source_schema = "
-                f"N'{schema}', @source_name = N'{table}', @role_name = NULL;",
+                f"Nothing captures changes of {self.name}.",
+                hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N'{schema}', @source_name = "
+                f"N'{table}', @role_name = NULL;",
+            )
+        seen = [row for row in told if row["oldest"] is not None and _number(row["oldest"])]
+        if not seen:
+            raise SourceError(
+                f"The capture of {self.name} has not begun, or the user may not see it.",
+                hint="Wait until the capture job has run (SQL Server Agent); or GRANT SELECT ON "
+                "SCHEMA::cdc to the user that reads, and make it a member of the instance's role.",
             )
         seen.sort(key=lambda row: row["made_micros"])
         return [_Instance(row["name"], self._columns(row["name"]), row["oldest"]) for row in seen]
@@ -190,6 +208,11 @@ class _CapturedTable:
     def _columns(self, instance: str) -> tuple[str, ...]:
         told = self.reader.query(self.spark, statements.columns(instance)).collect()
         names = [row["name"] for row in sorted(told, key=lambda row: row["ordinal"])]
+        if not names:
+            raise SourceError(
+                f"The user may not see the columns of the capture instance {instance}.",
+                hint="GRANT SELECT ON SCHEMA::cdc to the user that reads.",
+            )
         if missing := [column for column in self.key if column not in names]:
             raise SourceError(
                 f"The capture instance {instance} of {self.name} does not have "
@@ -201,7 +224,13 @@ class _CapturedTable:
 
     def _captured(self) -> tuple[str, int]:
         """How far the capture job is, and the server's time."""
+        capturing = self.reader.query(self.spark, statements.capturing()).collect()
+        if not capturing or not capturing[0]["enabled"]:
+            raise SourceError(
+                "The database does not capture changes.", hint="EXEC sys.sp_cdc_enable_db;"
+            )
         told = self.reader.query(self.spark, statements.captured()).collect()[0]
+        self._expect_time_zone(told["at_micros"], told["offset_minutes"])
         if told["newest"] is None:
             raise SourceError(
                 "The capture job has not read the log yet.",
@@ -209,17 +238,31 @@ class _CapturedTable:
             )
         return told["newest"], told["at_micros"]
 
+    def _expect_time_zone(self, at_micros: int, minutes: int) -> None:
+        """Refuse another zone than the server's: changes would be hours from where they belong."""
+        now = datetime.fromtimestamp(at_micros / 1_000_000, UTC)
+        offset = now.astimezone(ZoneInfo(self.config.time_zone)).utcoffset() or timedelta()
+        if offset != timedelta(minutes=minutes):
+            raise SourceError(
+                f"The server's clock is {minutes} minutes from UTC, which is not "
+                f"{self.config.time_zone}.",
+                hint="Correct `time_zone` of the source.",
+            )
+
     def _gap(
         self, before: _Place, instances: Sequence[_Instance], newest: str
     ) -> SourceError | None:
         """Why what was captured does not go on where the stream is, or None."""
         known = next((one for one in instances if one.name == before.instance), None)
-        if before.lsn > newest:
-            why = "The database was restored, or is another one."
-        elif known is None:
+        if known is None:
             why = f"Its capture instance {before.instance} was dropped."
+        elif before.lsn > newest and _number(before.lsn) + 1 != _number(known.oldest):
+            why = "The database was restored, or is another one."
         elif _number(before.lsn) + 1 < _number(known.oldest):
-            why = "The cleanup job has removed what was not read yet: let it keep more."
+            why = (
+                "The cleanup job has removed what was not read yet (let it keep more), or the "
+                "capture instance was made anew."
+            )
         else:
             return None
         return SourceError(
@@ -233,15 +276,18 @@ class _CapturedTable:
         split_by = self.config.tables[self.name].split_by
         relation = statements.relation(self.name)
         rows = self.reader.table(self.spark, relation, split_by=split_by)
-        rows = rows.select(*(quoted(name) for name in instance.columns))
-        at = max(at_micros, place.last_micros + 1, place.copied_micros + 1)
+        # The table may have lost a column that its instance still has.
+        names = [name for name in instance.columns if name in rows.columns]
+        rows = expect_distinct(rows.select(*map(quoted, names)), self.key, self.name)
+        rows = rows.select(*map(quoted, names))
+        at = max(at_micros - _COPY_MARGIN_MICROS, place.last_micros + 1, place.copied_micros + 1)
         return Snapshot(
             self.name,
             rows.selectExpr(*map(cell, rows.schema)),
             columns_of(rows.schema, self.key, self.name),
             at,
             # As long as those of changes, and later than all up to the place.
-            f"{place.lsn.removeprefix('0x')}{'F' * 21}",
+            place.lsn.removeprefix("0x").ljust(sum(_DIGITS), "F"),
             replace(place, instance=instance.name, copied_micros=at).as_json(),
         )
 
@@ -261,7 +307,9 @@ class _CapturedTable:
         cells = [
             cell(field, unless="false" if field.name in self.key else is_mark) for field in schema
         ]
-        sequence = f"concat(substr({START}, 3), substr({SEQVAL}, 3), {OPERATION})"
+        # Servers know commands' numbers since 2016, and rows from before an upgrade have none.
+        command = f"lpad(hex(coalesce({COMMAND}, 0)), {_DIGITS[1]}, '0')"
+        sequence = f"concat(substr({START}, 3), {command}, substr({SEQVAL}, 3), {OPERATION})"
         # A change of which no commit is told would be without a time, and is refused.
         versions = rows.join(commits, START, "left_outer").selectExpr(
             *cells,
@@ -293,5 +341,13 @@ class _CapturedTable:
         )
 
 
+def _named(instances: Sequence[_Instance], name: str) -> _Instance:
+    return next(one for one in instances if one.name == name)
+
+
 def _number(lsn: str) -> int:
     return int(lsn, 16)
+
+
+def _lsn(number: int) -> str:
+    return f"0x{number:0{_DIGITS[0]}X}"

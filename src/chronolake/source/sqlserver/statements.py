@@ -17,6 +17,7 @@ KEY: Final = f"{RESERVED}key_"
 START: Final = f"{RESERVED}start"
 SEQVAL: Final = f"{RESERVED}seqval"
 OPERATION: Final = f"{RESERVED}operation"
+COMMAND: Final = f"{RESERVED}command"
 
 _CLOCK: Final = "DATEDIFF_BIG(MICROSECOND, '1970-01-01', {})"
 _NOW: Final = f"{_CLOCK.format('SYSUTCDATETIME()')} AS at_micros"
@@ -55,7 +56,10 @@ def tracked(stream: str, key: Sequence[str], *, after: int) -> str:
 
 
 def instances(stream: str) -> str:
-    """What captures a table: `name`, the `oldest` LSN that is kept, and since when."""
+    """What captures a table: `name`, the `oldest` LSN that is kept, and when it was made.
+
+    `oldest` is zero where the capture job has not begun, or the user may not see the changes.
+    """
     return (
         "SELECT capture_instance AS name, "
         f"{_lsn('sys.fn_cdc_get_min_lsn(capture_instance)')} AS oldest, "
@@ -65,17 +69,31 @@ def instances(stream: str) -> str:
 
 
 def columns(instance: str) -> str:
-    """The columns that a capture instance has: `name` and `ordinal`."""
-    table = f"cdc.{identifier(instance + '_CT')}"
+    """The columns that a capture instance has: `name` and `ordinal`.
+
+    Computed columns are left out: they are null in all changes.
+    """
     return (
-        "SELECT column_name AS name, column_ordinal AS ordinal FROM cdc.captured_columns "
-        f"WHERE object_id = {_object(table)}"
+        "SELECT c.column_name AS name, c.column_ordinal AS ordinal FROM cdc.captured_columns AS c "
+        "INNER JOIN cdc.change_tables AS t ON t.object_id = c.object_id "
+        f"WHERE t.capture_instance = {_text(instance)} AND c.is_computed = 0"
+    )
+
+
+def capturing() -> str:
+    """Whether the database captures changes at all: `enabled`."""
+    return (
+        "SELECT CAST(is_cdc_enabled AS int) AS enabled FROM sys.databases "
+        "WHERE database_id = DB_ID()"
     )
 
 
 def captured() -> str:
-    """How far the capture job is: the `newest` LSN, and the server's time."""
-    return f"SELECT {_lsn('sys.fn_cdc_get_max_lsn()')} AS newest, {_NOW}"
+    """How far the capture job is: the `newest` LSN, the server's time, and its clock's offset."""
+    return (
+        f"SELECT {_lsn('sys.fn_cdc_get_max_lsn()')} AS newest, {_NOW}, "
+        "DATEDIFF(MINUTE, SYSUTCDATETIME(), SYSDATETIME()) AS offset_minutes"
+    )
 
 
 def commits(*, after: str, upto: str) -> str:
@@ -90,7 +108,8 @@ def commits(*, after: str, upto: str) -> str:
 def changes(instance: str, key: Sequence[str], *, after: str, upto: str) -> str:
     """Changes that were captured: deletes (1), inserts (2), updated rows as they became (4).
 
-    And rows as they were (3) of updates that have changed the key.
+    And rows as they were (3) of updates that have changed the key. The function does not tell in
+    which order statements ran within a transaction, the change table does.
     """
     name = _text(instance)
     moved = " OR ".join(
@@ -100,8 +119,11 @@ def changes(instance: str, key: Sequence[str], *, after: str, upto: str) -> str:
     function = f"cdc.{identifier('fn_cdc_get_all_changes_' + instance)}"
     return (
         f"SELECT {_lsn('c.[__$start_lsn]')} AS [{START}], {_lsn('c.[__$seqval]')} AS [{SEQVAL}], "
-        f"c.[__$operation] AS [{OPERATION}], c.* "
+        f"c.[__$operation] AS [{OPERATION}], d.[__$command_id] AS [{COMMAND}], c.* "
         f"FROM {function}(sys.fn_cdc_increment_lsn({after}), {upto}, N'all update old') AS c "
+        f"LEFT OUTER JOIN cdc.{identifier(instance + '_CT')} AS d "
+        "ON d.[__$start_lsn] = c.[__$start_lsn] AND d.[__$seqval] = c.[__$seqval] "
+        "AND d.[__$operation] = c.[__$operation] "
         f"WHERE c.[__$operation] <> 3 OR {moved}"
     )
 
