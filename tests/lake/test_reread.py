@@ -199,7 +199,9 @@ def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
     assert there.agrees()
 
 
-@pytest.mark.parametrize("mode", ["history", "soft-delete", "live"])
+@pytest.mark.parametrize(
+    "mode", ["history", *(pytest.param(n, marks=pytest.mark.long) for n in ("soft-delete", "live"))]
+)
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 4))])
 def test_whatever_fails_reading_anew_finds_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int

@@ -128,7 +128,7 @@ def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
     assert office.versions("id", "name") == now
 
 
-@pytest.mark.parametrize("lost", ["cleaned", "restored"])
+@pytest.mark.parametrize("lost", ["cleaned", pytest.param("restored", marks=pytest.mark.long)])
 def test_where_tracking_knows_no_more_all_is_compared(tmp_path: Path, lost: str) -> None:
     office = _tracked(tmp_path)
     server = office.server
@@ -337,8 +337,10 @@ def test_what_is_captured_late_stands_before_the_copy(tmp_path: Path) -> None:
     ("lost", "said"),
     [
         ("cleaned", "The cleanup job has removed"),
-        ("restored", "The database was restored"),
-        ("dropped", "Its capture instance dbo_items was dropped"),
+        pytest.param("restored", "The database was restored", marks=pytest.mark.long),
+        pytest.param(
+            "dropped", "Its capture instance dbo_items was dropped", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said: str) -> None:

@@ -72,7 +72,7 @@ def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -
     shop.synced()
     moments = []
     with ThreadPoolExecutor(4) as workers:
-        for turn in range(3):
+        for turn in range(2):
             working = [
                 workers.submit(
                     workload.work,
