@@ -91,8 +91,8 @@ def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -
             moments += looking.result()
     shop.synced()
 
-    assert len(moments) >= 9
-    for at, seen in random.Random(seed).sample(moments, 9):
+    assert len(moments) >= 4
+    for at, seen in random.Random(seed).sample(moments, min(9, len(moments))):
         for table, rows in seen.items():
             names = workload.plain_columns(shop.dsn, table)
             found = shop.lake.table(f"shop.{table}").as_of(at).select(*names).toArrow()
