@@ -48,9 +48,7 @@ def changed(address: str, changes: int) -> None:
     """Of ten changes, seven are updates, two inserts and one a delete."""
     with psycopg.connect(address, autocommit=True) as connection:
         keys = changes // 5
-        for begin in range(0, keys, ROWS):
-            upto = min(begin + ROWS, keys)
-            shop.fill(address, begin, upto)
+        shop.fill(address, 0, keys, step=ROWS)
         for turn in range(7):
             for begin in range(0, keys // 2, ROWS):
                 upto = min(begin + ROWS, keys // 2)

@@ -30,8 +30,6 @@ PSQL: Final = "psql, COPY to a file"
 JDBC: Final = "Spark's JDBC reader, to a plain table"
 LANDED: Final = "ours, to the raw lake"
 OURS: Final = "ours, to the published history"
-#: Rows that are inserted at once.
-STEP: Final = 1_000_000
 
 
 def copied_by_psql(address: str, file: Path) -> None:
@@ -83,8 +81,7 @@ def main() -> int:
         lake, sent = stack.enter_context(lakes.opened(flags))
         say(f"Writing {rows:,} rows")
         shop.create(address)
-        for begin in range(0, rows, STEP):
-            shop.fill(address, begin, min(begin + STEP, rows))
+        shop.fill(address, 0, rows)
         times = measured(address, lake, sent, flags, rows)
     base = times.median(PSQL)
     show(

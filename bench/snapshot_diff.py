@@ -36,8 +36,6 @@ from postgresql import server  # noqa: E402
 READ: Final = "read once, by ranges of pages"
 JDBC: Final = "read once, Spark's JDBC reader"
 RUN: Final = "a run, 1 % differs"
-#: Rows that are inserted at once.
-STEP: Final = 1_000_000
 
 
 def changed(address: str, turn: int) -> None:
@@ -96,8 +94,7 @@ def main() -> int:
         filled = 0
         for size in (rows // 10, rows):
             say(f"{size:,} rows")
-            for begin in range(filled, size, STEP):
-                shop.fill(address, begin, min(begin + STEP, size))
+            shop.fill(address, filled, size)
             filled = size
             shop.synced(lake, project)
             found[size] = measured(address, lake, project, size, flags.repeat)

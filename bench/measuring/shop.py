@@ -33,12 +33,14 @@ def create(address: str) -> None:
         connection.execute(_TABLE)
 
 
-def fill(address: str, begin: int, upto: int) -> None:
-    """Insert the rows from one key to another, which is not among them, in one transaction."""
+def fill(address: str, begin: int, upto: int, *, step: int = 1_000_000) -> None:
+    """Insert the rows from one key to another, which is not among them, so many at once."""
     with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute(
-            f"INSERT INTO orders SELECT {_ROW} FROM generate_series({begin}, {upto - 1}) n"
-        )
+        for first in range(begin, upto, step):
+            last = min(first + step, upto) - 1
+            connection.execute(
+                f"INSERT INTO orders SELECT {_ROW} FROM generate_series({first}, {last}) n"
+            )
 
 
 def publish(address: str) -> None:

@@ -11,7 +11,6 @@ from chronolake.config import (
     OnPurge,
     PostgresMethod,
     PostgresSource,
-    SqlServerMethod,
     SqlServerSource,
     StreamConfig,
 )
@@ -106,12 +105,9 @@ def source_of(project: Project, pipeline: str) -> Source:
 
         return JdbcDatabase(project, pipeline, config)
     if isinstance(config, SqlServerSource):
-        from chronolake.source.sqlserver.captured import CapturedDatabase  # noqa: PLC0415
-        from chronolake.source.sqlserver.tracked import TrackedDatabase  # noqa: PLC0415
+        from chronolake.source.sqlserver.database import SqlServerDatabase  # noqa: PLC0415
 
-        if config.method is SqlServerMethod.CDC:
-            return CapturedDatabase(project, pipeline, config)
-        return TrackedDatabase(project, pipeline, config)
+        return SqlServerDatabase(project, pipeline, config)
     return DataLake(project, pipeline, config)
 
 

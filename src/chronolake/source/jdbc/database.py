@@ -19,13 +19,14 @@ from chronolake.source.offered import Failure, OfferedStream, Sight, Snapshot, r
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame
 
     from chronolake.config import JdbcAddress, JdbcSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.offered import Position
+    from chronolake.source.jdbc.reader import Reader
+    from chronolake.source.offered import Piece, Position
 
 _EPSILON_MICROS: Final = 1
 
@@ -56,6 +57,47 @@ def latest_micros(told: Position) -> int:
     return max((int(told[name]) for name in told if name.endswith("_micros")), default=0)
 
 
+def each_table(
+    reader: Reader,
+    positions: Mapping[str, Position | None],
+    read: Callable[[str, Position], Iterator[Piece | Snapshot]],
+) -> Iterator[Piece | Snapshot | Failure]:
+    """What tables bring one after the other; one that fails does not stop the others.
+
+    Args:
+        reader: what reads the database; it says what went wrong.
+        positions: how far each table is; None: nothing of it has landed.
+        read: gives what a table brings after a position, which is empty if nothing has landed.
+    """
+    for name, told in positions.items():
+        try:
+            yield from read(name, told or {})
+        except SourceError as failure:
+            yield Failure(name, failure)
+        except (Py4JError, PySparkException) as failure:
+            yield Failure(name, reader.said(f"The table {name}", failure))
+
+
+def snapshot_of(
+    name: str,
+    rows: DataFrame,
+    key: Sequence[str],
+    *,
+    at_micros: int,
+    sequence: str,
+    position: Position,
+) -> Snapshot:
+    """All rows of a table, as a source brings them; reading them fails if two have one key.
+
+    Raises:
+        SourceError: the table has not all columns of the key.
+    """
+    columns = columns_of(rows.schema, key, name)
+    cells = map(cell, rows.schema)
+    told = expect_distinct(rows, key, name).selectExpr(*cells)
+    return Snapshot(name, told, columns, at_micros, sequence, position)
+
+
 @dataclass(frozen=True)
 class JdbcDatabase:
     """The tables of a database, by the difference of complete reads."""
@@ -74,36 +116,23 @@ class JdbcDatabase:
         positions: Mapping[str, Position | None],
         *,
         anew: bool,  # noqa: ARG002 - every run reads everything
-    ) -> Iterator[Snapshot | Failure]:
+    ) -> Iterator[Piece | Snapshot | Failure]:
         """All tables as they are; what changes while one is read may be in it or not."""
         reader = JdbcReader(self.config)
-        for name, told in positions.items():
-            before = latest_micros(told or {})
-            try:
-                snapshot = self._read(lake.spark, reader, name, after_micros=before)
-            except SourceError as failure:
-                yield Failure(name, failure)
-            except (Py4JError, PySparkException) as failure:
-                yield Failure(name, reader.said(f"The table {name}", failure))
-            else:
-                yield snapshot
+
+        def read(name: str, told: Position) -> Iterator[Snapshot]:
+            table = self.config.tables[name]
+            at = max(now_micros(), latest_micros(told) + 1)
+            yield snapshot_of(
+                name,
+                reader.table(lake.spark, name, split_by=table.split_by),
+                table.key,
+                at_micros=at,
+                sequence=f"{at:016x}",
+                position={"last_micros": at},
+            )
+
+        return each_table(reader, positions, read)
 
     def landed(self, positions: Mapping[str, Position]) -> None:
         """The database keeps nothing for a pipeline."""
-
-    def _read(
-        self, spark: SparkSession, reader: JdbcReader, name: str, *, after_micros: int
-    ) -> Snapshot:
-        table = self.config.tables[name]
-        at = max(now_micros(), after_micros + 1)
-        rows = reader.table(spark, name, split_by=table.split_by)
-        columns = columns_of(rows.schema, table.key, name)
-        cells = [cell(field) for field in rows.schema]
-        return Snapshot(
-            name,
-            expect_distinct(rows, table.key, name).selectExpr(*cells),
-            columns,
-            at,
-            f"{at:016x}",
-            {"last_micros": at},
-        )

@@ -18,7 +18,7 @@ from chronolake.iceberg import spark_words
 from chronolake.types import Column, ColumnType, Kind, literal, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -144,13 +144,16 @@ class JdbcReader:
         }
 
 
-def columns_of(schema: spark_types.StructType, key: Sequence[str], name: str) -> list[Column]:
+def columns_of(
+    fields: Iterable[spark_types.StructField], key: Sequence[str], name: str
+) -> list[Column]:
     """The data columns of what Spark has read.
 
     Raises:
         SourceError: one of the key's is not among them.
     """
-    names = [field.name for field in schema]
+    fields = list(fields)
+    names = [field.name for field in fields]
     missing = [column for column in key if column not in names]
     if missing:
         raise SourceError(
@@ -159,7 +162,7 @@ def columns_of(schema: spark_types.StructType, key: Sequence[str], name: str) ->
         )
     return [
         Column(field.name, _type_of(field.dataType), primary_key=field.name in key)
-        for field in schema
+        for field in fields
     ]
 
 

@@ -13,9 +13,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Self
 from zoneinfo import ZoneInfo
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from chronolake.changes import (
     DELETED_AT,
     MODIFIED,
@@ -26,21 +23,19 @@ from chronolake.changes import (
     TELLS,
 )
 from chronolake.errors import SourceError
-from chronolake.source.jdbc.database import latest_micros, offered_by
-from chronolake.source.jdbc.reader import JdbcReader, cell, columns_of, expect_distinct
-from chronolake.source.offered import Failure, OfferedStream, Piece, Sight, Snapshot
+from chronolake.source.jdbc.database import latest_micros, snapshot_of
+from chronolake.source.jdbc.reader import cell, columns_of
+from chronolake.source.offered import Piece, Snapshot
 from chronolake.source.sqlserver import statements
 from chronolake.source.sqlserver.statements import COMMAND, OPERATION, SEQVAL, START
+from chronolake.source.sqlserver.table import TableOfRun
 from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-    from chronolake.config import Project, SqlServerSource
-    from chronolake.lake import Lake
-    from chronolake.source.jdbc.reader import Reader
     from chronolake.source.offered import Position
 
 _MICROS: Final = f"{RESERVED}micros"
@@ -104,54 +99,8 @@ class _Place:
         }
 
 
-@dataclass(frozen=True)
-class CapturedDatabase:
-    """The tables of a database, by change data capture.
-
-    Attributes:
-        reader: what reads the database; the configuration's address if there is none.
-    """
-
-    project: Project
-    pipeline: str
-    config: SqlServerSource
-    reader: Reader | None = None
-
-    def offered(self) -> list[OfferedStream]:
-        """The tables that the configuration names."""
-        return offered_by(self.project, self.pipeline, self.config, Sight.EVERY_CHANGE)
-
-    def bring(
-        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Failure]:
-        """What was captured since the last run, and a copy of tables that were not copied yet."""
-        reader = self.reader or JdbcReader(self.config)
-        for name, told in positions.items():
-            table = _CapturedTable(lake.spark, reader, self.config, self.pipeline, name)
-            try:
-                yield from table.bring(told or {}, anew=anew)
-            except SourceError as failure:
-                yield Failure(name, failure)
-            except (Py4JError, PySparkException) as failure:
-                yield Failure(name, reader.said(f"The table {name}", failure))
-
-    def landed(self, positions: Mapping[str, Position]) -> None:
-        """The database forgets by itself, after its own retention."""
-
-
-@dataclass(frozen=True)
-class _CapturedTable:
-    """One table in one run."""
-
-    spark: SparkSession
-    reader: Reader
-    config: SqlServerSource
-    pipeline: str
-    name: str
-
-    @property
-    def key(self) -> Sequence[str]:
-        return self.config.tables[self.name].key
+class CapturedTable(TableOfRun):
+    """One table in one run, by change data capture."""
 
     def bring(self, told: Position, *, anew: bool) -> Iterator[Piece | Snapshot]:
         """What was captured after a place; then all of the table, if it is wanted or has to be.
@@ -187,7 +136,7 @@ class _CapturedTable:
 
     def _instances(self) -> list[_Instance]:
         """What captures the table, the newest last."""
-        told = self.reader.query(self.spark, statements.instances(self.name)).collect()
+        told = self.asked(statements.instances(self.name))
         if not told:
             schema, _, table = self.name.partition(".")
             raise SourceError(
@@ -206,7 +155,7 @@ class _CapturedTable:
         return [_Instance(row["name"], self._columns(row["name"]), row["oldest"]) for row in seen]
 
     def _columns(self, instance: str) -> tuple[str, ...]:
-        told = self.reader.query(self.spark, statements.columns(instance)).collect()
+        told = self.asked(statements.columns(instance))
         names = [row["name"] for row in sorted(told, key=lambda row: row["ordinal"])]
         if not names:
             raise SourceError(
@@ -224,12 +173,12 @@ class _CapturedTable:
 
     def _captured(self) -> tuple[str, int]:
         """How far the capture job is, and the server's time."""
-        capturing = self.reader.query(self.spark, statements.capturing()).collect()
+        capturing = self.asked(statements.capturing())
         if not capturing or not capturing[0]["enabled"]:
             raise SourceError(
                 "The database does not capture changes.", hint="EXEC sys.sp_cdc_enable_db;"
             )
-        told = self.reader.query(self.spark, statements.captured()).collect()[0]
+        (told,) = self.asked(statements.captured())
         self._expect_time_zone(told["at_micros"], told["offset_minutes"])
         if told["newest"] is None:
             raise SourceError(
@@ -273,22 +222,18 @@ class _CapturedTable:
 
     def _whole(self, place: _Place, instance: _Instance, at_micros: int) -> Snapshot:
         """All rows as they are, by the columns that changes will have."""
-        split_by = self.config.tables[self.name].split_by
-        relation = statements.relation(self.name)
-        rows = self.reader.table(self.spark, relation, split_by=split_by)
+        rows = self.all_rows()
         # The table may have lost a column that its instance still has.
         names = [name for name in instance.columns if name in rows.columns]
-        rows = expect_distinct(rows.select(*map(quoted, names)), self.key, self.name)
-        rows = rows.select(*map(quoted, names))
         at = max(at_micros - _COPY_MARGIN_MICROS, place.last_micros + 1, place.copied_micros + 1)
-        return Snapshot(
+        return snapshot_of(
             self.name,
-            rows.selectExpr(*map(cell, rows.schema)),
-            columns_of(rows.schema, self.key, self.name),
-            at,
+            rows.select(*map(quoted, names)),
+            self.key,
+            at_micros=at,
             # As long as those of changes, and later than all up to the place.
-            place.lsn.removeprefix("0x").ljust(sum(_DIGITS), "F"),
-            replace(place, instance=instance.name, copied_micros=at).as_json(),
+            sequence=place.lsn.removeprefix("0x").ljust(sum(_DIGITS), "F"),
+            position=replace(place, instance=instance.name, copied_micros=at).as_json(),
         )
 
     def _changes(self, before: _Place, instance: _Instance, upto: str) -> tuple[Piece, _Place]:
@@ -300,12 +245,12 @@ class _CapturedTable:
             return Piece(self.name, None, (), place.as_json()), place
         place = replace(before, lsn=upto, last_micros=last)
         query = statements.changes(instance.name, self.key, after=before.lsn, upto=upto)
-        rows = self.reader.query(self.spark, query)
+        rows = self.query(query)
         fields = {field.name: field for field in rows.schema}
-        schema = type(rows.schema)([fields[name] for name in instance.columns])
+        captured = [fields[name] for name in instance.columns]
         is_mark = f"{OPERATION} IN ({_DELETE}, {_BEFORE_UPDATE})"
         cells = [
-            cell(field, unless="false" if field.name in self.key else is_mark) for field in schema
+            cell(field, unless="false" if field.name in self.key else is_mark) for field in captured
         ]
         # Servers know commands' numbers since 2016, and rows from before an upgrade have none.
         command = f"lpad(hex(coalesce({COMMAND}, 0)), {_DIGITS[1]}, '0')"
@@ -320,7 +265,7 @@ class _CapturedTable:
             f"NOT {is_mark} AS {TELLS}",
             f"{_WORDS} AS {OPERATED}",
         )
-        columns = columns_of(schema, self.key, self.name)
+        columns = columns_of(captured, self.key, self.name)
         return Piece(self.name, versions, columns, place.as_json()), place
 
     def _commits(self, before: _Place, upto: str) -> DataFrame:
@@ -330,7 +275,7 @@ class _CapturedTable:
         later than the one before it in the log.
         """
         zone = literal(self.config.time_zone)
-        told = self.reader.query(self.spark, statements.commits(after=before.lsn, upto=upto))
+        told = self.query(statements.commits(after=before.lsn, upto=upto))
         utc = f"unix_micros(to_utc_timestamp(timestamp_micros(local_micros), {zone}))"
         numbered = told.selectExpr(
             START, f"{utc} AS {_MICROS}", f"row_number() OVER (ORDER BY {START}) AS {_NUMBER}"
