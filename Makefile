@@ -69,7 +69,7 @@ bench: setup  ## measure; each file prints ratios of one run
 bench-tools:  ## what bench/ compares with and Chronolake does not need, in .venv-bench
 	@"$$(scripts/find-python)" -m venv .venv-bench
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check \
-	  "dlt[duckdb]==1.31.0" "duckdb==2.0.0" "pyarrow==26.0.1" pandas
+	  "dlt[duckdb]==1.31.0" "duckdb==2.0.0" "pyarrow==26.0.1" pandas "psycopg2-binary==2.9.11"
 
 protos: $(LOCKED)  ## generate the Partner SDK's code from its .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/protos

@@ -53,8 +53,8 @@ def copied_by_us(folder: Path, address: str, times: Times) -> None:
     project = shop.project_of(folder, address, ", method: snapshot_diff")
     with Lake.open(folder, config=project.lake) as lake:
         landed, published = shop.synced(lake, project)
-    times.seconds[LANDED].append(landed)
-    times.seconds[OURS].append(published)
+    times.add(LANDED, landed)
+    times.add(OURS, published)
 
 
 def measured(address: str, lake: Lake, sent: Path, flags: argparse.Namespace, rows: int) -> Times:

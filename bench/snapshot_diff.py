@@ -18,12 +18,13 @@ from typing import Final
 
 import psycopg
 
+from chronolake.arrowrows import to_spark
 from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.columns import typed
+from chronolake.source.postgres.columns import Typing
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import held_table, rows_of
+from chronolake.source.postgres.copying import held_table, texts_of
 from chronolake.source.postgres.snapshot import exported_snapshot
 from chronolake.source.postgres.spool import declared
 from measuring import lakes, shop
@@ -53,10 +54,11 @@ def read_once(lake: Lake, address: str) -> None:
         (table,) = catalog.tables_in(connection, ["public"])
     with exported_snapshot(address) as snapshot, held_table(address, snapshot, table) as held:
         tasks = lake.spark.sparkContext.defaultParallelism
-        rows = rows_of(lake.spark, address, held, tasks=tasks)
+        texts = texts_of(lake.spark, address, held, tasks=tasks)
         columns = declared(held.table.columns, held.table.key, beyond=set())
-        typed_rows = rows.selectExpr(*typed(held.table.columns, columns))
-        typed_rows.write.format("noop").mode("overwrite").save()
+        typing = Typing(held.table.columns, tuple(columns))
+        rows = to_spark(texts.then(typing, typing.schema))
+        rows.write.format("noop").mode("overwrite").save()
 
 
 def read_over_jdbc(lake: Lake, address: str, rows: int) -> None:

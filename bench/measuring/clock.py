@@ -26,7 +26,11 @@ class Times:
         """Add the time of the block to `name`, if it ends well."""
         begin = time.perf_counter()
         yield
-        self.seconds[name].append(time.perf_counter() - begin)
+        self.add(name, time.perf_counter() - begin)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add a time that was taken elsewhere."""
+        self.seconds[name].append(seconds)
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])

@@ -22,6 +22,7 @@ from chronolake.errors import (
 from chronolake.session import CATALOG
 from chronolake.types import (
     END,
+    HASH,
     HISTORY_COLUMNS,
     START,
     SYNCED,
@@ -158,7 +159,7 @@ class LakeTable:
                 table=str(self.name),
                 hint="Give it a key with AlterTable.",
             )
-        hidden = {*HISTORY_COLUMNS, SYNCED, VERSION}
+        hidden = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
         shown = [column.name for column in description.columns if column.name not in hidden]
         state = F.struct(*(F.col(quoted(name)) for name in shown))
         found = (

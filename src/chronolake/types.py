@@ -29,6 +29,8 @@ ACTIVE: Final = "_fivetran_active"
 HISTORY_COLUMNS: Final = (START, END, ACTIVE)
 #: Tables that are pulled: which version of the source a row is (`table/succession.py`).
 VERSION: Final = "_chronolake_version"
+#: Tables that are compared with snapshots of their source: a hash of the row (`table/hashes.py`).
+HASH: Final = "_chronolake_hash"
 
 TMAX_TEXT: Final = "9999-12-31T23:59:59.999Z"
 TMIN_TEXT: Final = "0001-01-01T00:00:00Z"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from struct import pack
 from typing import Any, Final
 
+import numpy as np
 import psycopg
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from postgresql import server
 from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, Decoded, Decoder
+from chronolake.source.postgres.versions import sequence_of, sequences_of
 
 _PEEK: Final = (
     "SELECT data FROM pg_logical_slot_peek_binary_changes('s', NULL, NULL, "
@@ -300,3 +302,21 @@ def test_texts_of_many_bytes_are_copied_one_by_one() -> None:
 
 def test_nothing_is_nothing() -> None:
     assert Decoder().decode([]) == Decoded((), (), (), None)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(min_value=0, max_value=2**63 - 1),
+            st.integers(min_value=0, max_value=2**48 - 1),
+        )
+    )
+)
+def test_sequences_of_many_rows_are_those_of_each(places: list[tuple[int, int]]) -> None:
+    lsns = np.array([lsn for lsn, _ in places], np.int64)
+    ordinals = np.array([place for _, place in places], np.int64)
+    found = sequences_of(lsns, ordinals)
+    found.validate(full=True)
+    assert found.to_pylist() == [sequence_of(*place) for place in places]
+    # Texts of one length order rows as their places do.
+    assert sorted(found.to_pylist()) == [sequence_of(*place) for place in sorted(places)]

@@ -15,6 +15,7 @@ from chronolake.types import (
     END,
     EPSILON_MICROS,
     EPSILON_PROPERTY,
+    HASH,
     HISTORY_COLUMNS,
     HISTORY_SINCE_PROPERTY,
     START,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
 
-_NOT_SHOWN = {*HISTORY_COLUMNS, SYNCED, VERSION}
+_NOT_SHOWN = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
 
 
 class Ending(StrEnum):

@@ -29,6 +29,7 @@ from chronolake.pipeline.properties import (
 from chronolake.pipeline.streams import expect_filled_by
 from chronolake.rawlake import Landing, columns_of, mark
 from chronolake.rawlake.reading import SOURCE_TIME
+from chronolake.source.offered import Sight
 from chronolake.table.landed import write_versions
 from chronolake.table.pulled import SYSTEM_COLUMNS, create_pulled, layout_of
 from chronolake.types import STREAM_PROPERTY, Mode, now_micros
@@ -75,6 +76,7 @@ class Filling:
             columns,
             mode=self.stream.mode,
             epsilon_micros=self.stream.offered.epsilon_micros,
+            has_hashes=self.stream.offered.sight is Sight.SNAPSHOT_DIFF,
             **given,
         )
 
@@ -122,6 +124,7 @@ def write(
         },
         guard=filling.lease.guard,
         counts=counts,
+        has_each_once=landed.has_each_once,
         erased=_erased(stream, layout),
     )
     log.info(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from chronolake.arrowrows import ArrowRows
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
@@ -157,7 +158,8 @@ class _Landing:
         versions, columns = versions_of(self.lake, snapshot, table)
         if self.anew:
             self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})
-        return self._land(versions, columns)
+        # Of a snapshot a record is told at most once.
+        return self._land(versions, columns, each_once=True)
 
     def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:
         """Refuse what the table could not take before it stands in the raw lake for good."""
@@ -165,8 +167,20 @@ class _Landing:
             key = [column.name for column in columns if column.primary_key]
             expect_same_key(table, self.stream, key, namings_of(self.stream.folder))
 
-    def _land(self, versions: DataFrame, columns: Sequence[Column]) -> list[DataFile]:
-        return land(versions, columns, self.stream.folder, guard=self.lease.expect_held)
+    def _land(
+        self,
+        versions: DataFrame | ArrowRows,
+        columns: Sequence[Column],
+        *,
+        each_once: bool = False,
+    ) -> list[DataFile]:
+        return land(
+            versions,
+            columns,
+            self.stream.folder,
+            guard=self.lease.expect_held,
+            each_once=each_once,
+        )
 
     def _name(self, numbers: Mapping[str, int] | None) -> None:
         if numbers is not None:

@@ -35,7 +35,7 @@ from chronolake.table.rewrite import drop_abandoned, folder_in
 from chronolake.table.sql import listed
 from chronolake.table.staging import stage_name
 from chronolake.table.views import drop_current_view
-from chronolake.types import SYNCED, Mode, TableName, now_micros
+from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -180,9 +180,11 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
     with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
         stored = {field.name: field.type for field in table.fields}
         others = {field.name: field.type for field in made.table.fields}
+        # When a row was synced is nothing that the lake knows, and a hash says nothing new.
+        for unknown in (SYNCED, HASH):
+            others.pop(unknown, None)
         columns = tuple(name for name, kind in others.items() if stored.get(name) != kind)
-        # When a row was synced is nothing that the lake knows.
-        names = [name for name in stored if name in others.keys() - {SYNCED, *columns}]
+        names = [name for name in stored if name in others.keys() - set(columns)]
         ours, theirs = (
             f"SELECT {listed(names)} FROM {CATALOG}.{name.sql}"
             for name in (stream.table, made.table.name)

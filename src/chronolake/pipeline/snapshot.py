@@ -8,26 +8,33 @@ what was known before stays what it was.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
+from chronolake.arrowrows import to_arrow, to_spark
 from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS
 from chronolake.description import describe_loaded
 from chronolake.rawlake import spelled, wider
 from chronolake.session import CATALOG
-from chronolake.types import ACTIVE, DELETED, Column, ColumnType, Kind, Mode, literal, quoted
+from chronolake.table.hashes import hash_of, hashed_columns
+from chronolake.types import ACTIVE, DELETED, HASH, Column, ColumnType, Kind, Mode, literal, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
+    from chronolake.arrowrows import ArrowRows
+    from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.source.offered import Snapshot
 
 _NOW: Final = f"{RESERVED}now"
-_NOW_COMPARED: Final = f"{RESERVED}now_compared"
-_BEFORE: Final = f"{RESERVED}before"
+_SAYS: Final = f"{RESERVED}says"
+_SAID: Final = f"{RESERVED}said"
 _KEY: Final = f"{RESERVED}key_"
 
 #: The rows of a table that say what is so now.
@@ -40,7 +47,7 @@ _PRESENT: Final = {
 
 def versions_of(
     lake: Lake, snapshot: Snapshot, table: IcebergTable | None
-) -> tuple[DataFrame, list[Column]]:
+) -> tuple[DataFrame | ArrowRows, list[Column]]:
     """The difference between a snapshot and a table, as `rawlake.land` takes it.
 
     Args:
@@ -52,19 +59,18 @@ def versions_of(
         Record versions, and their data columns: the snapshot's. A key that was stored in a wider
         type than the source has by now is told in that one.
     """
+    columns = list(snapshot.columns)
+    if table is None:
+        return _all_of(snapshot), columns
+
     at = (
         f"{snapshot.at_micros}L AS {MODIFIED}",
         f"{literal(snapshot.sequence)} AS {SEQUENCE}",
         f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
     )
-    columns = list(snapshot.columns)
     is_there = "true" if snapshot.present is None else quoted(snapshot.present)
-    if table is None:
-        names = (quoted(column.name) for column in columns)
-        told = f"CAST(NULL AS BIGINT) AS {DELETED_AT}", f"true AS {TELLS}"
-        return snapshot.rows.where(is_there).selectExpr(*names, *at, *told), columns
-
     description = describe_loaded(table)
+    hashed = _hashed(columns, table, description)
     # What the table has no column for is null in it.
     stored = [
         description.by_name.get(column.name, Column(column.name, column.type)) for column in columns
@@ -75,12 +81,6 @@ def versions_of(
     }
     key = [column for column in columns if column.primary_key]
     keys = [f"{_KEY}{number}" for number in range(len(key))]
-    now = snapshot.rows.selectExpr(
-        f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
-        f"IF({is_there}, {_struct(_as(column, common[column.name]) for column in columns)}, NULL) "
-        f"AS {_NOW_COMPARED}",
-        *(f"{_as(one, common[one.name])} AS {name}" for one, name in zip(key, keys, strict=True)),
-    )
     by_name = {column.name: column for column in stored}
 
     def was(column: Column) -> str:
@@ -89,18 +89,28 @@ def versions_of(
             return f"CAST(NULL AS {kind.sql})"
         return _as(column, kind)
 
+    if hashed is None:
+        says = _struct(_as(column, common[column.name]) for column in columns)
+        said = _struct(was(column) for column in stored)
+    else:
+        says, said = hash_of(hashed, quoted), quoted(HASH)
+    now = to_spark(snapshot.rows).selectExpr(
+        f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
+        f"IF({is_there}, {says}, NULL) AS {_SAYS}",
+        *(f"{_as(one, common[one.name])} AS {name}" for one, name in zip(key, keys, strict=True)),
+    )
     before = (
         lake.spark.table(f"{CATALOG}.{table.name.sql}")
         .where(_PRESENT[description.mode])
         .selectExpr(
-            f"{_struct(was(column) for column in stored)} AS {_BEFORE}",
+            f"{said} AS {_SAID}",
             *(
                 f"{_as(by_name[one.name], common[one.name])} AS {name}"
                 for one, name in zip(key, keys, strict=True)
             ),
         )
     )
-    differs = f"NOT ({_NOW_COMPARED} <=> {_BEFORE})"
+    differs = f"NOT ({_SAYS} <=> {_SAID})"
     cells = [f"{_NOW}.c{number} AS {quoted(one.name)}" for number, one in enumerate(columns)]
     for one, name in zip(key, keys, strict=True):
         number = columns.index(one)
@@ -113,6 +123,48 @@ def versions_of(
         f"{_NOW} IS NOT NULL AS {TELLS}",
     )
     return found.selectExpr(*cells, *at, *gone), columns
+
+
+def _hashed(
+    columns: Sequence[Column], table: IcebergTable, description: TableDescription
+) -> tuple[str, ...] | None:
+    """The columns whose hashes can be compared with the table's; None: their values have to be."""
+    stored = hashed_columns(table, description)
+    if stored is None:
+        return None
+    types = {column.name: column.type for column in columns}
+    if any(types.get(name) != description.by_name[name].type for name in stored):
+        return None
+    # What the table has no column for is null in it, and in its hashes.
+    return tuple(dict.fromkeys([*stored, *types]))
+
+
+def _all_of(snapshot: Snapshot) -> ArrowRows:
+    """Versions of all records of a snapshot: nothing is known that they could be compared with."""
+    rows = to_arrow(snapshot.rows)
+    begin = partial(
+        _begun, at=snapshot.at_micros, sequence=snapshot.sequence, present=snapshot.present
+    )
+    names = f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint"
+    return rows.then(begin, f"{rows.schema}, {names}")
+
+
+def _begun(
+    batches: Iterable[pa.RecordBatch], *, at: int, sequence: str, present: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Give those records that are there as versions, in an executor."""
+    for batch in batches:
+        rows = batch if present is None else batch.filter(batch[present])
+        never = pa.nulls(rows.num_rows, pa.int64())
+        facts = {
+            MODIFIED: pa.repeat(pa.scalar(at, pa.int64()), rows.num_rows),
+            SEQUENCE: pa.repeat(sequence, rows.num_rows),
+            DELETED_AT: never,
+            PURGED_AT: never,
+        }
+        for name, values in facts.items():
+            rows = rows.append_column(name, values)
+        yield rows
 
 
 def _struct(values: Iterable[str]) -> str:

@@ -21,7 +21,8 @@ from chronolake.rawlake.fields import Field
 from chronolake.rawlake.forms import Form, Seen, mark, type_of, wider
 from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
 from chronolake.rawlake.reading import Landing, columns_of, landing, literally, united
-from chronolake.rawlake.writing import identifier, land, spelled
+from chronolake.rawlake.spelling import identifier, spelled
+from chronolake.rawlake.writing import land
 
 __all__ = [
     "Control",

@@ -159,8 +159,14 @@ def fields_declared(
     return found
 
 
-def to_json(declaration: Declaration) -> bytes:
-    """A declaration as it stands in a file's footer."""
+def to_json(declaration: Declaration, *, each_once: str | None = None) -> bytes:
+    """A declaration as it stands in a file's footer.
+
+    Args:
+        declaration: the fields and their columns.
+        each_once: a name that files have together of which it is known that they have each record
+            at most once, or None.
+    """
     fields = [
         {
             "name": one.column.name,
@@ -171,7 +177,8 @@ def to_json(declaration: Declaration) -> bytes:
         }
         for one in declaration
     ]
-    return orjson.dumps({"format": _FORMAT, "fields": fields})
+    told = {"format": _FORMAT, "fields": fields}
+    return orjson.dumps(told if each_once is None else {**told, "each_once": each_once})
 
 
 def from_json(text: bytes, *, file: str) -> Declaration:
@@ -189,6 +196,12 @@ def from_json(text: bytes, *, file: str) -> Declaration:
             hint="Install the version that wrote it, or a later one.",
         )
     return tuple(_placed(one) for one in told["fields"])
+
+
+def each_once_in(text: bytes) -> str | None:
+    """With which name a file says that it has each record at most once (see `to_json`)."""
+    name: str | None = orjson.loads(text).get("each_once")
+    return name
 
 
 def _placed(told: Mapping[str, Any]) -> Placed:

@@ -18,6 +18,7 @@ from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.declared import (
     DECLARATION,
     Declaration,
+    each_once_in,
     fields_declared,
     from_json,
     with_names,
@@ -78,6 +79,7 @@ class Footers:
         rows: how many rows they have.
         columns: what their statistics know, by column.
         declaration: what files of our own declare; empty for those of others.
+        each_once: the name with which they say that they have each record at most once, or None.
     """
 
     fields: Fields
@@ -85,6 +87,7 @@ class Footers:
     rows: int
     columns: dict[str, ColumnStatistics]
     declaration: Declaration = ()
+    each_once: str | None = None
 
 
 def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
@@ -125,7 +128,8 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
             names = namings.since(renamed, (one.column.name for one in declaration))
             fields = _fields(schema, first, columns, declaration, names)
             declaration = with_names(declaration, names)
-            read.append(Footers(fields, numbers, count, columns, declaration))
+            once = _each_once(schema)
+            read.append(Footers(fields, numbers, count, columns, declaration, once))
     return read
 
 
@@ -173,6 +177,11 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         [pa.array(list(column), kind) for column, kind in zip(found, kinds, strict=True)],
         names=["numbers", "renamed", "schema", "rows", "columns", "problem"],
     )
+
+
+def _each_once(schema: pa.Schema) -> str | None:
+    text = (schema.metadata or {}).get(DECLARATION)
+    return None if text is None else each_once_in(text)
 
 
 def _schema_of(footer: pq.FileMetaData) -> pa.Schema:

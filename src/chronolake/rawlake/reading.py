@@ -71,6 +71,7 @@ class Landing:
             for a field without any value that nobody declared.
         rows: how many rows the files have.
         namings: how fields were called, and are by now.
+        has_each_once: whether it is known that no record is in them twice.
     """
 
     spark: SparkSession
@@ -80,6 +81,7 @@ class Landing:
     seen: SeenByField
     rows: int
     namings: Namings
+    has_each_once: bool = False
 
     @property
     def watermark(self) -> str:
@@ -161,7 +163,9 @@ def landing(
         if any(field.name in asked for field in group.fields.values()):
             seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
     rows = sum(one.rows for one in found)
-    return Landing(spark, tuple(files), groups, key, seen, rows, namings)
+    landings = {one.each_once for one in found}
+    has_each_once = len(landings) == 1 and None not in landings
+    return Landing(spark, tuple(files), groups, key, seen, rows, namings, has_each_once)
 
 
 def _key_of(found: Sequence[Footers], files: Sequence[DataFile]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from chronolake.arrowrows import ArrowRows
     from chronolake.config import Project
     from chronolake.lake import Lake
     from chronolake.limits import StreamTraits
@@ -87,7 +88,7 @@ class Piece:
     """
 
     stream: str
-    versions: DataFrame | None
+    versions: DataFrame | ArrowRows | None
     columns: Sequence[Column]
     position: Position
     numbers: Mapping[str, int] | None = None
@@ -111,7 +112,7 @@ class Snapshot:
     """
 
     stream: str
-    rows: DataFrame
+    rows: DataFrame | ArrowRows
     columns: Sequence[Column]
     at_micros: int
     sequence: str

@@ -15,6 +15,7 @@ from uuid import uuid4
 import orjson
 
 from chronolake.changes import (
+    DELETED_AT,
     LANDED_FILE,
     LANDED_ROW,
     MODIFIED,
@@ -27,6 +28,7 @@ from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import usage
+from chronolake.table.hashes import HASHED_PROPERTY, hashed_columns, property_for
 from chronolake.table.incoming import ORDERED, bounds_of, ends_since, same_key
 from chronolake.table.pulled import ensure_hidden, layout_of
 from chronolake.table.sql import KEYS, TABLE, broadcast, kept, listed, numbered, same_row
@@ -49,12 +51,14 @@ from chronolake.table.succession import (
     Layout,
     of_landed,
     of_stored,
+    states,
     succession,
 )
 from chronolake.table.untold import UNTOLD_PROPERTY
 from chronolake.types import (
     ACTIVE,
     END,
+    HASH,
     SYNCED,
     VERSION,
     Mode,
@@ -101,6 +105,7 @@ def write_versions(
     properties: Mapping[str, str],
     guard: Callable[[IcebergTable], None] | None = None,
     counts: bool = True,
+    has_each_once: bool = False,
     erased: Sequence[str] = (),
 ) -> PullResult:
     """Apply record versions to a table, all of them or nothing.
@@ -120,6 +125,7 @@ def write_versions(
         guard: gets the table as it is when the rows are published, and raises if this process must
             not write to it any more.
         counts: whether the rows count for the month's usage.
+        has_each_once: whether it is known that no two of the versions are of one record.
         erased: the data columns that a purge empties in the versions that it ends.
 
     Raises:
@@ -135,7 +141,12 @@ def write_versions(
             "The table does not exist.", table=str(name), hint="Create it before writing to it."
         )
     description = describe_loaded(table)
-    layout = replace(layout_of(description), erased=tuple(erased), untold=_untold_of(table))
+    layout = layout_of(description)
+    hashed = hashed_columns(table, description)
+    if hashed is not None:
+        # Columns that have come since are null in all other rows.
+        hashed = tuple(dict.fromkeys([*hashed, *layout.data]))
+    layout = replace(layout, erased=tuple(erased), untold=_untold_of(table), hashed=hashed)
     ensure_hidden(table)
     watch = Stopwatch()
     result = PullResult(batch, 0, 0, 0, watch.seconds)
@@ -145,6 +156,7 @@ def write_versions(
     try:
         with watch.stage("read"):
             pulled = _measure(spark, view, description, layout)
+            pulled = replace(pulled, has_each_once=has_each_once)
             layout = replace(layout, untold=tuple(dict.fromkeys([*layout.untold, *pulled.untold])))
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
@@ -153,12 +165,15 @@ def write_versions(
             outcome = _stage(attempt, pulled, layout, synced_micros, watch)
             result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
+            by_name = description.by_name
+            of_hashes = property_for(by_name[name] for name in layout.hashed or ())
             untold = {UNTOLD_PROPERTY: orjson.dumps(layout.untold).decode()}
             return {
                 **properties,
                 BATCH_PROPERTY: batch,
                 **counted,
                 **(untold if layout.untold else {}),
+                **({HASHED_PROPERTY: of_hashes} if HASH in by_name else {}),
             }
 
         staged(lake, name, write, watch, spark=spark, guard=guard, also_pulled=True)
@@ -180,6 +195,8 @@ class _Pulled:
         since: the least modification time in microseconds, or None.
         bounds: bounds of the key columns for which that is useful, as SQL.
         sketch: of the versions they tell of (`table/usage.py`).
+        deleted: how many say when their record was deleted.
+        has_each_once: whether it is known that no two are of one record.
     """
 
     view: str
@@ -190,6 +207,13 @@ class _Pulled:
     since: int | None
     bounds: dict[str, tuple[str, str]]
     sketch: bytes | None
+    deleted: int
+    has_each_once: bool = False
+
+    @property
+    def are_states(self) -> bool:
+        """Whether each row is its record's one version, which is active."""
+        return self.has_each_once and not (self.deleted or self.marks or self.untold)
 
 
 @dataclass(frozen=True)
@@ -213,6 +237,7 @@ def _measure(
         f"min({place}) FILTER (WHERE {incomplete}) AS place",
         f"count_if(NOT {TELLS}) AS marks",
         f"count_if({PURGED_AT} IS NOT NULL) AS purges",
+        f"count({DELETED_AT}) AS deleted",
         f"array_distinct(flatten(collect_set({UNTOLD}))) AS untold",
         f"count_if({incomplete}) AS incomplete",
         f"min({MODIFIED}) AS since",
@@ -249,6 +274,7 @@ def _measure(
             if row["rows"]
         },
         sketch=row["sketch"],
+        deleted=row["deleted"],
     )
 
 
@@ -272,6 +298,10 @@ def _stage(
         events.append(_reached(write, pulled, layout))
     if not write.hidden.is_empty:
         events.append(_hidden(write, pulled, layout))
+    if len(events) == 1 and pulled.are_states:
+        reach("write.planned")
+        write.append(states(events[0], layout, synced_micros=synced))
+        return _Outcome(pulled.rows, 0, pulled.sketch)
     resolved = write.spark.sql(succession(events, layout, synced_micros=synced))
     if len(events) == 1:
         return _fill(write, resolved, pulled, layout)

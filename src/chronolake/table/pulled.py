@@ -18,6 +18,7 @@ from chronolake.table.create import (
     partitioning_of,
     properties_of,
 )
+from chronolake.table.hashes import HASHED_PROPERTY, property_for
 from chronolake.table.sql import listed
 from chronolake.table.succession import Layout, time_in
 from chronolake.types import (
@@ -25,6 +26,7 @@ from chronolake.types import (
     DELETED,
     END,
     EPSILON_PROPERTY,
+    HASH,
     START,
     SYNCED,
     VERSION,
@@ -52,6 +54,7 @@ SYSTEM_COLUMNS: Final = {
     DELETED: Kind.BOOLEAN,
     SYNCED: Kind.UTC_DATETIME,
     VERSION: Kind.STRING,
+    HASH: Kind.LONG,
 }
 
 
@@ -62,6 +65,7 @@ def create_pulled(
     *,
     mode: Mode,
     epsilon_micros: int,
+    has_hashes: bool = False,
     properties: Mapping[str, str] | None = None,
     location: str | None = None,
 ) -> None:
@@ -74,6 +78,7 @@ def create_pulled(
             its own.
         mode: the table's mode.
         epsilon_micros: microseconds between a version's end and the start of the next.
+        has_hashes: whether rows have a hash, to be compared by (`table/hashes.py`).
         properties: further properties of the table.
         location: its folder, by default a new one.
 
@@ -89,6 +94,10 @@ def create_pulled(
             hint="Name the columns that identify a record.",
         )
     whole = with_system_columns(columns, mode)
+    hashed = {}
+    if has_hashes:
+        whole += (Column(HASH, ColumnType(SYSTEM_COLUMNS[HASH])),)
+        hashed[HASHED_PROPERTY] = property_for(columns)
     check_columns(name, whole)
     lake.catalog.create(
         name,
@@ -97,6 +106,7 @@ def create_pulled(
         properties={
             **properties_of(whole),
             **(properties or {}),
+            **hashed,
             **column_properties(whole),
             EPSILON_PROPERTY: str(epsilon_micros),
         },

@@ -26,7 +26,7 @@ Everything here is SQL text over relations; `chronolake.table.pulled` runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from chronolake.changes import (
@@ -42,11 +42,13 @@ from chronolake.changes import (
     VERSION_COLUMNS,
 )
 from chronolake.table import untold
+from chronolake.table.hashes import hash_of
 from chronolake.table.sql import TABLE, listed
 from chronolake.types import (
     ACTIVE,
     DELETED,
     END,
+    HASH,
     START,
     SYNCED,
     TMAX_MICROS,
@@ -125,6 +127,7 @@ class Layout:
         erased: the data columns that a purge empties in the versions that it ends.
         untold: the data columns of which some row of the table, or a landed one, said nothing.
         has_marks: whether there may be marks among the rows.
+        hashed: the data columns that a row's hash is made of, in their order; None: it has none.
     """
 
     key: tuple[str, ...]
@@ -134,6 +137,7 @@ class Layout:
     erased: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
     has_marks: bool = True
+    hashed: tuple[str, ...] | None = None
 
     @property
     def untold_columns(self) -> tuple[UntoldColumn, ...]:
@@ -148,7 +152,7 @@ class Layout:
             Mode.SOFT_DELETE: (DELETED,),
             Mode.LIVE: (),
         }
-        return (*by_mode[self.mode], SYNCED, VERSION)
+        return (*by_mode[self.mode], SYNCED, VERSION, *((HASH,) if self.hashed else ()))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -309,6 +313,24 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     )
 
 
+def states(event: str, layout: Layout, *, synced_micros: int) -> str:
+    """What `succession` gives of rows that are each their record's one version, as a query.
+
+    Args:
+        event: a query of `of_landed` rows that were not deleted, and tell everything.
+        layout: the table; nothing is stored in it.
+        synced_micros: as of `succession`.
+
+    Returns:
+        SQL that gives the columns of the table.
+    """
+    placed = (
+        f"SELECT *, {MODIFIED} AS {_BEGIN}, {TMAX_MICROS}L AS {_FINISH}, "
+        f"CAST(NULL AS BIGINT) AS {_GONE} FROM ({event})"
+    )
+    return f"SELECT {_cells(replace(layout, erased=()), synced_micros)} FROM ({placed})"
+
+
 def _said(layout: Layout) -> Iterator[str]:
     """What tells apart rows of a version that say different things, as SQL."""
     columns = {one.name: one for one in layout.untold_columns}
@@ -366,6 +388,8 @@ def _cells(layout: Layout, synced: int) -> str:
     cells |= {
         name: f"IF({_is_erased(name, layout)}, NULL, {cells[name]})" for name in layout.erased
     }
+    if layout.hashed:
+        cells[HASH] = hash_of(layout.hashed, cells.__getitem__)
     return ", ".join(f"{cells[name]} AS {quoted(name)}" for name in layout.columns)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import pyarrow as pa
+    from collections.abc import Iterable, Iterator, Sequence
 
 _KINDS: Final = {
     16: Kind.BOOLEAN,
@@ -41,13 +41,20 @@ _NUMERIC: Final = 1700
 _HEADER: Final = 4
 
 #: A time that UTC_DATETIME holds, as the server writes it.
-_HELD_TIME: Final = r"^([0-9]{4}-[0-9-]{5}) ([0-9:.]+)\\+00$"
+_HELD_TIME: Final = r"^([0-9]{4}-[0-9-]{5}) ([0-9:.]+)\+00$"
 #: Types with values that no column of them can hold, and what these look like.
 _BEYOND: Final = {
     Kind.NAIVE_DATE: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.NAIVE_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.UTC_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.DECIMAL: "[A-Za-z]",
+}
+_IS_BEYOND: Final = {
+    Kind.NAIVE_DATE: "{0} < '0001-01-01' OR {0} > '9999-12-31'",
+    Kind.NAIVE_DATETIME: "{0} < '0001-01-01' OR {0} >= '10000-01-01'",
+    Kind.UTC_DATETIME: "{0} < '0001-01-01' OR {0} >= '10000-01-01'",
+    # It has digits to lose: the server refuses infinity.
+    Kind.DECIMAL: "{0} = 'NaN'",
 }
 
 
@@ -84,6 +91,11 @@ class SourceColumn:
         """What texts look like that the type cannot hold, as a regular expression, or None."""
         return _BEYOND.get(self.type.kind)
 
+    @property
+    def is_beyond(self) -> str | None:
+        """The same as a condition of the server, with `{0}` for the column, or None."""
+        return _IS_BEYOND.get(self.type.kind)
+
 
 def _decimal(modifier: int) -> ColumnType:
     if modifier < _HEADER:
@@ -107,31 +119,61 @@ def is_held(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
     return not pc.any(pc.match_substring_regex(texts, column.beyond), min_count=0).as_py()
 
 
-def typed(columns: Sequence[SourceColumn], wanted: Sequence[Column]) -> list[str]:
-    """Columns to select: values by their texts.
+@dataclass(frozen=True)
+class Typing:
+    """Values of a table's columns, by their texts; it goes to the executors.
 
-    Args:
+    Attributes:
         columns: the columns as the source has them.
         wanted: the same with the types that are wanted; STRING takes every text as it is.
+        others: columns that stay as they are, as a Spark schema.
     """
-    return [
-        f"{_typed(column, one.type)} AS {quoted(column.name)}"
-        for column, one in zip(columns, wanted, strict=True)
-    ]
+
+    columns: tuple[SourceColumn, ...]
+    wanted: tuple[Column, ...]
+    others: str = ""
+
+    @property
+    def schema(self) -> str:
+        """The columns that it gives, as a Spark schema."""
+        mine = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
+        return ", ".join(filter(None, [*mine, self.others]))
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Give batches with these columns as values, and the others as they are."""
+        for batch in batches:
+            values = {
+                column.name: _values(column, batch[column.name], one.type)
+                for column, one in zip(self.columns, self.wanted, strict=True)
+            }
+            others = {name: batch[name] for name in batch.schema.names if name not in values}
+            yield pa.RecordBatch.from_pydict(values | others)
 
 
-def _typed(column: SourceColumn, kind: ColumnType) -> str:
-    name = quoted(column.name)
+def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array:
     match kind.kind:
         case Kind.BOOLEAN:
-            return f"{name} = 't'"
+            return pc.equal(texts, "t")
         case Kind.BINARY:
-            return f"unhex(substr({name}, 3))"
+            return _bytes(texts)
         case Kind.STRING if column.type.kind is Kind.UTC_DATETIME:
             # As a column of its own type is spelled when it becomes a text.
-            return f"regexp_replace({name}, r'{_HELD_TIME}', '$1T$2Z')"
+            return pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
         case _:
-            return f"CAST({name} AS {kind.sql})"
+            return texts.cast(kind.arrow)
+
+
+def _bytes(texts: pa.Array) -> pa.Array:
+    """What texts say in hexadecimal digits after two other characters."""
+    digits = pc.binary_replace_slice(texts, 0, 2, "").cast(pa.large_binary())
+    validity, offsets, data = digits.buffers()
+    ends = np.frombuffer(offsets, np.int64, len(digits) + 1, digits.offset * 8)
+    whole = bytes.fromhex(bytes(data or b"")[ends[0] : ends[-1]].decode("ascii"))
+    halves = pa.py_buffer((ends - ends[0]) // 2)
+    found = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(digits), [validity, halves, pa.py_buffer(whole)], offset=0
+    )
+    return found.cast(pa.binary())
 
 
 def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:

@@ -12,27 +12,32 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chronolake.changes import PURGED_AT
-from chronolake.rawlake import literally
-from chronolake.source.postgres.columns import is_held, typed
-from chronolake.source.postgres.versions import SYSTEM
+from chronolake.arrowrows import ArrowRows
+from chronolake.changes import (
+    DELETED_AT,
+    MODIFIED,
+    OPERATED,
+    PURGED_AT,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
+from chronolake.source.postgres.columns import Typing, is_held
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from chronolake.source.postgres.columns import SourceColumn
 
 _BUFFER_BYTES: Final = 16 * 2**20
-_SYSTEM_TYPES: Final = {
-    pa.int64(): "bigint",
-    pa.string(): "string",
-    pa.bool_(): "boolean",
-    pa.list_(pa.string()): "array<string>",
-}
+_SYSTEM_COLUMNS: Final = (
+    f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {TELLS} boolean, "
+    f"{UNTOLD} array<string>, {OPERATED} string, {PURGED_AT} bigint"
+)
 
 
 @dataclass
@@ -86,16 +91,29 @@ class Spool:
         """The columns as they land: with types that hold all of these values."""
         return declared(self.columns, self.key, beyond=self._beyond)
 
-    def versions(self, spark: SparkSession) -> DataFrame:
+    def versions(self, spark: SparkSession) -> ArrowRows:
         """The versions as `rawlake.land` takes them, after `close`."""
+        groups = pq.read_metadata(self.file).num_row_groups
+        places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
+        tasks = max(1, min(groups, spark.sparkContext.defaultParallelism))
         texts = [f"{quoted(column.name)} string" for column in self.columns]
-        system = [f"{one.name} {_SYSTEM_TYPES[one.type]}" for one in SYSTEM]
-        rows = spark.read.schema(", ".join([*texts, *system])).parquet(literally(self.file))
-        return rows.selectExpr(
-            *typed(self.columns, self.declared),
-            *SYSTEM.names,
-            f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
+        typing = Typing(self.columns, tuple(self.declared), others=_SYSTEM_COLUMNS)
+        rows = ArrowRows(
+            spark.createDataFrame(places).repartition(tasks),
+            _spooled,
+            ", ".join([*texts, _SYSTEM_COLUMNS]),
         )
+        return rows.then(typing, typing.schema)
+
+
+def _spooled(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read groups of rows, in an executor."""
+    for batch in places:
+        for place in batch.to_pylist():
+            with pq.ParquetFile(place["file"]) as file:
+                for rows in file.iter_batches(row_groups=[place["row_group"]], use_threads=False):
+                    never = pa.nulls(rows.num_rows, pa.int64())
+                    yield rows.append_column(PURGED_AT, never)
 
 
 def declared(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chronolake.source.postgres.pgoutput import Changes
-    from chronolake.source.postgres.tuples import Flags, Places
+    from chronolake.source.postgres.tuples import Bytes, Flags, Places
 
 #: What record versions have besides their data, while the data are texts.
 SYSTEM: Final = pa.schema(
@@ -34,11 +34,28 @@ SYSTEM: Final = pa.schema(
     ]
 )
 _WORDS: Final = {Kind.INSERT: "insert", Kind.UPDATE: "update", Kind.DELETE: "delete"}
+_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+_LSN_DIGITS: Final = 16
+_PLACE_DIGITS: Final = 12
 
 
 def sequence_of(commit_lsn: int, place: int = 0) -> str:
     """What orders versions of one time: the place of their commit in the log, then their own."""
-    return f"{commit_lsn:016x}{place:012x}"
+    return f"{commit_lsn:0{_LSN_DIGITS}x}{place:0{_PLACE_DIGITS}x}"
+
+
+def sequences_of(commit_lsns: Places, places: Places) -> pa.Array:
+    """`sequence_of` for many at once."""
+    digits = np.hstack([_digits(commit_lsns, _LSN_DIGITS), _digits(places, _PLACE_DIGITS)])
+    offsets = np.arange(len(digits) + 1, dtype=np.int32) * digits.shape[1]
+    return pa.StringArray.from_buffers(len(digits), pa.py_buffer(offsets), pa.py_buffer(digits))
+
+
+def _digits(numbers: Places, count: int) -> Bytes:
+    """The hexadecimal digits of numbers, a row for each."""
+    shifts = np.arange(count - 1, -1, -1, dtype=np.int64) * 4
+    found: Bytes = _HEX[(numbers[:, np.newaxis] >> shifts) & 0xF]
+    return found
 
 
 def versions_of(
@@ -72,9 +89,8 @@ def versions_of(
     def system(rows: Flags, *, is_mark: bool) -> list[pa.Array]:
         at = pa.array(times[rows])
         count = int(rows.sum())
-        places = zip(lsns[rows].tolist(), (ordinals[rows] + (not is_mark)).tolist(), strict=True)
-        sequences = pa.array((sequence_of(*place) for place in places), pa.string())
-        words = pa.array([_WORDS[Kind(kind)] for kind in changes.kinds[rows].tolist()], pa.string())
+        sequences = sequences_of(lsns[rows], ordinals[rows] + (not is_mark))
+        words = _words(changes.kinds[rows])
         untold = pa.nulls(count, pa.list_(pa.string()))
         if not is_mark:
             # What another key's record was is not this one's.
@@ -132,6 +148,13 @@ def _untold(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Ar
     np.cumsum(numbers, out=offsets[1:])
     values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(numbers == 0))
+
+
+def _words(kinds: Bytes) -> pa.Array:
+    """What the log calls each change."""
+    known = np.array(sorted(_WORDS), np.uint8)
+    words = pa.array([_WORDS[kind] for kind in sorted(_WORDS)], pa.string())
+    return words.take(pa.array(np.searchsorted(known, kinds)))
 
 
 def _small(column: pa.Array) -> pa.Array:
