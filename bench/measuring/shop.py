@@ -57,14 +57,36 @@ def publish(address: str) -> None:
 
 def project_of(folder: Path, address: str, more: str = "") -> Project:
     """The project whose pipeline `shop` reads the database into the lake of a folder."""
+    os.environ["SHOP_DSN"] = address
+    return _project(folder, f"type: postgres, dsn: '${{SHOP_DSN}}'{more}")
+
+
+def jdbc_project_of(folder: Path, address: str) -> Project:
+    """The same, with Spark's JDBC reader and as many tasks."""
+    told = _jdbc(address)
+    os.environ["SHOP_PASSWORD"] = told["password"]
+    table = f"public.{NAME}: {{key: [id], split_by: id}}"
+    return _project(
+        folder,
+        f"type: jdbc, url: '{told['url']}', user: '{told['user']}', "
+        f"password: '${{SHOP_PASSWORD}}', tables: {{{table}}}",
+    )
+
+
+def _project(folder: Path, source: str) -> Project:
     folder.mkdir(exist_ok=True)
     file = folder / "chronolake.yml"
-    os.environ["SHOP_DSN"] = address
-    file.write_text(
-        f"pipelines: {{shop: {{source: {{type: postgres, dsn: '${{SHOP_DSN}}'{more}}}}}}}\n",
-        encoding="utf-8",
-    )
+    file.write_text(f"pipelines: {{shop: {{source: {{{source}}}}}}}\n", encoding="utf-8")
     return load_project(file, lake=folder)
+
+
+def _jdbc(address: str) -> dict[str, str]:
+    parts = urlsplit(address)
+    return {
+        "url": f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}",
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+    }
 
 
 def synced(lake: Lake, project: Project) -> tuple[float, float]:
@@ -84,14 +106,11 @@ def synced(lake: Lake, project: Project) -> tuple[float, float]:
 
 def over_jdbc(spark: SparkSession, address: str, rows: int) -> DataFrame:
     """The table as Spark's own JDBC reader gives it, with as many tasks as ours."""
-    parts = urlsplit(address)
     return (
         spark.read.format("jdbc")
         .options(
-            url=f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}",
+            **_jdbc(address),
             driver="org.postgresql.Driver",
-            user=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
             dbtable=NAME,
             fetchsize="10000",
             partitionColumn="id",
