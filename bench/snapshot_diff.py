@@ -53,8 +53,7 @@ def read_once(lake: Lake, address: str) -> None:
     with connected(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
     with exported_snapshot(address) as snapshot, held_table(address, snapshot, table) as held:
-        tasks = lake.spark.sparkContext.defaultParallelism
-        texts = texts_of(lake.spark, address, held, tasks=tasks)
+        texts = texts_of(lake.spark, address, held)
         columns = declared(held.table.columns, held.table.key, beyond=set())
         typing = Typing(held.table.columns, tuple(columns))
         rows = to_spark(texts.then(typing, typing.schema))

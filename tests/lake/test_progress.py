@@ -7,8 +7,14 @@ import pty
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+from rich.progress import Progress
+
+from chronolake.cli.progress import SparkTasks
+from chronolake.lake import Lake
 from datalakes import DataLake, project
 
 
@@ -47,3 +53,20 @@ def test_a_terminal_sees_bars_and_how_far_spark_is(tmp_path: Path) -> None:
     assert re.search(r"\d+ of \d+ tasks", screen)
     assert "4 files" in told, "what became of it is no part of what comes and goes"
     assert "tasks" not in told
+
+
+def test_how_long_spark_still_needs_is_told(lake: Lake) -> None:
+    spark = lake.spark.sparkContext
+    slow = spark.parallelize(range(12), 12)
+    working = threading.Thread(target=lambda: slow.foreach(lambda _: time.sleep(0.4)))
+    column = SparkTasks(lake.spark)
+    bars = Progress()
+    bars.add_task("orders")
+    (task,) = bars.tasks
+    working.start()
+    told: set[str] = set()
+    while working.is_alive():
+        told.add(column.render(task).plain)
+        time.sleep(0.1)
+    working.join()
+    assert any(re.search(r"^\d+ of 12 tasks, about 0:00:0\d left$", text) for text in told), told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
@@ -37,7 +38,7 @@ _ASKED_EVERY_SECONDS = 1.0
 _STYLES = {Status.SUCCEEDED: "green", Status.PARTIAL: "yellow", Status.FAILED: "bold red"}
 
 
-class _SparkTasks(ProgressColumn):
+class SparkTasks(ProgressColumn):
     """How far Spark is with what it does now: a step of gigabytes is many tasks, and one bar.
 
     Streams of a run work one after the other, so that what Spark does is what the newest bar waits
@@ -48,9 +49,12 @@ class _SparkTasks(ProgressColumn):
         self._tracker = spark.sparkContext.statusTracker()
         self._asked = float("-inf")
         self._told = Text()
+        self._stages: set[int] = set()
+        self._began = 0.0
         super().__init__()
 
     def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich asks for each bar, and often
+        """How many tasks are done, and how long the others may take; empty while Spark rests."""
         if time.monotonic() - self._asked >= _ASKED_EVERY_SECONDS:
             self._asked = time.monotonic()
             self._told = self._ask()
@@ -68,8 +72,16 @@ class _SparkTasks(ProgressColumn):
             return Text()
         if not stages:
             return Text()
+        numbers = {stage.stageId for stage in stages}
+        if numbers != self._stages:
+            self._stages, self._began = numbers, time.monotonic()
         done = sum(stage.numCompletedTasks for stage in stages)
-        return Text(f"{done:,} of {sum(stage.numTasks for stage in stages):,} tasks", style="dim")
+        every = sum(stage.numTasks for stage in stages)
+        told = f"{done:,} of {every:,} tasks"
+        if done:
+            left = (time.monotonic() - self._began) * (every - done) / done
+            told += f", about {timedelta(seconds=round(left))} left"
+        return Text(told, style="dim")
 
 
 class Progress:
@@ -87,7 +99,7 @@ class Progress:
             DownloadColumn(),
             TextColumn("{task.fields[rows]:,} rows"),
             TimeRemainingColumn(),
-            _SparkTasks(spark),
+            SparkTasks(spark),
             console=console(stderr=True),
             transient=True,
             disable=json or not console(stderr=True).is_terminal,

@@ -84,7 +84,7 @@ def copied(
             now = held.table
             beyond = {one.name for one in columns_beyond(dsn, held)}
             columns = declared(now.columns, now.key, beyond=beyond)
-            texts = texts_of(spark, dsn, held, tasks=spark.sparkContext.defaultParallelism)
+            texts = texts_of(spark, dsn, held)
             typing = Typing(now.columns, tuple(columns))
             if not now.key:
                 columns = [ROW_KEY, *columns]
@@ -160,14 +160,13 @@ def columns_beyond(dsn: str, snapshot: TableSnapshot) -> list[SourceColumn]:
     return [column for (column, _), is_so in zip(doubtful, found, strict=True) if is_so]
 
 
-def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot, *, tasks: int) -> ArrowRows:
+def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRows:
     """The rows of a table in a snapshot, their columns as texts.
 
     Args:
         spark: the session; its executors must reach the server.
         dsn: the server's address.
         snapshot: held until the rows have been read.
-        tasks: how many read at once.
     """
     ranges = [one for part in snapshot.parts for one in _ranges(part)]
     listed = pa.table(
@@ -180,8 +179,10 @@ def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot, *, tasks: i
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quoted(name)} string" for name in names)
     copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
-    frame = spark.createDataFrame(listed).repartition(max(1, min(tasks, len(ranges))))
-    return ArrowRows(frame, copy, schema)
+    # From one partition each range goes to one of its own: whoever is quick takes more of them, and
+    # how many are done tells how far the copy is.
+    places = spark.createDataFrame(listed).coalesce(1).repartition(len(ranges))
+    return ArrowRows(places, copy, schema)
 
 
 def _ranges(part: Part) -> Iterator[tuple[str, int, int | None]]:
