@@ -93,10 +93,19 @@ class Own:
         cells = {field.name: [row.get(field.name) for row in rows] for field in fields}
         return self.lake.spark.createDataFrame(pa.table(cells, schema=pa.schema(fields)))
 
-    def land(self, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[Path]:
+    def land(
+        self,
+        columns: Sequence[Column],
+        rows: Sequence[dict[str, Any]],
+        *,
+        each_once: bool = False,
+        files: int = 1,
+    ) -> list[Path]:
         frame = self.frame(columns, rows).coalesce(1)
-        files = land(frame, columns, self.folder, guard=lambda: None)
-        return [file.path for file in files]
+        if files > 1:
+            frame = frame.repartition(files)
+        landed = land(frame, columns, self.folder, guard=lambda: None, each_once=each_once)
+        return [file.path for file in landed]
 
     def keep(self, *, on_purge: OnPurge, is_ours: bool) -> None:
         offered = replace(self.stream.offered, is_ours=is_ours)
@@ -286,6 +295,60 @@ def test_composite_keys_are_compared_part_by_part(own: Own) -> None:
         (row["n"], row["left"], row["right"], row["n"] != 1) for row in rows
     ]
     assert own.agrees()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        Mode.HISTORY,
+        pytest.param(Mode.SOFT_DELETE, marks=pytest.mark.long),
+        pytest.param(Mode.LIVE, marks=pytest.mark.long),
+    ],
+)
+def test_a_landing_with_each_record_once_makes_the_table_that_any_makes(
+    lake: Lake, tmp_path: Path, mode: Mode
+) -> None:
+    columns = (
+        column("id", Kind.LONG, key=True),
+        column("name", Kind.STRING),
+        column("rare", Kind.INT),
+    )
+    rows = [version(1, id=key, name=f"n{key}", rare=5 if key == 7 else None) for key in range(20)]
+    later = [version(2, "2", id=3, name="new"), version(3, "3", id=30, name="more")]
+    tables = []
+    for each_once in (True, False):
+        own = Own(lake, tmp_path / str(each_once))
+        own.stream = replace(own.stream, mode=mode)
+        assert len(own.land(columns, rows, each_once=each_once, files=3)) == 3
+        own.apply()
+        own.land(columns, later, each_once=each_once)
+        own.apply()
+        assert own.agrees()
+        found = own.table().drop_columns(["_fivetran_synced"]).to_pylist()
+        tables.append(sorted(found, key=repr))
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == (22 if mode is Mode.HISTORY else 21)
+
+
+def test_what_is_known_of_one_landing_is_not_known_of_two(own: Own) -> None:
+    columns = (column("id", Kind.LONG, key=True), column("name", Kind.STRING))
+    own.land(columns, [version(1, id=1, name="a"), version(1, id=2, name="a")], each_once=True)
+    own.land(columns, [version(2, "2", id=1, name="b")], each_once=True)
+    own.apply()
+    assert own.rows("id", "name", "_fivetran_active") == [
+        (1, "a", False),
+        (1, "b", True),
+        (2, "a", True),
+    ]
+    assert own.agrees()
+
+
+def test_records_that_were_deleted_are_ended_though_each_is_there_once(own: Own) -> None:
+    columns = (column("id", Kind.LONG, key=True), column("name", Kind.STRING))
+    gone = {changes.DELETED_AT: _T + 5 * _SECOND}
+    own.land(columns, [version(1, id=1, name="a", **gone), version(1, id=2)], each_once=True)
+    own.apply()
+    assert own.rows("id", "_fivetran_active") == [(1, False), (2, True)]
 
 
 def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
