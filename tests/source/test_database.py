@@ -315,7 +315,7 @@ _TYPES: dict[str, list[str]] = {
     "timestamp": ["'0001-01-01 00:00:00'", "'9999-12-31 23:59:59.999999'"],
     "timestamp_beyond": ["'-infinity'", "'294276-12-31 23:59:59.999999'"],
     "timestamptz": ["'1883-01-01 00:00:00-04:56:02'", "'2024-07-01 12:00:00.000001+02'"],
-    "timestamptz_beyond": ["'0044-03-15 12:00:00 BC+00'"],
+    "timestamptz_beyond": ["'0044-03-15 12:00:00 BC+00'", "'2024-02-29 12:00:00.5+00'"],
     "time": ["'24:00:00'", "'00:00:00.000001'"],
     "timetz": ["'24:00:00-15:59:59'"],
     "interval": ["'1 year -2 mons 3 days -04:05:06.789'", "'0'"],
@@ -386,6 +386,9 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
             copied, logged = found[row][name], found[100 + row][name]
             assert repr(copied) == repr(logged), (kind, row)
             text = texts[str(row)][number]
+            if kind == "timestamptz_beyond" and text is not None and "BC" not in text:
+                # As all were written before one came that makes them texts.
+                text = text.replace(" ", "T").replace("+00", "Z")
             if str(schema.field(name).type) in {"string", "large_string"}:
                 assert copied == text, (kind, row)
             elif name in plain:

@@ -51,6 +51,7 @@ class SparkTasks(ProgressColumn):
         self._told = Text()
         self._stages: set[int] = set()
         self._began = 0.0
+        self._done_before = 0
         super().__init__()
 
     def render(self, task: Task) -> Text:  # noqa: ARG002 - Rich asks for each bar, and often
@@ -73,13 +74,13 @@ class SparkTasks(ProgressColumn):
         if not stages:
             return Text()
         numbers = {stage.stageId for stage in stages}
-        if numbers != self._stages:
-            self._stages, self._began = numbers, time.monotonic()
         done = sum(stage.numCompletedTasks for stage in stages)
+        if numbers != self._stages:
+            self._stages, self._began, self._done_before = numbers, time.monotonic(), done
         every = sum(stage.numTasks for stage in stages)
         told = f"{done:,} of {every:,} tasks"
-        if done:
-            left = (time.monotonic() - self._began) * (every - done) / done
+        if newly := done - self._done_before:
+            left = (time.monotonic() - self._began) * (every - done) / newly
             told += f", about {timedelta(seconds=round(left))} left"
         return Text(told, style="dim")
 

@@ -70,13 +70,14 @@ class Filling:
 
     def create(self, name: TableName, columns: Sequence[Column], **given: Any) -> None:
         """Create a table as the stream wants it."""
+        is_compared = self.stream.offered.sight is Sight.SNAPSHOT_DIFF
         create_pulled(
             self.lake,
             name,
             columns,
             mode=self.stream.mode,
             epsilon_micros=self.stream.offered.epsilon_micros,
-            has_hashes=self.stream.offered.sight is Sight.SNAPSHOT_DIFF,
+            hashed=[one for one in columns if is_compared and one.name != SOURCE_TIME.name],
             **given,
         )
 
@@ -125,6 +126,7 @@ def write(
         guard=filling.lease.guard,
         counts=counts,
         has_each_once=landed.has_each_once,
+        not_hashed=(SOURCE_TIME.name,),
         erased=_erased(stream, layout),
     )
     log.info(

@@ -158,8 +158,9 @@ class _Landing:
         versions, columns = versions_of(self.lake, snapshot, table)
         if self.anew:
             self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})
-        # Of a snapshot a record is told at most once.
-        return self._land(versions, columns, each_once=True)
+        # What differs from a table is brought together with its rows in any case.
+        each_once = table is None and snapshot.is_distinct
+        return self._land(versions, columns, each_once=each_once)
 
     def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:
         """Refuse what the table could not take before it stands in the raw lake for good."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _NOW: Final = f"{RESERVED}now"
 _SAYS: Final = f"{RESERVED}says"
 _SAID: Final = f"{RESERVED}said"
+_WAS: Final = f"{RESERVED}was"
 _KEY: Final = f"{RESERVED}key_"
 
 #: The rows of a table that say what is so now.
@@ -83,11 +84,18 @@ def versions_of(
     keys = [f"{_KEY}{number}" for number in range(len(key))]
     by_name = {column.name: column for column in stored}
 
+    source_kinds = {column.name: column.type.kind for column in snapshot.columns}
+
     def was(column: Column) -> str:
         kind = common[column.name]
         if column.name not in description.by_name:
             return f"CAST(NULL AS {kind.sql})"
-        return _as(column, kind)
+        found = _as(column, kind)
+        if kind.kind is Kind.STRING and source_kinds[column.name] in {Kind.FLOAT, Kind.DOUBLE}:
+            # Java and Arrow do not spell every number alike.
+            number = ColumnType(source_kinds[column.name]).sql
+            found = f"coalesce(CAST(try_cast({found} AS {number}) AS STRING), {found})"
+        return found
 
     if hashed is None:
         says = _struct(_as(column, common[column.name]) for column in columns)
@@ -104,13 +112,14 @@ def versions_of(
         .where(_PRESENT[description.mode])
         .selectExpr(
             f"{said} AS {_SAID}",
+            f"true AS {_WAS}",
             *(
                 f"{_as(by_name[one.name], common[one.name])} AS {name}"
                 for one, name in zip(key, keys, strict=True)
             ),
         )
     )
-    differs = f"NOT ({_SAYS} <=> {_SAID})"
+    differs = f"NOT ({_SAYS} <=> {_SAID}) OR ({_NOW} IS NULL) <> ({_WAS} IS NULL)"
     cells = [f"{_NOW}.c{number} AS {quoted(one.name)}" for number, one in enumerate(columns)]
     for one, name in zip(key, keys, strict=True):
         number = columns.index(one)
@@ -127,16 +136,17 @@ def versions_of(
 
 def _hashed(
     columns: Sequence[Column], table: IcebergTable, description: TableDescription
-) -> tuple[str, ...] | None:
+) -> tuple[Column, ...] | None:
     """The columns whose hashes can be compared with the table's; None: their values have to be."""
     stored = hashed_columns(table, description)
     if stored is None:
         return None
     types = {column.name: column.type for column in columns}
-    if any(types.get(name) != description.by_name[name].type for name in stored):
+    if any(types.get(column.name) != column.type for column in stored):
         return None
     # What the table has no column for is null in it, and in its hashes.
-    return tuple(dict.fromkeys([*stored, *types]))
+    known = {column.name for column in stored}
+    return (*stored, *(column for column in columns if column.name not in known))
 
 
 def _all_of(snapshot: Snapshot) -> ArrowRows:

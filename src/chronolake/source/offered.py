@@ -109,6 +109,7 @@ class Snapshot:
         present: None: `rows` are all the records that there are. Or a boolean column of `rows`
             beside the data columns: they are the records that were looked at, and it tells which
             of them are there. Of one that is not only the key is told.
+        is_distinct: whether the source vouches that no record is among `rows` twice.
     """
 
     stream: str
@@ -119,6 +120,7 @@ class Snapshot:
     position: Position
     numbers: Mapping[str, int] | None = None
     present: str | None = None
+    is_distinct: bool = True
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HASHED_PROPERTY: Final = "chronolake.hashed"
 
 
-def hashed_columns(table: IcebergTable, description: TableDescription) -> tuple[str, ...] | None:
+def hashed_columns(table: IcebergTable, description: TableDescription) -> tuple[Column, ...] | None:
     """The columns that the hashes of a table's rows are made of, in their order.
 
     Returns:
@@ -35,13 +35,14 @@ def hashed_columns(table: IcebergTable, description: TableDescription) -> tuple[
     """
     if HASH not in description.by_name:
         return None
-    types = {column.name: str(column.type) for column in description.columns}
     told = table.property_of(HASHED_PROPERTY)
     if told is None:
         return None
-    covered: dict[str, str] = dict(orjson.loads(told))
-    is_same = all(types.get(name) == kind for name, kind in covered.items())
-    return tuple(covered) if covered and is_same else None
+    covered: list[tuple[str, str]] = [(name, kind) for name, kind in orjson.loads(told)]
+    stored = [description.by_name.get(name) for name, _ in covered]
+    found = tuple(column for column in stored if column is not None)
+    is_same = [(column.name, str(column.type)) for column in found] == covered
+    return found if found and is_same else None
 
 
 def property_for(columns: Iterable[Column]) -> str:
@@ -49,13 +50,17 @@ def property_for(columns: Iterable[Column]) -> str:
     return orjson.dumps([(column.name, str(column.type)) for column in columns]).decode()
 
 
-def hash_of(names: Sequence[str], value: Callable[[str], str]) -> str:
+def hash_of(columns: Sequence[Column], value: Callable[[str], str]) -> str:
     """A row's hash as SQL (bigint).
 
     Args:
-        names: the columns that it is made of, in their order.
-        value: a column's value as SQL, in the type that the table gives it.
+        columns: the columns that it is made of, in their order.
+        value: a column's value as SQL, by its name.
     """
-    # What is null leaves such a hash as it is.
-    parts = (f"IF({value(name)} IS NULL, NULL, {literal(name)}), {value(name)}" for name in names)
+    # What is null leaves such a hash as it is. A number has another hash in another type.
+    parts = (
+        f"IF({value(one.name)} IS NULL, NULL, {literal(one.name)}), "
+        f"CAST({value(one.name)} AS {one.type.sql})"
+        for one in columns
+    )
     return f"xxhash64({', '.join(parts)})"

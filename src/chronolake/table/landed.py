@@ -106,6 +106,7 @@ def write_versions(
     guard: Callable[[IcebergTable], None] | None = None,
     counts: bool = True,
     has_each_once: bool = False,
+    not_hashed: Sequence[str] = (),
     erased: Sequence[str] = (),
 ) -> PullResult:
     """Apply record versions to a table, all of them or nothing.
@@ -126,6 +127,7 @@ def write_versions(
             not write to it any more.
         counts: whether the rows count for the month's usage.
         has_each_once: whether it is known that no two of the versions are of one record.
+        not_hashed: the data columns that a row's hash is not made of, where it has one.
         erased: the data columns that a purge empties in the versions that it ends.
 
     Raises:
@@ -145,7 +147,8 @@ def write_versions(
     hashed = hashed_columns(table, description)
     if hashed is not None:
         # Columns that have come since are null in all other rows.
-        hashed = tuple(dict.fromkeys([*hashed, *layout.data]))
+        new = (description.by_name[name] for name in layout.data if name not in not_hashed)
+        hashed = tuple(dict.fromkeys([*hashed, *new]))
     layout = replace(layout, erased=tuple(erased), untold=_untold_of(table), hashed=hashed)
     ensure_hidden(table)
     watch = Stopwatch()
@@ -165,15 +168,14 @@ def write_versions(
             outcome = _stage(attempt, pulled, layout, synced_micros, watch)
             result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
-            by_name = description.by_name
-            of_hashes = property_for(by_name[name] for name in layout.hashed or ())
+            of_hashes = {HASHED_PROPERTY: property_for(layout.hashed or ())}
             untold = {UNTOLD_PROPERTY: orjson.dumps(layout.untold).decode()}
             return {
                 **properties,
                 BATCH_PROPERTY: batch,
                 **counted,
                 **(untold if layout.untold else {}),
-                **({HASHED_PROPERTY: of_hashes} if HASH in by_name else {}),
+                **(of_hashes if HASH in description.by_name else {}),
             }
 
         staged(lake, name, write, watch, spark=spark, guard=guard, also_pulled=True)

@@ -65,7 +65,7 @@ def create_pulled(
     *,
     mode: Mode,
     epsilon_micros: int,
-    has_hashes: bool = False,
+    hashed: Sequence[Column] = (),
     properties: Mapping[str, str] | None = None,
     location: str | None = None,
 ) -> None:
@@ -78,7 +78,8 @@ def create_pulled(
             its own.
         mode: the table's mode.
         epsilon_micros: microseconds between a version's end and the start of the next.
-        has_hashes: whether rows have a hash, to be compared by (`table/hashes.py`).
+        hashed: the columns that a hash of each row is made of, to compare it by
+            (`table/hashes.py`); none: rows have no hash.
         properties: further properties of the table.
         location: its folder, by default a new one.
 
@@ -94,10 +95,10 @@ def create_pulled(
             hint="Name the columns that identify a record.",
         )
     whole = with_system_columns(columns, mode)
-    hashed = {}
-    if has_hashes:
+    of_hashes = {}
+    if hashed:
         whole += (Column(HASH, ColumnType(SYSTEM_COLUMNS[HASH])),)
-        hashed[HASHED_PROPERTY] = property_for(columns)
+        of_hashes[HASHED_PROPERTY] = property_for(hashed)
     check_columns(name, whole)
     lake.catalog.create(
         name,
@@ -106,7 +107,7 @@ def create_pulled(
         properties={
             **properties_of(whole),
             **(properties or {}),
-            **hashed,
+            **of_hashes,
             **column_properties(whole),
             EPSILON_PROPERTY: str(epsilon_micros),
         },

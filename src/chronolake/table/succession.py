@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chronolake.table.untold import UntoldColumn
+    from chronolake.types import Column
 
 # What is known of a stored row, besides the columns of every landed row.
 FILE: Final = f"{RESERVED}file"
@@ -137,7 +138,7 @@ class Layout:
     erased: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
     has_marks: bool = True
-    hashed: tuple[str, ...] | None = None
+    hashed: tuple[Column, ...] | None = None
 
     @property
     def untold_columns(self) -> tuple[UntoldColumn, ...]:

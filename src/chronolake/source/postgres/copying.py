@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 #: So many pages of 8 KiB are one range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
+_RANGE: Final = pa.struct(
+    [("relation", pa.string()), ("begin", pa.int64()), ("finish", pa.int64())]
+)
 #: What is parsed at once stays in the processor's caches.
 _CHUNK_BYTES: Final = 4 * 2**20
 
@@ -103,6 +106,8 @@ def copied(
                 sequence_of(snapshot.lsn or at),
                 done.as_json(),
                 done.numbers(now.columns),
+                # A row may have moved into a part that was attached since.
+                is_distinct=len(held.parts) <= 1,
             )
     except SourceError as failure:
         yield Failure(table.stream, failure)
@@ -168,29 +173,35 @@ def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRow
         dsn: the server's address.
         snapshot: held until the rows have been read.
     """
-    ranges = [one for part in snapshot.parts for one in _ranges(part)]
-    listed = pa.table(
-        {
-            "relation": pa.array([relation for relation, _, _ in ranges], pa.string()),
-            "begin": pa.array([begin for _, begin, _ in ranges], pa.int64()),
-            "finish": pa.array([finish for _, _, finish in ranges], pa.int64()),
-        }
-    )
+    tasks = list(_tasks(snapshot.parts))
+    listed = pa.table({"ranges": pa.array(tasks, pa.list_(_RANGE))})
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quoted(name)} string" for name in names)
     copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
-    # From one partition each range goes to one of its own: whoever is quick takes more of them, and
+    # From one partition each row goes to one of its own: whoever is quick takes more of them, and
     # how many are done tells how far the copy is.
-    places = spark.createDataFrame(listed).coalesce(1).repartition(len(ranges))
+    places = spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
     return ArrowRows(places, copy, schema)
 
 
-def _ranges(part: Part) -> Iterator[tuple[str, int, int | None]]:
-    """Ranges of pages; the last has no end, because the table may have grown."""
-    last = max(0, part.pages - 1) // _RANGE_PAGES
-    for number in range(last + 1):
-        finish = (number + 1) * _RANGE_PAGES if number < last else None
-        yield part.relation, number * _RANGE_PAGES, finish
+def _tasks(parts: Iterable[Part]) -> Iterator[list[dict[str, object]]]:
+    """Ranges of pages that are read together: many of small parts, or one of a large one."""
+    waiting: list[dict[str, object]] = []
+    pages = 0
+    for part in parts:
+        last = max(0, part.pages - 1) // _RANGE_PAGES
+        for number in range(last + 1):
+            begin = number * _RANGE_PAGES
+            # The last has no end, because the table may have grown.
+            finish = begin + _RANGE_PAGES if number < last else None
+            size = min(part.pages - begin, _RANGE_PAGES)
+            if waiting and pages + size > _RANGE_PAGES:
+                yield waiting
+                waiting, pages = [], 0
+            waiting.append({"relation": part.relation, "begin": begin, "finish": finish})
+            pages += max(size, 1)
+    if waiting:
+        yield waiting
 
 
 # ------------------------------------------------------------------ in an executor
@@ -202,7 +213,7 @@ def _copied(
     """Copy ranges of pages."""
     with connected(dsn) as connection, in_snapshot(connection, snapshot):
         for batch in batches:
-            for place in batch.to_pylist():
+            for place in batch.column("ranges").flatten().to_pylist():
                 query = _query(place["relation"], place["begin"], place["finish"], names)
                 for chunk in _chunks(connection, query):
                     yield from _parsed(chunk, names)

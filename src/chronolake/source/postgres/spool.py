@@ -6,6 +6,7 @@ files in the lake's folder, which tasks can read, and goes when it has landed.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -99,7 +100,7 @@ class Spool:
         texts = [f"{quoted(column.name)} string" for column in self.columns]
         typing = Typing(self.columns, tuple(self.declared), others=_SYSTEM_COLUMNS)
         rows = ArrowRows(
-            spark.createDataFrame(places).repartition(tasks),
+            spark.createDataFrame(places).coalesce(1).repartition(tasks),
             _spooled,
             ", ".join([*texts, _SYSTEM_COLUMNS]),
         )
@@ -108,10 +109,14 @@ class Spool:
 
 def _spooled(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Read groups of rows, in an executor."""
-    for batch in places:
-        for place in batch.to_pylist():
-            with pq.ParquetFile(place["file"]) as file:
-                for rows in file.iter_batches(row_groups=[place["row_group"]], use_threads=False):
+    with ExitStack() as opened:
+        files: dict[str, pq.ParquetFile] = {}
+        for batch in places:
+            for place in batch.to_pylist():
+                path, group = place["file"], place["row_group"]
+                if path not in files:
+                    files[path] = opened.enter_context(pq.ParquetFile(path))
+                for rows in files[path].iter_batches(row_groups=[group], use_threads=False):
                     never = pa.nulls(rows.num_rows, pa.int64())
                     yield rows.append_column(PURGED_AT, never)
 
