@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.streams import Stream
     from chronolake.rawlake import Namings
     from chronolake.rawlake.reading import SeenByField
-    from chronolake.table.succession import Layout
+    from chronolake.table.layout import Layout
     from chronolake.types import Column, TableName
 
 log = structlog.get_logger(__name__)

@@ -15,21 +15,16 @@ from uuid import uuid4
 import orjson
 
 from chronolake.changes import (
-    DELETED_AT,
-    LANDED_FILE,
-    LANDED_ROW,
     MODIFIED,
     PURGED_AT,
-    SEQUENCE,
-    TELLS,
-    UNTOLD,
 )
 from chronolake.description import describe_loaded
-from chronolake.errors import BatchError, TableNotFoundError
+from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import usage
 from chronolake.table.hashes import HASHED_PROPERTY, hashed_columns, property_for
-from chronolake.table.incoming import ORDERED, bounds_of, ends_since, same_key
+from chronolake.table.incoming import ends_since, same_key
+from chronolake.table.measured import measured
 from chronolake.table.pulled import ensure_hidden, layout_of
 from chronolake.table.sql import KEYS, TABLE, broadcast, kept, listed, numbered, same_row
 from chronolake.table.staging import (
@@ -48,7 +43,6 @@ from chronolake.table.succession import (
     REMOVED,
     REVEALED,
     STORED,
-    Layout,
     of_landed,
     of_stored,
     states,
@@ -62,17 +56,17 @@ from chronolake.types import (
     SYNCED,
     VERSION,
     Mode,
-    quoted,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-    from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
+    from chronolake.table.layout import Layout
+    from chronolake.table.measured import Pulled
     from chronolake.types import TableName
 
 
@@ -158,8 +152,7 @@ def write_versions(
     versions.createOrReplaceTempView(view)
     try:
         with watch.stage("read"):
-            pulled = _measure(spark, view, description, layout)
-            pulled = replace(pulled, has_each_once=has_each_once)
+            pulled = measured(spark, view, description, layout, has_each_once=has_each_once)
             layout = replace(layout, untold=tuple(dict.fromkeys([*layout.untold, *pulled.untold])))
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
@@ -185,112 +178,18 @@ def write_versions(
 
 
 @dataclass(frozen=True)
-class _Pulled:
-    """Landed rows and what is known about them.
-
-    Attributes:
-        view: the rows as a SQL name.
-        rows: how many.
-        marks: how many of them only say that a record is gone.
-        purges: how many of these are purges.
-        untold: the data columns of which some row says nothing.
-        since: the least modification time in microseconds, or None.
-        bounds: bounds of the key columns for which that is useful, as SQL.
-        sketch: of the versions they tell of (`table/usage.py`).
-        deleted: how many say when their record was deleted.
-        has_each_once: whether it is known that no two are of one record.
-    """
-
-    view: str
-    rows: int
-    marks: int
-    purges: int
-    untold: tuple[str, ...]
-    since: int | None
-    bounds: dict[str, tuple[str, str]]
-    sketch: bytes | None
-    deleted: int
-    has_each_once: bool = False
-
-    @property
-    def are_states(self) -> bool:
-        """Whether each row is its record's one version, which is active."""
-        return self.has_each_once and not (self.deleted or self.marks or self.untold)
-
-
-@dataclass(frozen=True)
 class _Outcome:
     written: int = 0
     removed: int = 0
     sketch: bytes | None = None
 
 
-def _measure(
-    spark: SparkSession, view: str, description: TableDescription, layout: Layout
-) -> _Pulled:
-    """Look once at the landed rows, without their data columns."""
-    ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
-    needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
-    incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
-    sketch = usage.sketching(_counted(layout), TELLS)
-    place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
-    found = [
-        "count(1) AS rows",
-        f"min({place}) FILTER (WHERE {incomplete}) AS place",
-        f"count_if(NOT {TELLS}) AS marks",
-        f"count_if({PURGED_AT} IS NOT NULL) AS purges",
-        f"count({DELETED_AT}) AS deleted",
-        f"array_distinct(flatten(collect_set({UNTOLD}))) AS untold",
-        f"count_if({incomplete}) AS incomplete",
-        f"min({MODIFIED}) AS since",
-        f"{sketch} AS sketch",
-    ]
-    for number, name in enumerate(ordered):
-        column = quoted(name)
-        found += [f"min({column}) AS least{number}", f"max({column}) AS greatest{number}"]
-    (row,) = spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
-    if row["incomplete"]:
-        raise BatchError(
-            f"{row['incomplete']} rows lack their key, modification time or sequence; this is the "
-            "first.",
-            table=str(description.name),
-            file=row["place"]["file"],
-            row=row["place"]["row"] + 1,
-            hint=f"Every row needs {', '.join(layout.key)}, a time and a sequence.",
-        )
-    return _Pulled(
-        view=view,
-        rows=row["rows"],
-        marks=row["marks"],
-        purges=row["purges"],
-        # A name that is none of the table's columns says nothing about it.
-        untold=tuple(
-            name for name in layout.data if name in row["untold"] and name not in layout.key
-        ),
-        since=row["since"],
-        bounds={
-            name: bounds_of(
-                description.by_name[name].type.kind, row[f"least{number}"], row[f"greatest{number}"]
-            )
-            for number, name in enumerate(ordered)
-            if row["rows"]
-        },
-        sketch=row["sketch"],
-        deleted=row["deleted"],
-    )
-
-
 def _untold_of(table: IcebergTable) -> tuple[str, ...]:
     return tuple(orjson.loads(table.property_of(UNTOLD_PROPERTY) or "[]"))
 
 
-def _counted(layout: Layout) -> tuple[str, ...]:
-    """The columns that tell apart what counts as a row that was written."""
-    return (*layout.key, MODIFIED) if layout.mode is Mode.HISTORY else layout.key
-
-
 def _stage(
-    write: StagedWrite, pulled: _Pulled, layout: Layout, synced: int, watch: Stopwatch
+    write: StagedWrite, pulled: Pulled, layout: Layout, synced: int, watch: Stopwatch
 ) -> _Outcome:
     if not pulled.rows:
         return _Outcome()
@@ -310,7 +209,7 @@ def _stage(
     with ExitStack() as until_published:
         with watch.stage("resolve"):
             rows = until_published.enter_context(kept(resolved))
-            sketch = usage.sketching(_counted(layout), COUNTED)
+            sketch = usage.sketching(layout.counted, COUNTED)
             (found,) = write.spark.sql(
                 f"SELECT count_if({REMOVED}) AS removed, count_if({ADDED}) AS added, "
                 f"count_if({CONCEALED}) AS concealed, count_if({REVEALED}) AS revealed, "
@@ -328,7 +227,7 @@ def _stage(
     return _Outcome(found["added"], found["removed"], found["sketch"])
 
 
-def _fill(write: StagedWrite, resolved: DataFrame, pulled: _Pulled, layout: Layout) -> _Outcome:
+def _fill(write: StagedWrite, resolved: DataFrame, pulled: Pulled, layout: Layout) -> _Outcome:
     """Stage the first rows of a table: nothing has to go, and nothing is kept in memory."""
     view = f"chronolake_{uuid4().hex}"
     resolved.createOrReplaceTempView(view)
@@ -352,7 +251,7 @@ def _concealed(rows: str, layout: Layout) -> str:
     return f"SELECT {columns} FROM {rows} WHERE {CONCEALED}"
 
 
-def _remove(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout: Layout) -> None:
+def _remove(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: Layout) -> None:
     """Remove rows of `main`, by file and position."""
     conditions = [*same_key(layout.key, pulled.bounds), *same_row(FILE, POSITION)]
     if layout.mode is Mode.HISTORY:
@@ -364,7 +263,7 @@ def _remove(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout:
     )
 
 
-def _reveal(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout: Layout) -> None:
+def _reveal(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: Layout) -> None:
     """Remove hidden rows that have nothing to say any more, or are shown."""
     same_version = f"{TABLE}.{VERSION} = {KEYS}.{STORED}"
     write.hidden.delete(
@@ -374,7 +273,7 @@ def _reveal(write: StagedWrite, rows: str, number: int, pulled: _Pulled, layout:
     )
 
 
-def _reached(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
+def _reached(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
     """The rows of `main` that landed ones can change, with all that is known of them.
 
     In a history table these are versions which are active, or end when their record's first landed
@@ -398,7 +297,7 @@ def _reached(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
     )
 
 
-def _hidden(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
+def _hidden(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
     """The hidden rows of the landed keys, with all that is known of them."""
     keys = f"SELECT DISTINCT {numbered(layout.key)} FROM {pulled.view}"
     matched = " AND ".join(same_key(layout.key, pulled.bounds))
@@ -408,7 +307,7 @@ def _hidden(write: StagedWrite, pulled: _Pulled, layout: Layout) -> str:
     )
 
 
-def _in_reach(pulled: _Pulled, layout: Layout) -> list[str]:
+def _in_reach(pulled: Pulled, layout: Layout) -> list[str]:
     """SQL conditions that all versions meet which landed rows can change: they prune files."""
     if layout.erased and pulled.purges:
         return []

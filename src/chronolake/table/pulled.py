@@ -19,8 +19,9 @@ from chronolake.table.create import (
     properties_of,
 )
 from chronolake.table.hashes import HASHED_PROPERTY, property_for
+from chronolake.table.layout import Layout
 from chronolake.table.sql import listed
-from chronolake.table.succession import Layout, time_in
+from chronolake.table.succession import time_in
 from chronolake.types import (
     ACTIVE,
     DELETED,

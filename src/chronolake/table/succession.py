@@ -26,7 +26,7 @@ Everything here is SQL text over relations; `chronolake.table.pulled` runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from chronolake.changes import (
@@ -60,8 +60,7 @@ from chronolake.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chronolake.table.untold import UntoldColumn
-    from chronolake.types import Column
+    from chronolake.table.layout import Layout
 
 # What is known of a stored row, besides the columns of every landed row.
 FILE: Final = f"{RESERVED}file"
@@ -114,51 +113,6 @@ _PURGED: Final = f"{RESERVED}purged"
 _GONE: Final = f"{RESERVED}gone"
 _FINISH: Final = f"{RESERVED}finish"
 _LOSES: Final = f"{RESERVED}loses"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A table that is pulled, as far as its versions are concerned.
-
-    Attributes:
-        key: the columns that identify a record.
-        data: the columns that landed rows have, the key among them.
-        mode: the table's mode.
-        epsilon: microseconds between a version's end and the start of the next.
-        erased: the data columns that a purge empties in the versions that it ends.
-        untold: the data columns of which some row of the table, or a landed one, said nothing.
-        has_marks: whether there may be marks among the rows.
-        hashed: the data columns that a row's hash is made of, in their order; None: it has none.
-    """
-
-    key: tuple[str, ...]
-    data: tuple[str, ...]
-    mode: Mode
-    epsilon: int
-    erased: tuple[str, ...] = ()
-    untold: tuple[str, ...] = ()
-    has_marks: bool = True
-    hashed: tuple[Column, ...] | None = None
-
-    @property
-    def untold_columns(self) -> tuple[UntoldColumn, ...]:
-        """The columns of `untold`, with what succession keeps of each."""
-        return untold.numbered(self.untold)
-
-    @property
-    def system(self) -> tuple[str, ...]:
-        """The columns that the table has besides."""
-        by_mode = {
-            Mode.HISTORY: (START, END, ACTIVE),
-            Mode.SOFT_DELETE: (DELETED,),
-            Mode.LIVE: (),
-        }
-        return (*by_mode[self.mode], SYNCED, VERSION, *((HASH,) if self.hashed else ()))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """All columns of the table, in its order."""
-        return (*self.data, *self.system)
 
 
 def of_landed(rows: str, layout: Layout) -> str:

@@ -14,16 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chronolake.arrowrows import ArrowRows
-from chronolake.changes import (
-    DELETED_AT,
-    MODIFIED,
-    OPERATED,
-    PURGED_AT,
-    SEQUENCE,
-    TELLS,
-    UNTOLD,
-)
+from chronolake.changes import PURGED_AT
 from chronolake.source.postgres.columns import Typing, is_held
+from chronolake.source.postgres.versions import SYSTEM
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
@@ -35,9 +28,15 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.columns import SourceColumn
 
 _BUFFER_BYTES: Final = 16 * 2**20
-_SYSTEM_COLUMNS: Final = (
-    f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {TELLS} boolean, "
-    f"{UNTOLD} array<string>, {OPERATED} string, {PURGED_AT} bigint"
+_SQL: Final = {
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.bool_(): "boolean",
+    pa.list_(pa.string()): "array<string>",
+}
+#: What versions have besides their data, as a Spark schema.
+_SYSTEM_COLUMNS: Final = ", ".join(
+    f"{one.name} {_SQL[one.type]}" for one in SYSTEM.append(pa.field(PURGED_AT, pa.int64()))
 )
 
 

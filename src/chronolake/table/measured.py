@@ -1,0 +1,133 @@
+"""What is known of landed rows before their table is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chronolake.changes import (
+    DELETED_AT,
+    LANDED_FILE,
+    LANDED_ROW,
+    MODIFIED,
+    PURGED_AT,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
+from chronolake.errors import BatchError
+from chronolake.table import usage
+from chronolake.table.incoming import ORDERED, bounds_of
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from chronolake.description import TableDescription
+    from chronolake.table.layout import Layout
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Landed rows and what is known about them.
+
+    Attributes:
+        view: the rows as a SQL name.
+        rows: how many.
+        marks: how many of them only say that a record is gone.
+        purges: how many of these are purges.
+        untold: the data columns of which some row says nothing.
+        since: the least modification time in microseconds, or None.
+        bounds: bounds of the key columns for which that is useful, as SQL.
+        sketch: of the versions they tell of (`table/usage.py`).
+        deleted: how many say when their record was deleted.
+        has_each_once: whether it is known that no two are of one record.
+    """
+
+    view: str
+    rows: int
+    marks: int
+    purges: int
+    untold: tuple[str, ...]
+    since: int | None
+    bounds: dict[str, tuple[str, str]]
+    sketch: bytes | None
+    deleted: int
+    has_each_once: bool
+
+    @property
+    def are_states(self) -> bool:
+        """Whether each row is its record's one version, which is active."""
+        return self.has_each_once and not (self.deleted or self.marks or self.untold)
+
+
+def measured(
+    spark: SparkSession,
+    view: str,
+    description: TableDescription,
+    layout: Layout,
+    *,
+    has_each_once: bool,
+) -> Pulled:
+    """Look once at landed rows, without their data columns.
+
+    Args:
+        spark: the session that reads them.
+        view: the rows as a SQL name.
+        description: the table.
+        layout: the same, as far as versions are concerned.
+        has_each_once: whether it is known that no two rows are of one record.
+
+    Raises:
+        BatchError: a row lacks its key, its time or its sequence.
+    """
+    ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
+    needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
+    incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
+    sketch = usage.sketching(layout.counted, TELLS)
+    place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
+    found = [
+        "count(1) AS rows",
+        f"min({place}) FILTER (WHERE {incomplete}) AS place",
+        f"count_if(NOT {TELLS}) AS marks",
+        f"count_if({PURGED_AT} IS NOT NULL) AS purges",
+        f"count({DELETED_AT}) AS deleted",
+        f"array_distinct(flatten(collect_set({UNTOLD}))) AS untold",
+        f"count_if({incomplete}) AS incomplete",
+        f"min({MODIFIED}) AS since",
+        f"{sketch} AS sketch",
+    ]
+    for number, name in enumerate(ordered):
+        column = quoted(name)
+        found += [f"min({column}) AS least{number}", f"max({column}) AS greatest{number}"]
+    (row,) = spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
+    if row["incomplete"]:
+        raise BatchError(
+            f"{row['incomplete']} rows lack their key, modification time or sequence; this is the "
+            "first.",
+            table=str(description.name),
+            file=row["place"]["file"],
+            row=row["place"]["row"] + 1,
+            hint=f"Every row needs {', '.join(layout.key)}, a time and a sequence.",
+        )
+    return Pulled(
+        view=view,
+        rows=row["rows"],
+        marks=row["marks"],
+        purges=row["purges"],
+        # A name that is none of the table's columns says nothing about it.
+        untold=tuple(
+            name for name in layout.data if name in row["untold"] and name not in layout.key
+        ),
+        since=row["since"],
+        bounds={
+            name: bounds_of(
+                description.by_name[name].type.kind, row[f"least{number}"], row[f"greatest{number}"]
+            )
+            for number, name in enumerate(ordered)
+            if row["rows"]
+        },
+        sketch=row["sketch"],
+        deleted=row["deleted"],
+        has_each_once=has_each_once,
+    )
