@@ -99,12 +99,20 @@ class Own:
         rows: Sequence[dict[str, Any]],
         *,
         each_once: bool = False,
+        has_new_columns: bool = False,
         files: int = 1,
     ) -> list[Path]:
         frame = self.frame(columns, rows).coalesce(1)
         if files > 1:
             frame = frame.repartition(files)
-        landed = land(frame, columns, self.folder, guard=lambda: None, each_once=each_once)
+        landed = land(
+            frame,
+            columns,
+            self.folder,
+            guard=lambda: None,
+            each_once=each_once,
+            has_new_columns=has_new_columns,
+        )
         return [file.path for file in landed]
 
     def keep(self, *, on_purge: OnPurge, is_ours: bool) -> None:
@@ -328,6 +336,27 @@ def test_a_landing_with_each_record_once_makes_the_table_that_any_makes(
         tables.append(sorted(found, key=repr))
     assert tables[0] == tables[1]
     assert len(tables[0]) == (22 if mode is Mode.HISTORY else 21)
+
+
+def test_columns_are_known_before_any_record(own: Own) -> None:
+    first = (
+        column("id", Kind.LONG, key=True),
+        column("place", Kind.STRING, key=True),
+        column("state", Kind.STRING),
+    )
+    assert own.land(first, []) == []
+    (file,) = own.land(first, [], has_new_columns=True)
+    assert pq.read_metadata(file).num_rows == 0
+    own.apply()
+    assert own.table().num_rows == 0
+    assert own.table().column_names[:3] == ["id", "place", "state"]
+
+    own.land(first, [version(0, id=1, place="a", state="new")], each_once=True)
+    own.apply()
+    own.land((*first, column("paid", Kind.BOOLEAN)), [], has_new_columns=True)
+    own.apply()
+    assert own.rows("id", "state", "paid") == [(1, "new", None)]
+    assert own.agrees()
 
 
 def test_what_is_known_of_one_landing_is_not_known_of_two(own: Own) -> None:

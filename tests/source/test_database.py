@@ -154,6 +154,25 @@ def test_columns_come_go_and_get_other_names_and_types(
     assert shop.agrees()
 
 
+@pytest.mark.parametrize("method", ["logical_replication", "snapshot_diff"])
+def test_tables_and_columns_are_there_before_they_have_values(shop: Shop, method: str) -> None:
+    shop.configure(method=method)
+    shop.run("CREATE TABLE orders (id int PRIMARY KEY, total numeric(10,2))")
+    shop.prepare()
+    shop.synced()
+    assert shop.versions("orders", ("id", "total")) == []
+    shop.run("INSERT INTO orders VALUES (1, 5)", "ALTER TABLE orders ADD note text")
+    shop.synced()
+    shop.run("ALTER TABLE orders ADD paid boolean")
+    shop.synced()
+    assert shop.versions("orders", ("id", "note", "paid")) == [(1, None, None, True)]
+
+    files = sorted(shop.folder.rglob("data-*.parquet"))
+    shop.synced()
+    assert sorted(shop.folder.rglob("data-*.parquet")) == files
+    assert shop.agrees()
+
+
 def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
     shop.run(
         'CREATE TABLE "Odd/ name." ("Key" uuid PRIMARY KEY, "Va l" text[])',

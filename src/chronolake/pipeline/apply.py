@@ -118,7 +118,7 @@ def apply(
         table = lake.catalog.find(stream.table)
         landed = _landing(filling, step, namings)
         reach("sync.surveyed")
-        if not landed.rows:
+        if landed.is_silent:
             yield _applied(None if table is None else MadeOf.told_by(table).watermark, landed)
         elif table is None:
             yield _applied(landed.watermark, landed, written=_begin(filling, landed))

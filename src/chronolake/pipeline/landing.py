@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from chronolake.description import describe_loaded
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
 from chronolake.pipeline.filling import expect_same_key
@@ -158,9 +159,13 @@ class _Landing:
         versions, columns = versions_of(self.lake, snapshot, table)
         if self.anew:
             self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})
-        # What differs from a table is brought together with its rows in any case.
-        each_once = table is None and snapshot.is_distinct
-        return self._land(versions, columns, each_once=each_once)
+        known = set() if table is None else describe_loaded(table).by_name.keys()
+        return self._land(
+            versions,
+            columns,
+            each_once=snapshot.is_distinct,
+            has_new_columns=any(column.name not in known for column in columns),
+        )
 
     def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:
         """Refuse what the table could not take before it stands in the raw lake for good."""
@@ -174,6 +179,7 @@ class _Landing:
         columns: Sequence[Column],
         *,
         each_once: bool = False,
+        has_new_columns: bool = False,
     ) -> list[DataFile]:
         return land(
             versions,
@@ -181,6 +187,7 @@ class _Landing:
             self.stream.folder,
             guard=self.lease.expect_held,
             each_once=each_once,
+            has_new_columns=has_new_columns,
         )
 
     def _name(self, numbers: Mapping[str, int] | None) -> None:

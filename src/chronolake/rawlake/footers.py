@@ -91,7 +91,7 @@ class Footers:
 
 
 def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
-    """Read the footers of files; of those that have rows.
+    """Read the footers of files; of those that have rows, or declare columns.
 
     Args:
         spark: the session.
@@ -122,9 +122,9 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
                 known = ColumnStatistics(**told)
                 columns[name] = known.with_(columns.get(name, ColumnStatistics()))
         count = sum(row["rows"] for row in rows)
-        if count:
-            first = files[numbers[0]]
-            declaration = _declaration(schema, first)
+        first = files[numbers[0]]
+        declaration = _declaration(schema, first)
+        if count or declaration:
             names = namings.since(renamed, (one.column.name for one in declaration))
             fields = _fields(schema, first, columns, declaration, names)
             declaration = with_names(declaration, names)

@@ -89,6 +89,11 @@ class Landing:
         return self.files[-1].mark
 
     @property
+    def is_silent(self) -> bool:
+        """Whether the files tell neither of records nor of columns."""
+        return not (self.rows or self.seen)
+
+    @property
     def has_purges(self) -> bool:
         """Whether some row may say that its record was purged."""
         return any(lake_fields.PURGED in group.fields for group in self.groups)
@@ -127,7 +132,8 @@ class Landing:
         data = {
             column.name: _value(by_name.get(column.name, {}), column.type) for column in columns
         }
-        if not any(field.declared for field in group.fields.values()):
+        identifier = group.fields.get(KEY.name)
+        if identifier is not None and identifier.declared is None:
             data[KEY.name] = f"nullif(CAST({quoted(KEY.name)} AS STRING), '')"
         if SOURCE_TIME.name in data:
             data[SOURCE_TIME.name] = f"timestamp_micros({system[MODIFIED]})"
@@ -163,7 +169,7 @@ def landing(
         if any(field.name in asked for field in group.fields.values()):
             seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
     rows = sum(one.rows for one in found)
-    landings = {one.each_once for one in found}
+    landings = {one.each_once for one in found if one.rows}
     has_each_once = len(landings) == 1 and None not in landings
     return Landing(spark, tuple(files), groups, key, seen, rows, namings, has_each_once)
 

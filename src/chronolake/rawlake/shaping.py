@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from chronolake.rawlake.declared import Declaration
 
 _MICROS: Final = pa.timestamp("us", tz="UTC")
+#: The rows of a file that only declares columns.
+EMPTY: Final = pa.schema(
+    [
+        (lake_fields.ID, pa.string()),
+        (lake_fields.MODIFIED, _MICROS),
+        (lake_fields.SEQUENCE, pa.string()),
+    ]
+).empty_table()
 #: The types in which such files have numbers.
 _WIDE: Final = {Kind.SHORT: pa.int64(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64()}
 

@@ -19,7 +19,7 @@ from chronolake.failpoints import reach
 from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.declared import DECLARATION, declared, to_json
 from chronolake.rawlake.naming import make_durable, publish, staging
-from chronolake.rawlake.shaping import incomplete, rows_of_file
+from chronolake.rawlake.shaping import EMPTY, incomplete, rows_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,6 +44,7 @@ def land(
     *,
     guard: Callable[[], None],
     each_once: bool = False,
+    has_new_columns: bool = False,
     file_bytes: int = FILE_BYTES,
 ) -> list[DataFile]:
     """Append record versions to an object of a raw lake.
@@ -59,10 +60,12 @@ def land(
         guard: called before files appear, when nobody else can let files appear; raises if this
             process must not write to the lake any more.
         each_once: whether the source vouches that no two of the versions are of one record.
+        has_new_columns: whether the columns are to be known even if there are no versions.
         file_bytes: how many bytes of rows make a file.
 
     Returns:
-        The new files in the order of their names; none if there are no versions.
+        The new files in the order of their names. If there are no versions, these are none; or,
+        with new columns, one without rows.
 
     Raises:
         SchemaError: there is no key, or a field has a name of the lake's own columns.
@@ -89,11 +92,14 @@ def land(
                 table=folder.name,
                 hint=f"Every version needs {key}, a modification time and a sequence.",
             )
-        if not told:
+        names = [row["name"] for row in told]
+        if not names and has_new_columns:
+            names = [_staged(EMPTY, str(place), to_json(declaration))]
+        if not names:
             return []
         make_durable(place)
         reach("land.staged")
-        return publish(folder, [place / row["name"] for row in told], guard=guard)
+        return publish(folder, [place / name for name in names], guard=guard)
 
 
 # ------------------------------------------------------------------ in an executor
@@ -155,8 +161,14 @@ def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
 
 def _file(batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes) -> pa.RecordBatch:
     rows = pa.Table.from_batches(batches)
+    name = _staged(rows, folder, declaration)
+    return pa.RecordBatch.from_pydict(
+        {"name": [name], "rows": [rows.num_rows], "incomplete": [incomplete(rows)]}
+    )
+
+
+def _staged(rows: pa.Table, folder: str, declaration: bytes) -> str:
+    """Write rows to a new file of a folder; gives its name."""
     path = Path(folder) / f"{uuid4().hex}.parquet"
     write_file(rows, path, declaration)
-    return pa.RecordBatch.from_pydict(
-        {"name": [path.name], "rows": [rows.num_rows], "incomplete": [incomplete(rows)]}
-    )
+    return path.name
