@@ -36,6 +36,8 @@ FAILPOINTS: Final = (
     "land.file-replaced",
     "land.done",
     "land.checkpointed",
+    "read.slice-done",
+    "read.slice-noted",
 )
 
 _reached: Counter[str] = Counter()

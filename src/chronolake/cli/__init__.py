@@ -11,6 +11,7 @@
 | `driving` | `drive` |
 | `projecting` | `init`, `schema`, `status`, `runs`, `state` |
 | `checking` | `check`, `discover` |
+| `reading` | `read` |
 | `piping` | `sync`, `resync`, `rebuild`: Spark |
 """
 
@@ -21,6 +22,7 @@ from chronolake.cli import (
     looking,
     piping,
     projecting,
+    reading,
     serving,
     switching,
     working,
@@ -36,6 +38,7 @@ __all__ = [
     "main",
     "piping",
     "projecting",
+    "reading",
     "serving",
     "switching",
     "working",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
@@ -158,6 +158,54 @@ class SqlServerSource(JdbcAddress):
         return self
 
 
+class OnPartitionLimit(StrEnum):
+    """What becomes of a stream with more partitions than have a state of their own."""
+
+    #: The oldest are forgotten, and read in full next time.
+    DROP_OLDEST = "drop_oldest"
+    #: All of them have one cursor from then on.
+    GLOBAL_CURSOR = "global_cursor"
+
+
+class DeclarativeSource(Section):
+    """An HTTP API that a low-code connector's manifest describes."""
+
+    type: Literal["declarative"]
+    manifest: str = Field(
+        min_length=1,
+        description="The manifest: a YAML file, a folder with manifest.yaml, or an installed "
+        "package airbyte-source-….",
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,
+        description="What the manifest's `spec` asks for; secrets from the environment: ${TOKEN}.",
+    )
+    only: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="The streams to bring; every stream that can be read when left out.",
+    )
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="How many requests are in flight at once; what the manifest says, or 4, when "
+        "left out.",
+    )
+    allowed_hosts: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="The hosts that requests may go to, as api.example.com or *.example.com; any "
+        "when left out.",
+    )
+    on_partition_limit: OnPartitionLimit = Field(
+        default=OnPartitionLimit.DROP_OLDEST,
+        description="Beyond 10,000 partitions: drop_oldest reads forgotten ones in full next "
+        "time; global_cursor keeps one cursor for all from then on.",
+    )
+
+
 class OnPurge(StrEnum):
     """What becomes of a record whose data the source has forgotten."""
 
@@ -189,7 +237,8 @@ class PipelineConfig(Section):
     """A source, and how its streams are kept."""
 
     source: Annotated[
-        DataLakeSource | PostgresSource | JdbcSource | SqlServerSource, Field(discriminator="type")
+        DataLakeSource | PostgresSource | JdbcSource | SqlServerSource | DeclarativeSource,
+        Field(discriminator="type"),
     ] = Field(description="What is read.")
     target_schema: str | None = Field(
         default=None,

@@ -8,6 +8,7 @@ which changes nothing: what landed twice counts once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -18,7 +19,7 @@ from chronolake.failpoints import reach
 from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
 from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of
-from chronolake.source.offered import Failure, Snapshot
+from chronolake.source.offered import Failure, RememberingSource, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,6 +89,9 @@ def land_new(
     if positions:
         # The last run may have died before it could say so.
         source.landed(positions)
+    if isinstance(source, RememberingSource):
+        remember = partial(store.remember, pipeline, token=lease.token)
+        source.recall(store.remembered(pipeline), remember)
     landing = {
         stream.name: _Landing(lake, stream, lease, complete, anew=anew) for stream in streams
     }
@@ -122,9 +126,14 @@ def land_new(
             stream=name,
             files=step.files,
             bytes=step.bytes,
-            position=brought.position,
+            position=_shown(brought.position),
         )
         yield step
+
+
+def _shown(position: Position) -> dict[str, Any]:
+    """A position as a log shows it: without what grows with the stream."""
+    return {name: told for name, told in position.items() if isinstance(told, str | int)}
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,15 @@ CHECKPOINTS: Final = sql.Table(
 )
 
 
+#: What sources have to remember: tokens that change with each use. Nothing of it is ever shown.
+REMEMBERED: Final = sql.Table(
+    "chronolake_remembered",
+    _metadata,
+    sql.Column("pipeline", sql.String, primary_key=True),
+    sql.Column("told", sql.Text, nullable=False),
+)
+
+
 class Status(StrEnum):
     """What became of a run, or of one of its streams."""
 
@@ -261,6 +270,30 @@ class Store:
             connection.execute(
                 CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
             )
+
+    def remembered(self, pipeline: str) -> dict[str, Any]:
+        """What a pipeline's source was told to remember last; empty if it never was."""
+        query = sql.select(REMEMBERED.c.told).where(REMEMBERED.c.pipeline == pipeline)
+        with self.transaction() as connection:
+            found = connection.execute(query).scalar_one_or_none()
+        return {} if found is None else dict(orjson.loads(found))
+
+    def remember(self, pipeline: str, told: Mapping[str, Any], *, token: int) -> None:
+        """Keep what a pipeline's source has to know in its next run.
+
+        Args:
+            pipeline: the pipeline.
+            told: what JSON can hold; it may be secret.
+            token: of the lease under which the source is read.
+
+        Raises:
+            LeaseLostError: another process runs the pipeline by now; nothing has changed.
+        """
+        text = orjson.dumps(dict(told)).decode()
+        with self.transaction() as connection:
+            _expect_holder(connection, pipeline, token)
+            connection.execute(REMEMBERED.delete().where(REMEMBERED.c.pipeline == pipeline))
+            connection.execute(REMEMBERED.insert().values(pipeline=pipeline, told=text))
 
     def expect_holder(self, pipeline: str, token: int) -> None:
         """Refuse to go on under a lease that has passed to another process.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from chronolake.config import (
+    DeclarativeSource,
     JdbcSource,
     OnPurge,
     PostgresMethod,
@@ -104,6 +105,10 @@ def source_of(project: Project, pipeline: str) -> Source:
         from chronolake.source.jdbc.database import JdbcDatabase  # noqa: PLC0415 - it loads Spark
 
         return JdbcDatabase(project, pipeline, config)
+    if isinstance(config, DeclarativeSource):
+        from chronolake.source.declarative.source import DeclarativeApi  # noqa: PLC0415
+
+        return DeclarativeApi(project, pipeline, config)
     if isinstance(config, SqlServerSource):
         from chronolake.source.sqlserver.database import SqlServerDatabase  # noqa: PLC0415
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from chronolake.rawlake import ObjectFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -225,6 +225,22 @@ class PulledSource(Source, Protocol):
 
         Args:
             positions: of every stream that anything has ever landed of, wanted or not.
+        """
+        ...
+
+
+@runtime_checkable
+class RememberingSource(Source, Protocol):
+    """A source that has to remember more than where its streams are: tokens that change."""
+
+    def recall(
+        self, recalled: Mapping[str, Any], remember: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        """Go on with what earlier runs had to remember; called before anything is brought.
+
+        Args:
+            recalled: what `remember` was given last; empty if it never was.
+            remember: keeps what the next run has to know, before it returns.
         """
         ...
 

@@ -1,0 +1,32 @@
+"""What every component of a manifest has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Component(BaseModel):
+    """A component as the manifest describes it, with what it inherits already in its place.
+
+    Keys that a component does not know are passed over: `$parameters` of those around it become
+    keys of its own.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+
+    parameters: dict[str, Any] = Field(default_factory=dict, alias="$parameters", repr=False)
+
+
+def _refused(value: object) -> None:
+    if value:
+        raise ValueError("is not supported")
+
+
+#: What would change what is read, and is not there yet.
+Unsupported = Annotated[None, BeforeValidator(_refused)]
+#: A number, or a template that gives one.
+Number = int | float | str
+#: A truth value, or a template that gives one.
+Truth = bool | str

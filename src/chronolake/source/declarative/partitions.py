@@ -1,0 +1,295 @@
+"""The partitions of a stream: values of a list, records of parent streams, groups and products.
+
+Source: `seeds/incremental-syncs.txt` ("Nested Streams"), `specs/airbyte-declarative.md` (2.5).
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.fieldpaths import MISSING, looked_up
+from chronolake.source.declarative.language.streams import (
+    GroupingPartitionRouter,
+    ListPartitionRouter,
+    SubstreamPartitionRouter,
+)
+from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.templates import as_text, evaluated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from chronolake.source.declarative.injection import Injection
+    from chronolake.source.declarative.language.base import Component
+    from chronolake.source.declarative.language.options import RequestOption
+    from chronolake.source.declarative.language.streams import ParentStreamConfig, PartitionRouter
+
+
+class Parent(Protocol):
+    """A stream that is read for its records."""
+
+    def records(self) -> Iterator[tuple[StreamSlice, Mapping[str, Any]]]:
+        """The records with the slices they stand in, of those slices that its state leaves."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """How far it has been read."""
+        ...
+
+
+class Router(Protocol):
+    """What gives a stream its partitions."""
+
+    def partitions(self) -> Iterator[StreamSlice]:
+        """The partitions, one after the other."""
+        ...
+
+    def parent_state(self) -> dict[str, Any] | None:
+        """How far the parents that are read incrementally are, by name; None: nothing is."""
+        ...
+
+    def inject(self, into: Injection, partition: StreamSlice) -> None:
+        """Put a partition's values where the manifest wants them in requests."""
+        ...
+
+
+def router_of(
+    routers: Sequence[PartitionRouter],
+    config: Mapping[str, Any],
+    parent_of: Callable[[ParentStreamConfig], Parent],
+) -> Router | None:
+    """What gives a stream its partitions; None: it has none.
+
+    Args:
+        routers: as the manifest has them; several make their product.
+        config: what the user has set.
+        parent_of: gives the stream whose records are partitions.
+    """
+    made = [_router_of(one, config, parent_of) for one in routers]
+    if not made:
+        return None
+    return made[0] if len(made) == 1 else _Product(made)
+
+
+def _router_of(
+    router: PartitionRouter,
+    config: Mapping[str, Any],
+    parent_of: Callable[[ParentStreamConfig], Parent],
+) -> Router:
+    if isinstance(router, ListPartitionRouter):
+        return _Values(router, config)
+    if isinstance(router, SubstreamPartitionRouter):
+        return _Substream(router, config, parent_of)
+    return _Groups(router, _router_of(router.underlying_partition_router, config, parent_of))
+
+
+def named(component: Component, config: Mapping[str, Any], template: str) -> str:
+    """What a component's template gives, which the configuration completes."""
+    return as_text(template, {"config": config, "parameters": component.parameters})
+
+
+def _put(
+    into: Injection,
+    option: RequestOption | None,
+    name: str,
+    partition: StreamSlice,
+    config: Mapping[str, Any],
+) -> None:
+    if option is not None and (value := partition.get(name)):
+        into.put(option, value, config)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A partition for each value of a list."""
+
+    router: ListPartitionRouter
+    config: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return named(self.router, self.config, self.router.cursor_field)
+
+    def partitions(self) -> Iterator[StreamSlice]:
+        name = self.name
+        for value in self._values():
+            yield StreamSlice({name: value})
+
+    def _values(self) -> Iterable[Any]:
+        values = self.router.values
+        if not isinstance(values, str):
+            return values
+        context = {"config": self.config, "parameters": self.router.parameters}
+        found = evaluated(values, context, default=values)
+        if isinstance(found, str):
+            try:
+                found = ast.literal_eval(found)
+            except (ValueError, SyntaxError):
+                found = None
+        if not isinstance(found, list | tuple):
+            raise ConfigurationError(
+                f"The partitions' values are no list: {values}",
+                hint="Write a list, or a template that gives one.",
+            )
+        return found
+
+    def parent_state(self) -> dict[str, Any] | None:
+        return None
+
+    def inject(self, into: Injection, partition: StreamSlice) -> None:
+        _put(into, self.router.request_option, self.name, partition, self.config)
+
+
+class _Substream:
+    """A partition for each record of the parent streams that has their key."""
+
+    def __init__(
+        self,
+        router: SubstreamPartitionRouter,
+        config: Mapping[str, Any],
+        parent_of: Callable[[ParentStreamConfig], Parent],
+    ) -> None:
+        self._config = config
+        self._configs = router.parent_stream_configs
+        self._parent_of = parent_of
+        self._parents: dict[int, Parent] = {}
+
+    def partitions(self) -> Iterator[StreamSlice]:
+        for number, config in enumerate(self._configs):
+            name = named(config, self._config, config.partition_field)
+            key = named(config, self._config, config.parent_key).split("/")
+            paths = [
+                [named(config, self._config, part) for part in path] for path in config.extra_fields
+            ]
+            for one, record in self._parent(number).records():
+                value = looked_up(record, key)
+                if value is MISSING or value is None:
+                    continue
+                extra = {}
+                for path in paths:
+                    found = looked_up(record, path)
+                    extra[".".join(path)] = None if found is MISSING else found
+                yield StreamSlice({name: value, "parent_slice": one.partition}, {}, extra)
+
+    def _parent(self, number: int) -> Parent:
+        if number not in self._parents:
+            self._parents[number] = self._parent_of(self._configs[number])
+        return self._parents[number]
+
+    def parent_state(self) -> dict[str, Any] | None:
+        return {
+            one.stream.name: dict(self._parent(number).state())
+            for number, one in enumerate(self._configs)
+            if one.incremental_dependency
+        }
+
+    def inject(self, into: Injection, partition: StreamSlice) -> None:
+        for one in self._configs:
+            name = named(one, self._config, one.partition_field)
+            _put(into, one.request_option, name, partition, self._config)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Partitions of another router, several at a time."""
+
+    router: GroupingPartitionRouter
+    underlying: Router
+
+    def partitions(self) -> Iterator[StreamSlice]:
+        for group in _in_groups(self._distinct(), self.router.group_size):
+            names = list(group[0].partition)
+            extra = dict.fromkeys(name for one in group for name in one.extra_fields)
+            yield StreamSlice(
+                {name: [one.partition.get(name) for one in group] for name in names},
+                {},
+                {name: [one.extra_fields.get(name) for one in group] for name in extra},
+            )
+
+    def _distinct(self) -> Iterator[StreamSlice]:
+        seen: set[Any] = set()
+        for one in self.underlying.partitions():
+            values = [value for name, value in one.partition.items() if name != "parent_slice"]
+            if len(values) != 1:
+                raise ConfigurationError(
+                    "Only partitions with one value can be grouped.",
+                    hint="Group the values of one list, or the records of one parent stream.",
+                )
+            if self.router.deduplicate:
+                if values[0] in seen:
+                    continue
+                seen.add(values[0])
+            yield one
+
+    def parent_state(self) -> dict[str, Any] | None:
+        return self.underlying.parent_state()
+
+    def inject(self, into: Injection, partition: StreamSlice) -> None:
+        """Groups reach requests through templates only."""
+
+
+def _in_groups(items: Iterable[StreamSlice], size: int) -> Iterator[list[StreamSlice]]:
+    iterator = iter(items)
+    yield from iter(partial(lambda: list(itertools.islice(iterator, size))), [])
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Every combination of the partitions of several routers."""
+
+    routers: Sequence[Router]
+
+    def partitions(self) -> Iterator[StreamSlice]:
+        for combination in itertools.product(*(one.partitions() for one in self.routers)):
+            partition: dict[str, Any] = {}
+            extra: dict[str, Any] = {}
+            # Of two with one name the first counts.
+            for one in reversed(combination):
+                partition |= one.partition
+                extra |= one.extra_fields
+            yield StreamSlice(partition, {}, extra)
+
+    def parent_state(self) -> dict[str, Any] | None:
+        return None
+
+    def inject(self, into: Injection, partition: StreamSlice) -> None:
+        for one in reversed(self.routers):
+            one.inject(into, partition)
+
+
+@dataclass
+class OpenPartitions:
+    """Which partitions are being read, and so how far the parents' state may be told.
+
+    A parent's state counts once all partitions are done that came before it.
+    """
+
+    state: dict[str, Any] | None = None
+    _opened: int = 0
+    _open: set[int] = field(default_factory=set)
+    _waiting: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def open(self, state: dict[str, Any] | None) -> int:
+        """A partition begins; gives its number.
+
+        Args:
+            state: the parents' state when it came.
+        """
+        number = self._opened
+        self._opened += 1
+        self._open.add(number)
+        if state is not None and (not self._waiting or self._waiting[-1][1] != state):
+            self._waiting.append((number, state))
+        return number
+
+    def close(self, number: int) -> None:
+        """A partition has been read."""
+        self._open.discard(number)
+        earliest = min(self._open, default=self._opened)
+        while self._waiting and self._waiting[0][0] < earliest:
+            self.state = self._waiting.pop(0)[1]

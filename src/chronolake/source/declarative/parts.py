@@ -1,0 +1,243 @@
+"""Records on their way into the raw lake: in files, until enough of them wait.
+
+What a slice has brought waits in files of its own, each with one set of columns. A journal names
+those of finished slices together with the state that they lead to: a run that dies after that
+leaves them to the next one, which does not ask for them again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import orjson
+import pyarrow as pa
+
+from chronolake.arrowrows import ArrowRows, to_spark
+from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
+from chronolake.rawlake import spelled
+from chronolake.types import Column, ColumnType, Kind, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+_JOURNAL: Final = "journal.json"
+_FACTS: Final = {
+    MODIFIED: (pa.int64(), "bigint"),
+    SEQUENCE: (pa.string(), "string"),
+    DELETED_AT: (pa.int64(), "bigint"),
+    PURGED_AT: (pa.int64(), "bigint"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of records.
+
+    Attributes:
+        file: where.
+        columns: their data columns.
+        rows: how many there are.
+    """
+
+    file: Path
+    columns: tuple[Column, ...]
+    rows: int
+
+    @property
+    def bytes(self) -> int:
+        """The file's size."""
+        return self.file.stat().st_size
+
+
+class PartWriter:
+    """The records of one slice, written page by page; one thread uses it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parts: list[Part] = []
+        self._columns: tuple[Column, ...] = ()
+        self._writer: pa.RecordBatchFileWriter | None = None
+        self._file = Path()
+        self._rows = 0
+
+    def add(
+        self, columns: Sequence[Column], arrays: Sequence[pa.Array], facts: Mapping[str, pa.Array]
+    ) -> None:
+        """Write the records of a page.
+
+        Args:
+            columns: their data columns.
+            arrays: the columns' values.
+            facts: `MODIFIED` and `SEQUENCE` (`chronolake.changes`).
+        """
+        rows = len(facts[MODIFIED])
+        never = pa.nulls(rows, pa.int64())
+        whole = [*arrays, *(facts.get(name, never) for name in _FACTS)]
+        batch = pa.record_batch(whole, names=[*(one.name for one in columns), *_FACTS])
+        if self._writer is None or tuple(columns) != self._columns:
+            self._end()
+            self._columns = tuple(columns)
+            self._file = self._folder / f"{uuid4().hex}.arrow"
+            self._writer = pa.ipc.new_file(self._file, batch.schema)
+        self._writer.write_batch(batch)
+        self._rows += rows
+
+    def _end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._parts.append(Part(self._file, self._columns, self._rows))
+            self._writer, self._rows = None, 0
+
+    def close(self) -> list[Part]:
+        """All has been written; gives the files."""
+        self._end()
+        return self._parts
+
+    def discard(self) -> None:
+        """Nothing of the slice is wanted."""
+        for part in self.close():
+            part.file.unlink(missing_ok=True)
+
+
+@dataclass
+class Waiting:
+    """The records of finished slices of a stream, which wait to be landed.
+
+    Attributes:
+        folder: where; it outlives a run that dies.
+        parts: the files.
+    """
+
+    folder: Path
+    parts: list[Part] = field(default_factory=list)
+
+    @classmethod
+    def left(cls, folder: Path) -> tuple[Waiting, dict[str, Any] | None]:
+        """What a run has left that died: finished slices, and the state that they lead to."""
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            journal = orjson.loads((folder / _JOURNAL).read_bytes())
+        except FileNotFoundError:
+            journal = {"parts": [], "state": None}
+        waiting = cls(folder, [_part_from(folder, told) for told in journal["parts"]])
+        known = {part.file for part in waiting.parts}
+        for file in folder.glob("*.arrow"):
+            # A slice that was not finished is read again.
+            if file not in known:
+                file.unlink()
+        if not all(part.file.is_file() for part in waiting.parts):
+            # They have landed; only the journal was still there.
+            waiting.landed()
+            return waiting, None
+        return waiting, journal["state"]
+
+    @property
+    def bytes(self) -> int:
+        """How much waits."""
+        return sum(part.bytes for part in self.parts)
+
+    def writer(self) -> PartWriter:
+        """Writes the records of one more slice."""
+        return PartWriter(self.folder)
+
+    def note(self, state: Mapping[str, Any]) -> None:
+        """Make the files outlive this run, with the state that they lead to."""
+        told = {"parts": [_part_as_json(part) for part in self.parts], "state": state}
+        file = self.folder / f"{_JOURNAL}.new"
+        file.write_bytes(orjson.dumps(told))
+        file.replace(self.folder / _JOURNAL)
+
+    def landed(self) -> None:
+        """The files have landed, and the state with them."""
+        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        for part in self.parts:
+            part.file.unlink(missing_ok=True)
+        self.parts = []
+
+    def discard(self) -> None:
+        """Forget everything that waits."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.parts = []
+
+
+def rows_of(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
+    """The records of files with the same columns, as `rawlake.land` takes them."""
+    names = [f"{quoted(one.name)} {one.type.sql}" for one in parts[0].columns]
+    names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
+    tasks = max(1, min(len(parts), spark.sparkContext.defaultParallelism))
+    listed = pa.table({"file": [str(part.file) for part in parts]})
+    places = spark.createDataFrame(listed).repartition(tasks)
+    return ArrowRows(places, _read, ", ".join(names))
+
+
+def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The records of files, in an executor."""
+    for batch in batches:
+        for name in batch["file"].to_pylist():
+            with pa.ipc.open_file(pa.memory_map(name)) as file:
+                for number in range(file.num_record_batches):
+                    yield file.get_batch(number)
+
+
+def records_of(spark: SparkSession, parts: Sequence[Part], columns: Sequence[Column]) -> DataFrame:
+    """The records of files with any columns, all in the same ones.
+
+    Args:
+        spark: the session.
+        parts: the files.
+        columns: the columns; each is at least as wide as in every file.
+    """
+    if not parts:
+        nothing = ", ".join(f"{quoted(one.name)} {one.type.sql}" for one in columns)
+        return spark.createDataFrame([], nothing)
+    frames = []
+    for given, group in by_columns(parts):
+        types = {one.name: one for one in given}
+        cells = (f"{_cell(types.get(one.name), one.type)} AS {quoted(one.name)}" for one in columns)
+        frames.append(to_spark(rows_of(spark, group)).selectExpr(*cells))
+    return reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def _cell(given: Column | None, kind: ColumnType) -> str:
+    """A column's value in a type that is at least as wide, as SQL."""
+    if given is None:
+        return f"CAST(NULL AS {kind.sql})"
+    if given.type == kind:
+        return quoted(given.name)
+    if kind.kind is Kind.STRING:
+        return spelled(given)
+    return f"CAST({quoted(given.name)} AS {kind.sql})"
+
+
+def by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:
+    """The files with the same columns together."""
+    found: dict[tuple[Column, ...], list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.columns, []).append(part)
+    return list(found.items())
+
+
+def _part_as_json(part: Part) -> dict[str, Any]:
+    return {
+        "file": part.file.name,
+        "rows": part.rows,
+        "columns": [
+            [one.name, one.type.kind, one.type.precision, one.type.scale, one.primary_key]
+            for one in part.columns
+        ],
+    }
+
+
+def _part_from(folder: Path, told: Mapping[str, Any]) -> Part:
+    columns = tuple(
+        Column(name, ColumnType(Kind(kind), precision, scale), key)
+        for name, kind, precision, scale, key in told["columns"]
+    )
+    return Part(folder / Path(told["file"]).name, columns, told["rows"])

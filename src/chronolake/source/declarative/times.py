@@ -1,0 +1,308 @@
+"""Moments as a manifest's formats spell them.
+
+A format is one of strptime's and strftime's, or one of four that stand alone: `%s` (seconds since
+1970), `%s_as_float`, `%ms` and `%epoch_microseconds`. `%_ms` within a format is a fraction of three
+digits when printed, of one to six when read. A moment without an offset is one in UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from typing import cast
+
+import isodate
+
+Value = str | int | float
+_Read = Callable[[Value], int | None]
+
+_SECOND = 1_000_000
+_MINUTE = 60 * _SECOND
+_DAY = 24 * 60 * _MINUTE
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Microseconds in one unit of the formats that count whole units since 1970.
+_UNITS = {"%s": _SECOND, "%ms": 1000, "%epoch_microseconds": 1}
+_DATE_LENGTH = 10
+_DASHES = 2  # in a date
+_KEPT = 20_000  # days of half a century
+_MILLISECONDS = re.compile("%(%|_ms)")
+_LAYOUT = re.compile(r"%Y-%m-%d(?:([T ])%H:%M:%S(\.(?:%f|%_ms))?(Z|%z|[+-]\d\d:?\d\d)?)?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)", re.ASCII)
+
+
+def parsed(value: Value, format: str) -> datetime:  # noqa: A002
+    """The moment that a value spells in a format, with its offset.
+
+    Raises:
+        ValueError: the value does not fit the format, or the format is none.
+    """
+    try:
+        if unit := _UNITS.get(format):
+            return _EPOCH + timedelta(microseconds=unit * int(value))
+        if format == "%s_as_float":
+            return datetime.fromtimestamp(float(value), tz=UTC)
+        plain = _MILLISECONDS.sub(_any_fraction, format) if "%_ms" in format else format
+        moment = datetime.strptime(str(value), plain)  # noqa: DTZ007 - set below
+    except (ValueError, TypeError, OverflowError, OSError, re.error):
+        # The value may be what a record holds, which no message may.
+        raise ValueError(f"A moment does not fit the format {format!r}.") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def parsed_by(value: Value, formats: Sequence[str]) -> datetime:
+    """The moment that a value spells in the first format it fits.
+
+    Raises:
+        ValueError: it fits none.
+    """
+    for each in formats:
+        try:
+            return parsed(value, each)
+        except ValueError:
+            continue
+    raise ValueError(f"A moment fits none of the formats {', '.join(map(repr, formats))}.")
+
+
+def formatted(value: datetime, format: str) -> str:  # noqa: A002
+    """A moment in a format: its own offset's clock, not UTC's; parts of a unit are cut off."""
+    moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+    if unit := _UNITS.get(format):
+        micros = micros_of(moment)
+        return str(micros // unit if micros >= 0 else -(-micros // unit))
+    if format == "%s_as_float":
+        return str(moment.timestamp())
+    if "%_ms" in format:
+        digits = f"{moment.microsecond // 1000:03d}"
+        format = _MILLISECONDS.sub(  # noqa: A001
+            lambda found: digits if found[1] == "_ms" else found[0], format
+        )
+    return moment.strftime(format)
+
+
+def micros_of(moment: datetime) -> int:
+    """Microseconds since 1970 of a moment that has an offset, exactly."""
+    return _micros(moment - _EPOCH)
+
+
+def duration(text: str) -> timedelta | isodate.Duration:
+    """What an ISO 8601 duration spells: with years or months it is no fixed time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return cast("timedelta | isodate.Duration", isodate.parse_duration(text))
+
+
+class Reader:
+    """Reads the moments of one field, of which one is much like the other.
+
+    It gives what `parsed_by` gives, in microseconds since 1970.
+    """
+
+    def __init__(self, formats: Sequence[str]) -> None:
+        self._reads = tuple(_reading(each) for each in formats)
+        # One attribute, so that threads never see a value with another's answer.
+        self._last: tuple[str, int | None] = ("", self._read(""))
+
+    def micros(self, value: object) -> int | None:
+        """Microseconds since 1970 of the moment a value spells, or None when it fits no format."""
+        last, known = self._last
+        if isinstance(value, str):
+            if value == last:
+                return known
+            known = self._read(value)
+            self._last = (value, known)
+            return known
+        return self._read(value) if isinstance(value, int | float) else None
+
+    def _read(self, value: Value) -> int | None:
+        for read in self._reads:
+            micros = read(value)
+            if micros is not None:
+                return micros
+        return None
+
+
+def _any_fraction(found: re.Match[str]) -> str:
+    return "%f" if found[1] == "_ms" else found[0]
+
+
+def _micros(since: timedelta) -> int:
+    return (since.days * 86_400 + since.seconds) * _SECOND + since.microseconds
+
+
+_EARLIEST = _micros(datetime.min.replace(tzinfo=UTC) - _EPOCH)
+_LATEST = _micros(datetime.max.replace(tzinfo=UTC) - _EPOCH)
+
+
+def _reading(format: str) -> _Read:  # noqa: A002
+    if unit := _UNITS.get(format):
+        return _counting(unit)
+    known = _LAYOUT.fullmatch(format)
+    if known is None:
+        return lambda value: _slowly(value, format)
+    separator, fraction, suffix = known.groups(default="")
+    if not separator:
+        return partial(_read_date, format)
+    return _reading_time(_Layout(format, separator, fraction=bool(fraction), suffix=suffix))
+
+
+def _counting(unit: int) -> _Read:
+    def read(value: Value) -> int | None:
+        try:
+            micros = unit * int(value)
+        except (ValueError, OverflowError):
+            return None
+        return micros if _EARLIEST <= micros <= _LATEST else None
+
+    return read
+
+
+def _slowly(value: Value, format: str) -> int | None:  # noqa: A002
+    try:
+        return micros_of(parsed(value, format))
+    except ValueError:
+        return None
+
+
+class _Days(dict[str, int]):
+    """Microseconds since 1970 by a date that has all its digits; a KeyError says it has not."""
+
+    def __missing__(self, text: str) -> int:
+        if not _DATE.fullmatch(text):
+            raise KeyError(text)
+        try:
+            day = date.fromisoformat(text)
+        except ValueError:
+            raise KeyError(text) from None
+        if len(self) >= _KEPT:
+            self.clear()
+        self[text] = micros = (day - _EPOCH.date()).days * _DAY
+        return micros
+
+
+class _Offsets(dict[str, int]):
+    """Microseconds east of UTC by a usual offset's text; a KeyError says it is not one."""
+
+    def __missing__(self, text: str) -> int:
+        found = _OFFSET.fullmatch(text)
+        if found is None:
+            raise KeyError(text)
+        micros = (int(found[2]) * 60 + int(found[3])) * _MINUTE
+        self[text] = micros = -micros if found[1] == "-" else micros
+        return micros
+
+
+_days = _Days()
+_offsets = _Offsets({"Z": 0})
+
+
+def _read_date(format: str, value: Value) -> int | None:  # noqa: A002
+    text = str(value)
+    try:
+        return _days[text]
+    except KeyError:
+        return None if len(text) > _DATE_LENGTH else _slowly(text, format)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """One of the usual formats: a date and a time, perhaps a fraction and an offset."""
+
+    format: str
+    separator: str
+    fraction: bool
+    suffix: str
+
+    def refuses(self, text: str) -> bool:
+        """Whether the text lacks a character that the format needs, or has one it cannot match."""
+        if ("T" in text or "t" in text) != (self.separator == "T"):
+            return True
+        end = text[-1:]
+        if self.suffix == "%z":
+            if end != "Z":
+                return not (end.isdecimal() and ("+" in text or text.count("-") > _DASHES))
+            # Only an offset of digits may have a fraction of its own.
+            return not self.fraction and "." in text
+        if self.suffix == "Z":
+            return end not in {"Z", "z"} or "+" in text
+        signed = "+" in text and not self.suffix.startswith("+")
+        return signed or not (text.endswith(self.suffix) and end.isdecimal())
+
+
+def _reading_time(layout: _Layout) -> _Read:
+    """How texts of a layout are read: by tables of their parts, which is the fastest there is.
+
+    The tables hold the parts that have all their digits, of which strptime accepts each. It decides
+    itself on the rest ("2024-1-1" and the like), but for what cannot fit whatever its digits are.
+    """
+    quickly = _quickly_with_fraction(layout) if layout.fraction else _quickly(layout)
+    dotless = not layout.fraction and layout.suffix != "%z"
+
+    def read(value: Value) -> int | None:
+        text = value if isinstance(value, str) else str(value)
+        if dotless if "." in text else layout.fraction:
+            return None
+        try:
+            return quickly(text)
+        except (KeyError, ValueError):
+            return None if layout.refuses(text) else _slowly(text, layout.format)
+
+    return read
+
+
+def _quickly(layout: _Layout) -> Callable[[str], int]:
+    days, offsets, minutes = _days, _offsets, _minutes(layout)
+    if layout.suffix == "%z":
+        seconds = _seconds("")
+        return lambda text: (
+            days[text[:10]] + minutes[text[10:16]] + seconds[text[16:19]] - offsets[text[19:]]
+        )
+    ends = _seconds(layout.suffix)
+    return lambda text: days[text[:10]] + minutes[text[10:16]] + ends[text[16:]]
+
+
+def _quickly_with_fraction(layout: _Layout) -> Callable[[str], int]:
+    days, minutes, seconds = _days, _minutes(layout), _seconds(".")
+    offsets: dict[str, int] = _offsets if layout.suffix == "%z" else {layout.suffix: 0}
+    size = None if layout.suffix == "%z" else len(layout.suffix)
+
+    def quickly(text: str) -> int:
+        end = len(text) - (_size_of_offset(text) if size is None else size)
+        digits = text[20:end]
+        if not (digits.isdecimal() and digits.isascii()):
+            raise KeyError(text)
+        return (
+            days[text[:10]]
+            + minutes[text[10:16]]
+            + seconds[text[16:20]]
+            + int(digits) * _FRACTIONS[len(digits)]
+            - offsets[text[end:]]
+        )
+
+    return quickly
+
+
+def _size_of_offset(text: str) -> int:
+    if text.endswith("Z"):
+        return 1
+    return 6 if text[-3:-2] == ":" else 5
+
+
+#: What the last of so many digits is worth.
+_FRACTIONS = {digits: int("1".ljust(7 - digits, "0")) for digits in range(1, 7)}
+
+
+def _minutes(layout: _Layout) -> dict[str, int]:
+    return {
+        f"{layout.separator}{minute // 60:02d}:{minute % 60:02d}": minute * _MINUTE
+        for minute in range(24 * 60)
+    }
+
+
+def _seconds(suffix: str) -> dict[str, int]:
+    return {f":{second:02d}{suffix}": second * _SECOND for second in range(60)}

@@ -1,0 +1,200 @@
+"""Trying a manifest: what is wrong with it, what its streams can do, and some of their records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chronolake.config import OnPartitionLimit
+from chronolake.errors import ChronolakeError
+from chronolake.limits import check_mode
+from chronolake.source.declarative.api import api_of
+from chronolake.source.declarative.configured import masking, missing_in
+from chronolake.source.declarative.network import Network, http_client
+from chronolake.source.declarative.parents import chosen
+from chronolake.source.declarative.reading import StreamReader
+from chronolake.source.declarative.traits import cursor_of, traits_of
+from chronolake.source.offered import Finding, Level
+from chronolake.types import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from chronolake.config import DeclarativeSource
+    from chronolake.source.declarative.api import Api
+    from chronolake.source.declarative.language.streams import AnyStream
+    from chronolake.source.declarative.manifest import Manifest
+    from chronolake.source.declarative.network import Exchange
+    from chronolake.source.declarative.transformations import Record
+
+
+@dataclass
+class Result:
+    """What one run has read of a stream, all of it in memory: for trying manifests.
+
+    Attributes:
+        records: the records.
+        state: the state after them, as other readers have it.
+        failure: why not everything could be read, or None.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    state: dict[str, Any] | None = None
+    failure: ChronolakeError | None = None
+
+
+def read(
+    stream: AnyStream,
+    api: Api,
+    stored: Mapping[str, Any] | None,
+    *,
+    on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
+    limit: int | None = None,
+) -> Result:
+    """Read a stream, one slice after the other; what fails does not stop the others.
+
+    Args:
+        stream: the stream.
+        api: where it is read from.
+        stored: its state, or None.
+        on_limit: what becomes of too many partitions.
+        limit: how many records are enough; None: all.
+
+    Raises:
+        ConfigurationError: nothing can be read.
+    """
+    reader = StreamReader(chosen(stream, stored), api, stored, on_limit=on_limit)
+    result = Result()
+    try:
+        for work in reader.work():
+            one = reader.read(work.slice)
+            try:
+                for records in one.pages():
+                    result.records += records
+                    if limit is not None and len(result.records) >= limit:
+                        result.records = result.records[:limit]
+                        return result
+            except ChronolakeError as failure:
+                reader.failed()
+                result.failure = result.failure or failure
+                continue
+            reader.done(work, one.latest)
+    except ChronolakeError as failure:
+        reader.failed()
+        result.failure = result.failure or failure
+    reader.complete()
+    result.state = reader.state.exported()
+    return result
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some records of a stream, and how they were got.
+
+    Attributes:
+        records: the first ones.
+        exchanges: the requests that were made, in their order.
+        state: the state that they lead to; None if not all was read.
+        failure: why there are not more, or None.
+    """
+
+    records: list[Record]
+    exchanges: list[Exchange]
+    state: dict[str, Any] | None
+    failure: ChronolakeError | None
+
+
+def sample(
+    manifest: Manifest,
+    source: DeclarativeSource,
+    name: str,
+    *,
+    limit: int,
+    state: Mapping[str, Any] | None = None,
+) -> Sample:
+    """Read some records of a stream; nothing is kept of them.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        name: the stream.
+        limit: how many records at most.
+        state: from where on, or None: from the beginning.
+
+    Raises:
+        ConfigurationError: there is no such stream, or the manifest and the configuration make no
+            requests.
+    """
+    stream = manifest.stream(name)
+    exchanges: list[Exchange] = []
+    with http_client() as client:
+        network = Network(
+            client,
+            allowed_hosts=source.allowed_hosts,
+            mask=masking(source.config, manifest.specification),
+            log=exchanges.append,
+        )
+        api = api_of(manifest, source.config, network)
+        result = read(stream, api, state, limit=limit)
+    return Sample(result.records, exchanges, result.state, result.failure)
+
+
+def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
+    """What a manifest and a configuration are like: all that is wrong, and each stream."""
+    wanted = source.only
+    for problem in manifest.problems:
+        if problem.stream is None or wanted is None or problem.stream in wanted:
+            # A stream that nobody asked for by name is left out.
+            is_left_out = problem.stream is not None and wanted is None
+            where = "" if problem.line is None else f", line {problem.line}"
+            of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
+            yield Finding(
+                "manifest",
+                Level.WARNING if is_left_out else Level.FAILED,
+                f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
+            )
+    names = [name for name in wanted or manifest.streams if name in manifest.streams]
+    for name in names:
+        yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
+    missing = missing_in(source.config, manifest.specification)
+    if missing:
+        yield Finding(
+            "config",
+            Level.FAILED,
+            f"{', '.join(missing)} is missing, which the manifest requires.",
+            "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
+        )
+        return
+    yield from _connections(manifest, source, names)
+
+
+def _connections(
+    manifest: Manifest, source: DeclarativeSource, names: Collection[str]
+) -> Iterator[Finding]:
+    """Whether the streams that tell it can be read."""
+    tried = [name for name in manifest.checked_streams if name in manifest.streams]
+    for name in tried or list(names)[:1]:
+        what = f"connection, by {name}"
+        try:
+            found = sample(manifest, source, name, limit=1)
+        except ChronolakeError as failure:
+            yield Finding(what, Level.FAILED, failure.message, failure.hint)
+            continue
+        if found.failure is not None and not found.records:
+            yield Finding(what, Level.FAILED, found.failure.message, found.failure.hint)
+            continue
+        asked = f"{len(found.exchanges)} requests" if len(found.exchanges) > 1 else "one request"
+        got = "a record came" if found.records else "no record came"
+        yield Finding(what, Level.OK, f"{asked}, {got}")
+
+
+def _words(stream: AnyStream) -> str:
+    cursor = cursor_of(stream)
+    traits = traits_of(stream)
+    how = "read as a whole each time" if cursor is None else f"incremental by {cursor.cursor_field}"
+    try:
+        check_mode(traits, Mode.HISTORY)
+    except ChronolakeError as refusal:
+        reason = refusal.message.partition(": ")[2].rstrip(".")
+        return f"{how}; no history: {reason}"
+    return f"{how}; history is possible"

@@ -1,0 +1,16 @@
+"""Answers of a server that nobody had to ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import orjson
+
+from chronolake.source.declarative.answers import Answer
+
+
+def answer(body: Any, headers: dict[str, str] | None = None) -> Answer:
+    """An answer with these bytes, or with this value as JSON."""
+    content = body if isinstance(body, bytes) else orjson.dumps(body)
+    return Answer(200, httpx.Headers(headers or {}), content, "https://api.test/things", "GET")

@@ -1,0 +1,119 @@
+"""Records are found where the reference finds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from answered import answer
+from pydantic import TypeAdapter
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.bodies import decoded
+from chronolake.source.declarative.extracting import Extracted, extraction_of
+from chronolake.source.declarative.language.records import Extractor, JsonDecoder
+
+_JSON = JsonDecoder(type="JsonDecoder")
+
+
+def _dpath(*path: str) -> dict[str, Any]:
+    return {"type": "DpathExtractor", "field_path": list(path), "$parameters": {"p": "y"}}
+
+
+def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
+    component: Any = TypeAdapter(Extractor).validate_python(extractor)
+    return extraction_of(component, _JSON, {"k": "z"})(answer(body))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        # A list is its items, an object is one record, and what is missing or empty is nothing.
+        (["d"], {"d": [{"a": 1}, {"a": 2}]}, [{"a": 1}, {"a": 2}]),
+        (["d"], {"d": [None, {}, {"a": 1}]}, [None, {}, {"a": 1}]),
+        (["d"], {"d": {"x": 1}}, [{"x": 1}]),
+        (["d"], {"d": {}}, []),
+        (["d"], {"d": None}, []),
+        (["d"], {"d": 5}, [5]),
+        (["d"], {}, []),
+        (["a", "b"], {"a": "text"}, []),
+        (["data", "items"], {"data": {"items": [{"i": 1}]}}, [{"i": 1}]),
+        # No path is the body itself; each item of a root list is a body.
+        ([], {"a": 1}, [{"a": 1}]),
+        ([], {}, []),
+        ([], [], []),
+        ([], [{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
+        ([], [{"a": 1}, {}, None, [1, 2], 5], [{"a": 1}, 1, 2, 5]),
+        (["a", "b"], [{"a": {"b": [1]}}, {"a": {"b": 2}}], [1, 2]),
+        # Any key or index.
+        (["*"], {"a": [1], "b": {"c": 1}}, [[1], {"c": 1}]),
+        (["*"], [{"a": 1, "b": 2}, {"c": 3}], [1, 2, 3]),
+        (["*", "*"], {"a": {"b": 1, "c": 2}, "d": [3, 4]}, [1, 2, 3, 4]),
+        (["d", "*", "x"], {"d": [{"x": 1}, {"y": 1}, {"x": [2]}]}, [1, [2]]),
+        (["a", "*"], {"a": []}, []),
+        # Patterns of one value.
+        (["d*"], {"data": [1]}, [1]),
+        (["a?c"], {"abc": [1]}, [1]),
+        (["a[0]"], {"a0": [1], "a[0]": [2]}, [1]),
+        # Numbers are indices, never keys.
+        (["a", "0"], {"a": [{"x": 1}, {"x": 2}]}, [{"x": 1}]),
+        (["a", "-1"], {"a": [{"x": 1}, {"x": 2}]}, [{"x": 2}]),
+        (["a", "7"], {"a": [1]}, []),
+        (["a", "01"], {"a": [1, 2]}, [2]),
+        (["a", "1.5"], {"a": [7, 8]}, [8]),
+        (["0"], {"0": [{"a": 1}]}, []),
+        (["True"], {"True": [1]}, []),
+        (["None"], {"None": [1]}, []),
+        # Templates.
+        (["{{ config.k }}"], {"z": [1]}, [1]),
+        (["{{ parameters['p'] }}", "b"], {"y": {"b": [3]}}, [3]),
+    ],
+)
+def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: Any) -> None:
+    assert _extracted(_dpath(*path), body) == Extracted(expected, len(expected))
+
+
+def test_a_pattern_for_one_value_must_not_fit_several() -> None:
+    with pytest.raises(SourceError, match="fits several values"):
+        _extracted(_dpath("d*"), {"da": [1], "db": [2]})
+
+
+def test_a_list_of_records_is_handed_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"data": [{"a": 1}]}
+    monkeypatch.setattr(
+        "chronolake.source.declarative.extracting.decoded",
+        lambda decoder, given: [body] if decoded(decoder, given) else [],
+    )
+    assert _extracted(_dpath("data"), body).records is body["data"]
+
+
+def _combined(mode: str, *, skip: bool = False) -> dict[str, Any]:
+    return {
+        "type": "CombinedExtractor",
+        "mode": mode,
+        "skip_empty_records": skip,
+        "extractors": [_dpath("a"), _dpath("b")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("extractor", "body", "expected"),
+    [
+        (_combined("union"), {"a": [1], "b": [2, 3]}, Extracted([1, 2, 3], 3)),
+        (_combined("first_match"), {"a": [1], "b": [2, 3]}, Extracted([1], 1)),
+        (_combined("first_match"), {"b": [2, 3]}, Extracted([2, 3], 2)),
+        (_combined("first_match"), {}, Extracted([], 0)),
+        (_combined("union", skip=True), {"a": [None, 1], "b": [{}]}, Extracted([1], 3)),
+        (_combined("first_match", skip=True), {"a": [None], "b": [None, 2]}, Extracted([2], 2)),
+    ],
+)
+def test_extractors_combine_and_count_what_they_leave_out(
+    extractor: dict[str, Any], body: Any, expected: Extracted
+) -> None:
+    assert _extracted(extractor, body) == expected
+
+
+def test_an_expander_of_records_is_refused() -> None:
+    expander = {"type": "RecordExpander", "expand_records_from_field": ["lines"]}
+    with pytest.raises(ConfigurationError, match="record_expander"):
+        _extracted(_dpath("a") | {"record_expander": expander}, {})

@@ -1,0 +1,411 @@
+"""Templates: expectations stand in `reference_templates`, taken from airbyte-cdk 7.39.1."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import time
+import uuid
+import warnings
+from datetime import UTC, date, datetime, timedelta
+from types import MappingProxyType
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jinja2 import Environment
+from reference_templates import CONTEXT, FAILING, VALUES
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.templates import (
+    as_mapping,
+    as_nested,
+    as_text,
+    as_truth,
+    evaluated,
+    is_template,
+)
+
+SECRET = "s3cr3t-t0k3n"
+
+
+@pytest.fixture
+def context():
+    """What templates are given, new for each test: a template may change lists."""
+    return copy.deepcopy(CONTEXT)
+
+
+def test_templates_make_what_they_make_in_the_reference():
+    for text, value in VALUES:
+        made = evaluated(text, copy.deepcopy(CONTEXT))
+        assert (made, type(made)) == (value, type(value)), text
+
+
+def test_templates_fail_that_fail_in_the_reference():
+    for text in FAILING:
+        with pytest.raises(ConfigurationError):
+            evaluated(text, copy.deepcopy(CONTEXT))
+
+
+@pytest.mark.parametrize("value", [5, 2.5, None, True, ["{{ x }}"], {"a": 1}])
+def test_what_is_no_text_comes_back_as_it_is(value):
+    assert evaluated(value, {}) is value
+
+
+def test_is_template_tells_templates_from_plain_texts():
+    texts = ["{{ a }}", "{% if a %}{% endif %}", "a {# b #}", "a", "{a}", "", "}}", "{ {"]
+
+    assert [is_template(each) for each in texts] == [True] * 3 + [False] * 5
+    assert not is_template(5)
+
+
+def test_a_default_stands_in_for_what_is_empty_or_missing(context):
+    def made(text):
+        return evaluated(text, context, default="{{ config.n }}")
+
+    assert made("{{ config.missing }}") == 5
+    assert made("{{ config.missing.deeper }}") == 5
+    assert made("{{ config.e }}") == 5
+    assert made("") == 5
+    assert made("{{ config.none }}") is None
+    with pytest.raises(ConfigurationError, match="looks for 'missing' in vain"):
+        evaluated("", context, default="{{ config.missing.deeper }}")
+
+
+def test_kinds_limit_what_a_text_is_read_as(context):
+    assert evaluated("{{ config.ver }}", context, kinds=(str,)) == "2.10"
+    assert evaluated("2.10", context, kinds=(str,)) == "2.10"
+    assert evaluated("{{ 1 }}", context, kinds=(float,)) == "1"
+    assert evaluated("[1]", context, kinds=(str, list)) == [1]
+    assert evaluated("1", context, kinds=(str, list)) == "1"
+    assert evaluated("", context, kinds=(str,)) is None
+
+
+def test_plain_texts_that_are_lists_are_new_each_time():
+    first = evaluated("[1]", {})
+    first.append(2)
+
+    assert evaluated("[1]", {}) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("{{ config.ver }}", "2.1"),
+        ("'{{ config.ver }}'", "2.10"),
+        ("{{ config.none }}", "None"),
+        ("{{ config.missing }}", ""),
+        ("{{ config.e }}", ""),
+        ("", ""),
+        ("1_000", "1000"),
+        ("/items/{{ stream_partition.pid }}", "/items/7"),
+        ("{{ 1 + 'a' }}", "{{ 1 + 'a' }}"),
+    ],
+)
+def test_a_text_is_that_of_the_value(context, text, made):
+    assert as_text(text, context) == made
+
+
+def test_a_text_that_looks_into_what_is_missing_fails(context):
+    with pytest.raises(ConfigurationError, match="looks for 'missing' in vain"):
+        as_text("{{ config.missing.deeper }}", context)
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        (True, True),
+        (False, False),
+        ("", False),
+        ("False", False),
+        ("false", False),
+        ("0", False),
+        ("0.0", False),
+        ("00", False),
+        ("[]", False),
+        ("()", False),
+        ("{}", False),
+        ("None", False),
+        ("true", True),
+        ("no", True),
+        (" ", True),
+        ("{{ config.none }}", False),
+        ("{{ config.missing }}", False),
+        ("{{ config.missing.deeper }}", False),
+        ("{{ config.n > 3 }}", True),
+        ("{{ config.n > 5 }}", False),
+        ("{{ config.d }}", True),
+        # What a TypeError stops is the template's own text, and a text holds.
+        ("{{ config.none > 1 }}", True),
+    ],
+)
+def test_a_condition_holds_unless_it_makes_nothing(context, condition, holds):
+    assert as_truth(condition, context) is holds
+
+
+def test_mappings_keep_their_keys_as_texts(context):
+    mapping = {"{{ config.n }}": "{{ config.n }}", "1": "2", "n": 3, "e": "", "t": "[1]"}
+
+    assert as_mapping(mapping, context) == {"5": 5, "1": 2, "n": 3, "e": None, "t": [1]}
+    assert as_mapping(mapping, context, kinds=(str, list)) == {
+        "5": "5",
+        "1": "2",
+        "n": 3,
+        "e": None,
+        "t": [1],
+    }
+
+
+def test_nested_mappings_lose_what_becomes_none(context):
+    value = {
+        "{{ config.n }}": {"a": ["{{ config.f }}", 1, None], "b": {"c": ""}},
+        "x": "{{ config.none }}",
+        "y": None,
+    }
+
+    assert as_nested(value, context) == {5: {"a": [2.5, 1, None], "b": {}}}
+    assert as_nested("{{ config.n }}", context) == 5
+    with pytest.raises(ConfigurationError, match="key of a mapping"):
+        as_nested({"{{ config.d }}": 1}, context)
+
+
+def test_read_only_mappings_and_slices_are_looked_into():
+    context = {
+        "config": MappingProxyType({"a": {"b": 1}}),
+        "stream_slice": StreamSlice(extra_fields={"name": "n"}),
+    }
+
+    assert evaluated("{{ config.a.b + config['a']['b'] }}", context) == 2
+    assert evaluated("{{ stream_interval.extra_fields['name'] }}", context) == "n"
+
+
+def test_macros_tell_the_time():
+    before = datetime.now(UTC)
+    now = datetime.fromisoformat(evaluated("{{ now_utc() }}", {}))
+    today = date.fromisoformat(evaluated("{{ today_utc() }}", {}))
+    there = date.fromisoformat(evaluated("{{ today_with_timezone('Pacific/Tarawa') }}", {}))
+    later = datetime.fromisoformat(evaluated("{{ day_delta(2) }}", {}))
+    after = datetime.now(UTC)
+
+    assert before <= now <= after
+    assert before.date() <= today <= after.date()
+    assert there - today in {timedelta(0), timedelta(days=1)}
+    assert before <= later - timedelta(days=2) <= after
+    assert evaluated("{{ day_delta(-1, '%d') ~ '!' }}", {}).endswith("!")
+    assert uuid.UUID(evaluated("{{ generate_uuid() }}", {})).version == 4
+
+
+@pytest.mark.parametrize("text", ["{{ nope }}", "{{ config.a }}{{ nope.b }}", "{{ range(3) }}"])
+def test_an_unknown_variable_is_named_and_nothing_else_is_told(text):
+    with pytest.raises(ConfigurationError, match=r"names `(nope|range)`, which") as refused:
+        evaluated(text, {"config": {"a": SECRET}})
+
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ config.token.index('~') }}",
+        "{{ config[config.token].x }}",
+        "{{ config.token | base64decode }}",
+        "{{ str_to_datetime(config.token) }}",
+        "{{ today_with_timezone(config.token) }}",
+        "{{ (config.token ~ '(') | regex_search(config.token ~ '(') }}",
+        "{{ config.token | hash(config.token) }}",
+        "{{ {}[config.token].x }}",
+        "{{ config.token.format.__globals__[config.token] }}",
+        "{{ [].index(config.token) }}",
+    ],
+)
+def test_no_failure_tells_a_secret(text):
+    with pytest.raises(ConfigurationError) as refused:
+        as_text(text, {"config": {"token": SECRET}})
+
+    assert SECRET not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+
+
+def test_a_long_template_is_cut_in_a_message():
+    with pytest.raises(ConfigurationError) as refused:
+        evaluated("{{ 1/0 }}" + "x" * 1000, {})
+
+    assert "x" * 100 in refused.value.message
+    assert len(refused.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ '{0.__class__.__mro__}'.format(1).x.y }}",
+        "{% include '/etc/passwd' %}",
+        "{% import '/etc/passwd' as x %}",
+        "{% from '/etc/passwd' import x %}",
+        "{% extends '/etc/passwd' %}",
+        "{{ today_with_timezone('/etc/passwd') }}",
+        "{{ today_with_timezone('../../../etc/passwd') }}",
+        "{{ 'a' | hash('file_digest') }}",
+        "{% for x in [[1]] recursive %}{{ loop(x) }}{% endfor %}",
+    ],
+)
+def test_templates_do_not_leave_their_sandbox(text):
+    with pytest.raises(ConfigurationError):
+        as_text(text, {})
+
+
+DOUBLING = (
+    "{{% set ns = namespace(x={start}) %}}{{% for i in 'x' * 200 %}}{{% set ns.x = {more} %}}"
+)
+DOUBLING += "{{% endfor %}}{{{{ ns.x }}}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ 10**9 * 'a' }}",
+        "{{ [0] * 10**9 }}",
+        "{{ 9 ** (10**9) }}",
+        "{% set x = 3 ** 20000 %}{% set x = x * x %}{{ x * x }}",
+        "{{ ('f' * 100000) | int(base=16) // 7 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%.999999999f' % 1.5 }}",
+        "{{ '%*d' % (10**9, 1) }}",
+        "{{ '%(a)999999999s' % {'a': 1} }}",
+        "{{ '%(a(b))999999999s' % {'a(b)': 1} }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ ('%s' * 100000) % (('a' * 100000,) * 100000) }}",
+        "{{ ['%999999999d'] | map('format', 1) | list }}",
+        "{{ '{:>999999999}'.format('a') }}",
+        "{{ '{:>{}}'.format('a', 10**9) }}",
+        "{{ '{a:>999999999}'.format_map({'a': 1}) }}",
+        "{{ ('{0}' * 100000).format('a' * 100000) }}",
+        "{{ 'a'.ljust(10**9) }}",
+        "{{ 'a'.zfill(10**9) }}",
+        "{{ ('a' | attr('center'))(10**9) }}",
+        "{{ '\t'.expandtabs(tabsize=10**9) }}",
+        "{{ ('\t' * 100000).expandtabs(100000) }}",
+        "{{ (1).to_bytes(10**9, 'big') }}",
+        "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
+        "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
+        "{{ ('a' * 100000) | regex_replace('a', 'b' * 100000) }}",
+        "{{ ('a' * 100000) | regex_replace('a+', '\\\\g<0>' * 100000) }}",
+        "{{ ('b' * 100000).join('a' * 100000) }}",
+        "{{ ('a' * 100000) | list | join('b' * 100000) }}",
+        "{{ 1.5 | round(10**9, 'ceil') }}",
+        "{{ [1] | tojson(indent=10**9) }}",
+        "{{ [1] | batch(10**9, 'x') | list }}",
+        "{{ 'a' | center(10**9) }}",
+        "{{ 'a'.translate({97: 'b'}) }}",
+        "{{ lipsum(n=10**9) }}",
+        "{{ day_delta(10**9) }}",
+        DOUBLING.format(start="'aaaa'", more="ns.x ~ ns.x"),
+        DOUBLING.format(start="'aaaa'", more="ns.x + ns.x"),
+        DOUBLING.format(start="[1]", more="[ns.x, ns.x]"),
+        DOUBLING.format(start="[1]", more="(ns.x, ns.x)"),
+        DOUBLING.format(start="[1]", more="{{'a': ns.x, 'b': ns.x}}"),
+        DOUBLING.format(start="[1]", more="dict(a=ns.x, b=ns.x)"),
+        DOUBLING.format(start="[1]", more="ns.x * 2"),
+        "{% set l = [1] %}{% for i in 'x' * 200 %}{% set _ = l.extend(l) %}{% endfor %}",
+        "{% set l = [1] %}{% set _ = l.extend(l | map('string')) %}",
+        "{% set l = [1] %}{% for x in l %}{% set _ = l.append(1) %}{% endfor %}",
+        "{% set l = [1] %}{% set _ = l.append(l) %}{{ l }}",
+        "{% for a in 'x' * 9999 %}{% for b in 'x' * 9999 %}{% endfor %}{% endfor %}",
+        "{% for a in 'x' * 100000 %}" + "y" * 10000 + "{% endfor %}",
+        "{% for a in 'x' * 100000 %}{{ '" + "y" * 10000 + "' }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ config" + ".a" * 5000 + " }}",
+    ],
+)
+def test_no_template_fills_the_machine_or_holds_it_up(text):
+    began = time.monotonic()
+
+    with pytest.raises(ConfigurationError):
+        evaluated(text, {"config": {}})
+
+    # None takes three seconds on a slow machine; without a bound each takes minutes, or the memory.
+    assert time.monotonic() - began < 20
+
+
+def test_an_allowance_is_for_one_evaluation():
+    text = "{% for i in 'x' * 1000 %}{{ i }}{% endfor %}"
+
+    assert {evaluated(text, {}) for _ in range(2000)} == {"x" * 1000}
+
+
+def test_large_values_pass_through():
+    text = "a" * 10_000_000
+
+    assert evaluated("{{ record.get('body') }}", {"record": {"body": text}}) == text
+
+
+@pytest.mark.parametrize("text", ["-" * 100_000 + "5", "[" * 100_000, "9" * 5000, "0x" + "f" * 9])
+def test_texts_that_python_cannot_read_stay_texts(text):
+    made = evaluated("{{ record.a }}", {"record": {"a": text}})
+
+    assert made in {text, 0xFFFFFFFFF}
+
+
+def as_python_reads(text: str) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return text
+    return text if isinstance(value, complex) or value is Ellipsis else value
+
+
+literal_like = st.one_of(
+    st.text(alphabet="0123456789+-.,_ eEjJxX'\"rRbBuUfF()[]{}:#\n\t\\TrueFalsNonset", max_size=14),
+    st.text(max_size=6),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.datetimes().map(str),
+    st.datetimes().map(lambda moment: f"{moment.isoformat()}Z"),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+        max_leaves=5,
+    ).map(repr),
+)
+
+
+@given(text=literal_like)
+@example(text="2024-10-11")
+@example(text="2024-10-11T01:02:03.5+01:00")
+@example(text="set()")
+@example(text="None, 1")
+@example(text="\ufeff5")
+@example(text="\x0c5")
+@example(text="rb'x'")
+@example(text="0")
+def test_texts_are_read_as_python_reads_literals(text):
+    with warnings.catch_warnings():
+        # Python warns of odd escapes.
+        warnings.simplefilter("ignore")
+        made = evaluated("{{ record.a }}", {"record": {"a": text}})
+
+    expected = as_python_reads(text) if text else None
+    assert (repr(made), type(made)) == (repr(expected), type(expected))
+
+
+@given(
+    text=st.text(alphabet="ab \n\r{}#%\x0b\x85", max_size=12).filter(lambda t: not is_template(t))
+)
+def test_plain_texts_are_what_jinja_makes_of_them(text):
+    made = as_text(f"'{text}", {})
+
+    assert made == Environment(autoescape=False).from_string(f"'{text}").render()  # noqa: S701
+
+
+def test_stream_state_is_refused_with_advice():
+    with pytest.raises(ConfigurationError, match=re.escape("Use `stream_interval` instead.")):
+        evaluated("{{ stream_state['updated_at'] }}", {"stream_state": {"updated_at": 1}})

@@ -1,0 +1,63 @@
+"""An API of our own, and access to it with some configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from apis import Api, Asked
+
+from chronolake.source.declarative.access import Access
+from chronolake.source.declarative.language.requests import HttpRequester
+from chronolake.source.declarative.network import Exchange, Network
+from chronolake.source.declarative.requesting import request_of
+
+NOW = 1_700_000_000.0
+HIDDEN = "a-secret-nobody-may-see"
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = NOW
+        self.waits: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+class Visit:
+    """Who reads the API: each has a time of its own, that passes while it waits."""
+
+    def __init__(self, api: Api, client: httpx.Client, config: Mapping[str, Any]) -> None:
+        self.api = api
+        self.time = Time()
+        self.kept: list[Mapping[str, Any]] = []
+        self.log: list[Exchange] = []
+        self.network = Network(
+            client, sleep=self.time.sleep, now=lambda: self.time.now, log=self.log.append
+        )
+        self.config = config
+        self.access = self.again()
+
+    def again(self) -> Access:
+        """Access as a next run has it."""
+        recalled = self.kept[-1] if self.kept else None
+        return Access(self.network, self.config, remember=self.kept.append, recalled=recalled)
+
+    def requester(self, authenticator: dict[str, Any], **fields: Any) -> HttpRequester:
+        whole = {
+            "type": "HttpRequester",
+            "url_base": self.api.url,
+            "path": "items",
+            "authenticator": authenticator,
+            **fields,
+        }
+        return HttpRequester.model_validate(whole)
+
+    def asks(self, authenticator: dict[str, Any], **fields: Any) -> Asked:
+        requester = self.requester(authenticator, **fields)
+        request = request_of(requester, self.config, stream_slice=None, next_page_token=None)
+        self.access.sender(requester).send(request)
+        return [each for each in self.api.asked if each.path == "/items"][-1]

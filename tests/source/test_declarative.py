@@ -1,0 +1,301 @@
+"""HTTP APIs that a manifest describes, synced: their records become versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from apis import Api, Asked, Reply
+
+from chronolake.lake import Lake
+from chronolake.pipeline.store import Status, Store, StreamRun
+from chronolake.pipeline.sync import sync
+from chronolake.types import ACTIVE, END, START
+from commands import ran_words
+from datalakes import iceberg, project
+from processes import COMMAND, killed
+
+MANIFEST = """
+version: 6.48.0
+type: DeclarativeSource
+check: {type: CheckStream, stream_names: [orders]}
+definitions:
+  requester:
+    type: HttpRequester
+    url_base: "{{ config['url'] }}"
+    authenticator: {type: BearerAuthenticator, api_token: "{{ config['token'] }}"}
+  selector: {type: RecordSelector, extractor: {type: DpathExtractor, field_path: [data]}}
+  pages:
+    type: DefaultPaginator
+    page_size_option: {type: RequestOption, inject_into: request_parameter, field_name: limit}
+    page_token_option: {type: RequestOption, inject_into: request_parameter, field_name: offset}
+    pagination_strategy: {type: OffsetIncrement, page_size: 2}
+  days:
+    type: DatetimeBasedCursor
+    cursor_field: updated_at
+    datetime_format: "%Y-%m-%dT%H:%M:%SZ"
+    start_datetime: "{{ config['start'] }}"
+    end_datetime: "{{ config['end'] }}"
+    step: P1D
+    cursor_granularity: PT1S
+    start_time_option: {type: RequestOption, inject_into: request_parameter, field_name: since}
+    end_time_option: {type: RequestOption, inject_into: request_parameter, field_name: until}
+  orders:
+    type: DeclarativeStream
+    name: orders
+    primary_key: id
+    retriever:
+      type: SimpleRetriever
+      requester: {$ref: "#/definitions/requester", path: /orders}
+      record_selector: {$ref: "#/definitions/selector"}
+      paginator: {$ref: "#/definitions/pages"}
+    incremental_sync: {$ref: "#/definitions/days"}
+    schema_loader:
+      type: InlineSchemaLoader
+      schema:
+        type: object
+        properties:
+          id: {type: integer}
+          state: {type: [string, "null"]}
+          total: {type: number}
+          placed: {type: string, format: date-time}
+          updated_at: {type: string, format: date-time}
+          lines: {type: array}
+  plain:
+    type: DeclarativeStream
+    schema_loader: {type: InlineSchemaLoader, schema: {}}
+streams:
+  - $ref: "#/definitions/orders"
+  - $ref: "#/definitions/plain"
+    name: customers
+    primary_key: [id]
+    retriever:
+      type: SimpleRetriever
+      requester: {$ref: "#/definitions/requester", path: /customers}
+      record_selector: {$ref: "#/definitions/selector"}
+  - $ref: "#/definitions/plain"
+    name: notes
+    retriever:
+      type: SimpleRetriever
+      requester:
+        $ref: "#/definitions/requester"
+        path: "/orders/{{ stream_partition['order'] }}/notes"
+      record_selector: {$ref: "#/definitions/selector"}
+      partition_router:
+        type: SubstreamPartitionRouter
+        parent_stream_configs:
+          - type: ParentStreamConfig
+            stream: {$ref: "#/definitions/orders"}
+            parent_key: id
+            partition_field: order
+spec:
+  type: Spec
+  connection_specification:
+    required: [url, token]
+    properties:
+      token: {type: string, airbyte_secret: true}
+"""
+_TOKEN = "very-secret-token"
+
+
+class Shop:
+    """A shop's API, and the pipeline `shop` that reads it."""
+
+    def __init__(self, folder: Path, api: Api) -> None:
+        self.api = api
+        self.folder = folder
+        self.orders: dict[int, dict[str, Any]] = {}
+        self.customers: list[dict[str, Any]] = []
+        self.notes: dict[int, list[dict[str, Any]]] = {}
+        self.closed_days: set[str] = set()
+        api.on("/orders", self._orders)
+        api.on("/customers", lambda _: Reply({"data": self.customers}))
+        self.configure()
+        self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
+
+    def configure(self, *, mode: str = "history", more: str = "", end: str = "2026-01-05") -> None:
+        (self.folder / "shop.yaml").write_text(MANIFEST)
+        self.project = project(
+            self.folder,
+            f"""  shop:
+    mode: {mode}
+    source:
+      type: declarative
+      manifest: shop.yaml
+      config:
+        url: {self.api.url}
+        token: {_TOKEN}
+        start: "2026-01-01T00:00:00Z"
+        end: "{end}T00:00:00Z"
+      {more}
+    streams:
+      customers: {{mode: live}}
+      notes: {{mode: soft-delete}}
+""",
+        )
+
+    def put(self, number: int, day: str, **values: Any) -> None:
+        """An order as it is since a day's noon."""
+        known = self.orders.get(number, {"id": number, "lines": []})
+        self.orders[number] = {**known, "updated_at": f"2026-01-{day}T12:00:00Z", **values}
+        self.api.on(
+            f"/orders/{number}/notes", lambda _: Reply({"data": self.notes.get(number, [])})
+        )
+
+    def _orders(self, asked: Asked) -> Reply:
+        if asked.headers["authorization"] != f"Bearer {_TOKEN}":
+            return Reply({}, status=401)
+        asks = asked.params
+        if asks["since"][8:10] in self.closed_days:
+            return Reply({"error": "closed"}, status=403)
+        found = [
+            order
+            for order in self.orders.values()
+            if asks["since"] <= order["updated_at"] <= asks["until"]
+        ]
+        begin = int(asks.get("offset", 0))
+        return Reply({"data": found[begin : begin + int(asks["limit"])]})
+
+    def sync(self) -> dict[str, StreamRun]:
+        return {one.stream: one for one in sync(self.lake, self.project, "shop").streams}
+
+    def synced(self) -> None:
+        assert {one.status for one in self.sync().values()} == {Status.SUCCEEDED}
+
+    def table(self, name: str) -> pa.Table:
+        return iceberg(self.project, "shop", name).scan().to_arrow()
+
+    def versions(self, *columns: str) -> list[tuple[Any, ...]]:
+        rows = self.table("orders").to_pylist()
+        rows.sort(key=lambda row: (row["id"], row[START]))
+        return [tuple(row[name] for name in (*columns, ACTIVE)) for row in rows]
+
+    def days_asked(self) -> list[str]:
+        """The days that were asked for since the last look, of orders themselves."""
+        found = sorted(
+            {one.params["since"][8:10] for one in self.api.asked if one.path == "/orders"}
+        )
+        self.api.asked.clear()
+        return found
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with Api() as api:
+        yield Shop(tmp_path, api)
+
+
+def test_records_become_versions_that_begin_when_they_were_changed(shop: Shop) -> None:
+    shop.put(1, "01", state="new", total=5, placed="2026-01-01T10:00:00+02:00", lines=[{"a": 1}])
+    shop.put(2, "02", state="new", total=7.5)
+    shop.put(3, "03", state=None, total=None, extra={"b": [1]})
+    shop.synced()
+    assert shop.versions("id", "state", "total", "lines") == [
+        (1, "new", 5.0, '[{"a":1}]', True),
+        (2, "new", 7.5, "[]", True),
+        (3, None, None, "[]", True),
+    ]
+    table = shop.table("orders")
+    assert table.schema.field("placed").type == pa.timestamp("us", tz="UTC")
+    assert str(table.sort_by("id")["placed"][0]) == "2026-01-01 08:00:00+00:00"
+    assert table.sort_by("id")["extra"].to_pylist() == [None, None, '{"b":[1]}']
+
+    shop.configure(end="2026-01-08")
+    shop.put(1, "06", state="paid")
+    # The same time, and other content: it replaces what was there.
+    shop.put(3, "03", state="late")
+    shop.synced()
+    assert shop.versions("id", "state") == [
+        (1, "new", False),
+        (1, "paid", True),
+        (2, "new", True),
+        (3, "late", True),
+    ]
+    first = next(row for row in shop.table("orders").to_pylist() if row["state"] == "new")
+    assert str(first[START]) == "2026-01-01 12:00:00+00:00"
+    assert str(first[END]) == "2026-01-06 11:59:59.999000+00:00"
+
+
+def test_streams_without_a_cursor_are_compared(shop: Shop) -> None:
+    shop.put(1, "01", state="new")
+    shop.customers = [{"id": 1, "name": "a"}, {"id": 2, "name": "b", "rank": 1}]
+    shop.notes = {1: [{"text": "first"}, {"text": "second"}]}
+    shop.synced()
+    shop.customers = [{"id": 1, "name": "a"}, {"id": 3, "name": "c", "rank": "none"}]
+    shop.notes = {1: [{"text": "second"}]}
+    shop.synced()
+
+    customers = shop.table("customers").sort_by("id").select(["id", "name", "rank"]).to_pylist()
+    assert customers == [
+        {"id": 1, "name": "a", "rank": None},
+        {"id": 3, "name": "c", "rank": "none"},
+    ]
+    notes = shop.table("notes").sort_by("text").select(["text", "_fivetran_deleted"]).to_pylist()
+    assert notes == [
+        {"text": "first", "_fivetran_deleted": True},
+        {"text": "second", "_fivetran_deleted": False},
+    ]
+
+
+def test_what_has_no_cursor_cannot_be_history(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = shop.project.file
+    file.write_text(file.read_text().replace("customers: {mode: live}", "customers: {}"))
+    code, _, told = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
+    assert code
+    assert "The stream customers cannot be in history mode" in told
+
+
+def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:
+    for number in range(1, 5):
+        shop.put(number, f"0{number}", state="new")
+    shop.closed_days = {"02"}
+    runs = shop.sync()
+    assert runs["orders"].status is Status.FAILED
+    assert "/orders is answered with status 403" in str(runs["orders"].error)
+    assert [row[0] for row in shop.versions("id")] == [1, 3, 4]
+    assert shop.days_asked() == ["01", "02", "03", "04", "05"]
+
+    shop.closed_days = set()
+    file = shop.project.file
+    file.write_text(file.read_text().replace("concurrency: 1", ""))
+    shop.sync()
+    assert [row[0] for row in shop.versions("id")] == [1, 2, 3, 4]
+
+
+def test_who_is_killed_between_slices_asks_only_for_what_is_missing(shop: Shop) -> None:
+    shop.configure(more="only: [orders]")
+    for number in range(1, 5):
+        shop.put(number, f"0{number}", state="new")
+    words = ("sync", "shop", "--project", str(shop.folder))
+    file = shop.project.file
+    file.write_text(
+        file.read_text()
+        .replace("only: [orders]", "only: [orders]\n      concurrency: 1")
+        .replace("      customers: {mode: live}\n      notes: {mode: soft-delete}\n", "")
+        .replace("    streams:\n", "")
+    )
+    assert killed(COMMAND, *words, failpoint="read.slice-noted=kill:2")
+    asked = shop.days_asked()
+    assert asked[:2] == ["01", "02"]
+    assert not killed(COMMAND, *words, failpoint="")
+
+    assert shop.days_asked() == ["03", "04", "05"]
+    assert [row[0] for row in shop.versions("id")] == [1, 2, 3, 4]
+    assert Store.open(shop.project.lake).checkpoints("shop")["orders"]["state"] == {
+        "updated_at": "2026-01-04T12:00:00Z"
+    }
+
+
+def test_nothing_that_is_shown_has_the_secret(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.closed_days = {"01"}
+    shop.put(1, "01", state="new")
+    _, out, err = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
+    assert "403" in out + err
+    assert _TOKEN not in out + err
