@@ -11,11 +11,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 WARM := $(VENV)/.warm
+COMPAT := .venv-compat/.locked
 #: How many processes share the tests; each has a Spark of its own, in about 3 GiB.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup demo demo-postgres demo-lake demo-destination test test-all check format bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat check format bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +31,13 @@ $(LOCKED): requirements.lock pyproject.toml scripts/find-python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+#: What the tests in tests/compat compare with, in a place of its own.
+$(COMPAT): requirements-compat.lock scripts/find-python
+	@"$$(scripts/find-python)" -m venv .venv-compat
+	@echo "Installing what requirements-compat.lock names"
+	@.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-compat.lock
+	@touch $@
+
 $(WARM): $(LOCKED) src/chronolake/session.py scripts/find-java
 	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python -c 'from chronolake import session; session.jars()'
 	@touch $@
@@ -42,14 +50,20 @@ demo-postgres: setup  ## the same, by its own name
 demo-lake: setup  ## sync a data lake twice
 	@JAVA_HOME="$$(scripts/find-java)" examples/data_lake.sh
 
+demo-api: setup  ## read an HTTP API by its manifest, twice
+	@JAVA_HOME="$$(scripts/find-java)" examples/http_api.sh
+
 demo-destination: setup  ## start a destination, replay real batch files, show the tables
 	@JAVA_HOME="$$(scripts/find-java)" examples/demo.sh
 
 test: setup  ## what CI runs: everything but the long tests
 	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) -m "not long" $(ARGS)
 
-test-all: setup  ## every test
+test-all: setup $(COMPAT)  ## every test
 	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) $(ARGS)
+
+test-compat: setup $(COMPAT)  ## read manifests as airbyte-cdk does, side by side with it
+	@$(PYTEST) tests/compat -m "not long" $(ARGS)
 
 check: $(LOCKED)  ## lint, format, types, layers
 	@$(BIN)/ruff check
@@ -81,4 +95,4 @@ lock: $(LOCKED)  ## resolve the dependencies anew, within pyproject.toml's bound
 	  --output-file requirements.lock pyproject.toml
 
 clean:  ## remove what the targets made, except .venv
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-lake demo-project demo-shop spark-warehouse
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-project demo-shop spark-warehouse

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from visits import HIDDEN, NOW, Visit
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.exchange.network import http_client
+from chronolake.source.declarative.exchange.requesting import Request
 from chronolake.source.declarative.language.requests import HttpRequester
-from chronolake.source.declarative.network import http_client
-from chronolake.source.declarative.requesting import Request
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from answered import answer
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative import bodies
 from chronolake.source.declarative.language.records import Decoder
+from chronolake.source.declarative.records import bodies
 
 _JSON = {"type": "JsonDecoder"}
 _JSONL = {"type": "JsonlDecoder"}

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.answers import Answer
-from chronolake.source.declarative.budget import Budget
+from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.exchange.budget import Budget
+from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.exchange.requesting import Encoded, Request
+from chronolake.source.declarative.exchange.sending import Sender
 from chronolake.source.declarative.language.budget import HTTPAPIBudget
-from chronolake.source.declarative.network import Network, http_client
-from chronolake.source.declarative.requesting import Encoded, Request
-from chronolake.source.declarative.sending import Sender
 
 
 class Clock:

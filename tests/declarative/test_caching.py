@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from chronolake.source.declarative.answers import Answer
-from chronolake.source.declarative.caching import AnswerCache
+from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.exchange.caching import AnswerCache
 
 
 def test_only_so_much_is_kept() -> None:

@@ -8,10 +8,10 @@ import pytest
 from answered import answer
 from pydantic import TypeAdapter
 
-from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.bodies import decoded
-from chronolake.source.declarative.extracting import Extracted, extraction_of
+from chronolake.errors import SourceError
 from chronolake.source.declarative.language.records import Extractor, JsonDecoder
+from chronolake.source.declarative.records.bodies import decoded
+from chronolake.source.declarative.records.extracting import Extracted, extraction_of
 
 _JSON = JsonDecoder(type="JsonDecoder")
 
@@ -81,7 +81,7 @@ def test_a_pattern_for_one_value_must_not_fit_several() -> None:
 def test_a_list_of_records_is_handed_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"data": [{"a": 1}]}
     monkeypatch.setattr(
-        "chronolake.source.declarative.extracting.decoded",
+        "chronolake.source.declarative.records.extracting.decoded",
         lambda decoder, given: [body] if decoded(decoder, given) else [],
     )
     assert _extracted(_dpath("data"), body).records is body["data"]
@@ -111,9 +111,3 @@ def test_extractors_combine_and_count_what_they_leave_out(
     extractor: dict[str, Any], body: Any, expected: Extracted
 ) -> None:
     assert _extracted(extractor, body) == expected
-
-
-def test_an_expander_of_records_is_refused() -> None:
-    expander = {"type": "RecordExpander", "expand_records_from_field": ["lines"]}
-    with pytest.raises(ConfigurationError, match="record_expander"):
-        _extracted(_dpath("a") | {"record_expander": expander}, {})

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.language.paging import Paginator
 from chronolake.source.declarative.language.records import Decoder, Extractor
-from chronolake.source.declarative.paging import Pages
+from chronolake.source.declarative.paging.paging import Pages
 from chronolake.source.declarative.streamslice import StreamSlice
 
 _SLICE = StreamSlice({"id": 7}, {"start_time": "2024-01-01"})

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.injection import Injection, merged
+from chronolake.source.declarative.exchange.injection import Injection, merged
+from chronolake.source.declarative.exchange.requesting import Encoded, Request, encoded, request_of
 from chronolake.source.declarative.language.options import RequestOption
 from chronolake.source.declarative.language.requests import HttpRequester
-from chronolake.source.declarative.requesting import Encoded, Request, encoded, request_of
 from chronolake.source.declarative.streamslice import StreamSlice
 
 BASE = "https://api.example.com/v1"

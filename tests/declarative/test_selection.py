@@ -16,8 +16,8 @@ from chronolake.source.declarative.language.records import (
     RecordSelector,
     Transformation,
 )
-from chronolake.source.declarative.normalization import converter_of
-from chronolake.source.declarative.records import Page, Selection
+from chronolake.source.declarative.records.normalization import converter_of
+from chronolake.source.declarative.records.selection import Page, Selection
 from chronolake.source.declarative.streamslice import StreamSlice
 
 _CONFIG = {"k": "z", "size": 7}

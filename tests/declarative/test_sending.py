@@ -15,12 +15,12 @@ from apis import Api, Asked, Reply
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.caching import AnswerCache
-from chronolake.source.declarative.injection import Injection
+from chronolake.source.declarative.exchange.caching import AnswerCache
+from chronolake.source.declarative.exchange.injection import Injection
+from chronolake.source.declarative.exchange.network import Exchange, Network, http_client
+from chronolake.source.declarative.exchange.requesting import Request
+from chronolake.source.declarative.exchange.sending import Answer, ReadDifferentlyError, Sender
 from chronolake.source.declarative.language.errorhandling import ErrorHandler
-from chronolake.source.declarative.network import Exchange, Network, http_client
-from chronolake.source.declarative.requesting import Request
-from chronolake.source.declarative.sending import Answer, ReadDifferentlyError, Sender
 
 SECRET = "s3cret-of-the-config"
 

@@ -19,7 +19,7 @@ from reference_templates import CONTEXT, FAILING, VALUES
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.streamslice import StreamSlice
-from chronolake.source.declarative.templates import (
+from chronolake.source.declarative.templating.templates import (
     as_mapping,
     as_nested,
     as_text,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chronolake.source.declarative.times import (
+from chronolake.source.declarative.templating.times import (
     Reader,
     duration,
     formatted,

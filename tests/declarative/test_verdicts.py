@@ -10,15 +10,15 @@ import pytest
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.answers import Answer
-from chronolake.source.declarative.language.errorhandling import BackoffStrategy, ErrorHandler
-from chronolake.source.declarative.verdicts import Action, error_text, verdict_on
-from chronolake.source.declarative.waiting import (
+from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.exchange.verdicts import Action, error_text, verdict_on
+from chronolake.source.declarative.exchange.waiting import (
     Retries,
     retries_of,
     strategic_wait,
     strategies_of,
 )
+from chronolake.source.declarative.language.errorhandling import BackoffStrategy, ErrorHandler
 
 LOST = httpx.ConnectError("refused")
 

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 from apis import Api, Asked
 
-from chronolake.source.declarative.access import Access
+from chronolake.source.declarative.exchange.access import Access
+from chronolake.source.declarative.exchange.network import Exchange, Network
+from chronolake.source.declarative.exchange.requesting import request_of
 from chronolake.source.declarative.language.requests import HttpRequester
-from chronolake.source.declarative.network import Exchange, Network
-from chronolake.source.declarative.requesting import request_of
 
 NOW = 1_700_000_000.0
 HIDDEN = "a-secret-nobody-may-see"

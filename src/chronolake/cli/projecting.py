@@ -302,6 +302,7 @@ def runs(
 def state_show(
     pipeline: PipelineArgument,
     *,
+    stream: StreamsOption = None,
     project: ProjectOption = Path(),
     lake: ProjectLakeOption = None,
     settings: SettingOption = None,
@@ -312,10 +313,11 @@ def state_show(
     whose changes land in our own raw lake, in the source's own terms.
     """
     from chronolake.pipeline.state import positions
-    from chronolake.pipeline.streams import streams_of
+    from chronolake.pipeline.streams import chosen, streams_of
 
     wanted = project_of(project, lake, settings)
-    found = positions(wanted.lake, streams_of(wanted, pipeline))
+    streams = chosen(streams_of(wanted, pipeline), pipeline, stream or [])
+    found = positions(wanted.lake, streams)
     store = _store_of(wanted)
     landed = store.checkpoints(pipeline) if store else {}
     print_json(

@@ -18,7 +18,6 @@ from chronolake.cli.app import (
     app,
     console,
     fail,
-    grid_of,
     print_json,
     show_error,
 )
@@ -55,7 +54,7 @@ def read(
     """
     from chronolake.config import DeclarativeSource
     from chronolake.pipeline.streams import pipeline_of
-    from chronolake.source.declarative.manifest import find, load
+    from chronolake.source.declarative.manifests.manifest import find, load
     from chronolake.source.declarative.trying import sample
 
     wanted = project_of(project, lake, settings)
@@ -108,8 +107,9 @@ def _show(found: Sample) -> None:
             console().print(Text(f"  {name.ljust(width)}  {cut}"), soft_wrap=True)
     if not found.records:
         console().print("no records")
-    grid = grid_of("request", "status", "seconds", "attempt")
+    console().print(Text("requests", style="bold"))
     for one in found.exchanges:
-        status = one.failure or str(one.status)
-        grid.add_row(f"{one.method} {one.url}", status, f"{one.seconds:.2f}", str(one.attempt))
-    console().print(grid)
+        again = f", attempt {one.attempt}" if one.attempt > 1 else ""
+        told = f"  {one.failure or one.status}  {one.seconds:.2f} s{again}  {one.method} {one.url}"
+        # An address is copied from here: no line may be broken.
+        console().print(Text(told), soft_wrap=True)

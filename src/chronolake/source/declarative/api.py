@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.access import Access
+from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.language.budget import HTTPAPIBudget
 from chronolake.source.declarative.language.streams import (
     DeclarativeStream,
     GroupingPartitionRouter,
     SubstreamPartitionRouter,
+    UnionPartitionRouter,
 )
+from chronolake.source.declarative.manifests.configured import made_ready
+from chronolake.source.declarative.manifests.dynamic import expanded
+from chronolake.source.declarative.templating.templates import evaluated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
+    from chronolake.source.declarative.exchange.network import Network
+    from chronolake.source.declarative.exchange.oauth import Remember
+    from chronolake.source.declarative.exchange.sending import Sender
     from chronolake.source.declarative.language.requests import HttpRequester
     from chronolake.source.declarative.language.streams import AnyStream
-    from chronolake.source.declarative.manifest import Manifest
-    from chronolake.source.declarative.network import Network
-    from chronolake.source.declarative.oauth import Remember
-    from chronolake.source.declarative.sending import Sender
+    from chronolake.source.declarative.manifests.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,19 @@ class Api:
 
     Attributes:
         file: the manifest.
-        config: what the user has set.
+        manifest: the manifest, with the streams that configuration and API tell.
+        config: what the user has set, as the manifest's rules make it.
         access: how requests get there.
         asked_again: streams that others read for their partitions: their answers are kept.
+        reports: how many more of them the API may be making at a time.
     """
 
     file: Path
-    config: Mapping[str, Any]
+    manifest: Manifest = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False)
     access: Access
     asked_again: frozenset[str] = frozenset()
+    reports: threading.Semaphore = field(default_factory=threading.Semaphore)
 
     def sender(self, requester: HttpRequester, stream: str) -> Sender:
         """What sends the requests of a stream.
@@ -60,33 +69,48 @@ def api_of(
     config: Mapping[str, Any],
     network: Network,
     *,
+    wanted: Collection[str] | None = None,
     remember: Remember | None = None,
     recalled: Mapping[str, Any] | None = None,
 ) -> Api:
-    """The API of a manifest.
+    """The API of a manifest; it is asked for its streams if it takes that to know them.
 
     Args:
         manifest: the manifest.
         config: what the user has set.
         network: where requests go.
+        wanted: the streams that matter, or None: all of them. If the manifest lists these, others
+            are not looked for.
         remember: keeps what the next run is to recall: tokens that change with each use.
         recalled: what it was given last.
 
     Raises:
-        ConfigurationError: the manifest's budget is none.
+        ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
+            wants it, or its streams cannot be made.
+        SourceError: the API does not tell its streams.
     """
-    return Api(
-        manifest.file,
-        config,
-        Access(
-            network,
-            config,
-            budget=_budget_of(manifest),
-            remember=remember,
-            recalled=recalled,
-        ),
-        frozenset(name for stream in manifest.streams.values() for name in _parents_of(stream)),
+    ready = made_ready(config, manifest)
+    access = Access(
+        network, ready, budget=_budget_of(manifest), remember=remember, recalled=recalled
     )
+    reports = threading.Semaphore(_reports_at_once(manifest, ready))
+    api = Api(manifest.file, manifest, ready, access, _asked_again(manifest), reports)
+    if manifest.lists(wanted):
+        return api
+    whole = expanded(manifest, api)
+    return replace(api, manifest=whole, asked_again=_asked_again(whole))
+
+
+def _asked_again(manifest: Manifest) -> frozenset[str]:
+    return frozenset(name for stream in manifest.streams.values() for name in _parents_of(stream))
+
+
+def _reports_at_once(manifest: Manifest, config: Mapping[str, Any]) -> int:
+    """How many reports are made at a time; one where the manifest says nothing of use."""
+    wanted = manifest.content.get("max_concurrent_async_job_count")
+    if isinstance(wanted, str):
+        wanted = evaluated(wanted, {"config": config, "parameters": {}})
+    return wanted if isinstance(wanted, int) and wanted > 0 else 1
 
 
 def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:
@@ -112,13 +136,14 @@ def _parents_of(stream: AnyStream) -> Iterator[str]:
         else (stream.full_refresh_stream, stream.incremental_stream)
     )
     for one in both:
-        for router in one.retriever.partition_router:
-            underlying = (
-                router.underlying_partition_router
-                if isinstance(router, GroupingPartitionRouter)
-                else router
-            )
-            if isinstance(underlying, SubstreamPartitionRouter):
-                for parent in underlying.parent_stream_configs:
+        routers = list(one.retriever.partition_router)
+        while routers:
+            router = routers.pop()
+            if isinstance(router, GroupingPartitionRouter):
+                routers.append(router.underlying_partition_router)
+            elif isinstance(router, UnionPartitionRouter):
+                routers += router.partition_routers
+            elif isinstance(router, SubstreamPartitionRouter):
+                for parent in router.parent_stream_configs:
                     yield parent.stream.name
                     yield from _parents_of(parent.stream)

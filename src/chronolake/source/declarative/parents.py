@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import structlog
+from isodate import ISO8601Error
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.cursors.counting import NO_CURSOR
+from chronolake.source.declarative.cursors.timing import time_cursor
+from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.language.streams import DeclarativeStream
+from chronolake.source.declarative.templating.templates import as_text
+from chronolake.source.declarative.templating.times import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from chronolake.source.declarative.language.streams import AnyStream, ParentStreamConfig
+    from chronolake.source.declarative.language.streams import (
+        AnyStream,
+        ParentStreamConfig,
+        StateDelegatingStream,
+    )
+
+log = structlog.get_logger(__name__)
 
 
 def chosen(stream: AnyStream, stored: Mapping[str, Any] | None) -> DeclarativeStream:
@@ -18,6 +34,77 @@ def chosen(stream: AnyStream, stored: Mapping[str, Any] | None) -> DeclarativeSt
     if isinstance(stream, DeclarativeStream):
         return stream
     return stream.incremental_stream if stored else stream.full_refresh_stream
+
+
+def is_outdated(
+    stream: AnyStream, stored: Mapping[str, Any] | None, config: Mapping[str, Any]
+) -> bool:
+    """Whether the API no longer knows all that has changed since a state: then all is read anew.
+
+    Args:
+        stream: the stream, which may be two that take turns.
+        stored: its state, or None.
+        config: what the user has set.
+
+    Raises:
+        ConfigurationError: how long the API keeps changes is no span of time, or the stream has a
+            cursor that is none over time.
+    """
+    if isinstance(stream, DeclarativeStream) or not stream.api_retention_period or not stored:
+        return False
+    oldest = _oldest_kept(stream, config)
+    if oldest is None:
+        return False
+    both = (stream.full_refresh_stream, stream.incremental_stream)
+    try:
+        times = (_time_in(one, stored, config) for one in both)
+        at = next((at for at in times if at is not None), None)
+    except ValueError:
+        # What is no time at all is for the stream itself to refuse.
+        return False
+    if at is not None and at >= oldest:
+        return False
+    log.warning("state_is_outdated", stream=stream.name)
+    return True
+
+
+def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> datetime | None:
+    context = {"config": config, "parameters": stream.parameters}
+    text = as_text(stream.api_retention_period or "", context)
+    if not text:
+        return None
+    for one in (stream.full_refresh_stream, stream.incremental_stream):
+        if not isinstance(one.incremental_sync, DatetimeBasedCursor | None):
+            raise ConfigurationError(
+                f"The stream {stream.name} has an api_retention_period, and a cursor that counts.",
+                hint="Only a cursor over time tells how old a state is.",
+            )
+    try:
+        return datetime.now(UTC) - duration(text)
+    except (ISO8601Error, ValueError, TypeError, OverflowError) as failure:
+        raise ConfigurationError(
+            f"The api_retention_period {text!r} of the stream {stream.name} is no span of time.",
+            hint="Give one in ISO 8601, e.g. P30D.",
+        ) from failure
+
+
+def _time_in(
+    stream: DeclarativeStream, stored: Mapping[str, Any], config: Mapping[str, Any]
+) -> datetime | None:
+    """How far a state is, as a stream's cursor understands it; None: it does not tell."""
+    model = stream.incremental_sync
+    if not isinstance(model, DatetimeBasedCursor):
+        return datetime.now(UTC) if NO_CURSOR.keys() <= stored.keys() else None
+    cursor = time_cursor(model, config)
+    told = stored.get("state") if stream.retriever.partition_router else stored
+    if not isinstance(told, dict):
+        return None
+    if told.get("state_type") == "date-range":
+        first: Mapping[str, Any] = next(iter(told.get("slices") or ()), {})
+        value = first.get("most_recent_cursor_value") or first.get("end")
+    else:
+        value = told.get(cursor.field)
+    return cursor.parsed(value) if value else None
 
 
 def parent_state_in(

@@ -12,19 +12,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.fieldpaths import MISSING, looked_up
 from chronolake.source.declarative.language.streams import (
     GroupingPartitionRouter,
     ListPartitionRouter,
     SubstreamPartitionRouter,
+    UnionPartitionRouter,
 )
+from chronolake.source.declarative.paging.embedded import FIRST_PAGE, first_page
+from chronolake.source.declarative.records.fieldpaths import MISSING, looked_up
 from chronolake.source.declarative.streamslice import StreamSlice
-from chronolake.source.declarative.templates import as_text, evaluated
+from chronolake.source.declarative.templating.templates import as_text, evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from chronolake.source.declarative.injection import Injection
+    from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.language.base import Component
     from chronolake.source.declarative.language.options import RequestOption
     from chronolake.source.declarative.language.streams import ParentStreamConfig, PartitionRouter
@@ -69,6 +71,9 @@ def router_of(
         routers: as the manifest has them; several make their product.
         config: what the user has set.
         parent_of: gives the stream whose records are partitions.
+
+    Raises:
+        ConfigurationError: the routers do not go together.
     """
     made = [_router_of(one, config, parent_of) for one in routers]
     if not made:
@@ -85,7 +90,31 @@ def _router_of(
         return _Values(router, config)
     if isinstance(router, SubstreamPartitionRouter):
         return _Substream(router, config, parent_of)
+    if isinstance(router, UnionPartitionRouter):
+        name = named(router, config, router.partition_field)
+        if any(other != name for one in router.partition_routers for other in _names(one, config)):
+            raise _other_names(name)
+        made = [_router_of(one, config, parent_of) for one in router.partition_routers]
+        return _Union(name, made)
     return _Groups(router, _router_of(router.underlying_partition_router, config, parent_of))
+
+
+def _names(router: PartitionRouter, config: Mapping[str, Any]) -> Iterator[str]:
+    """What a router calls the values of its partitions."""
+    if isinstance(router, ListPartitionRouter):
+        yield named(router, config, router.cursor_field)
+    elif isinstance(router, SubstreamPartitionRouter):
+        for parent in router.parent_stream_configs:
+            yield named(parent, config, parent.partition_field)
+    elif isinstance(router, UnionPartitionRouter):
+        yield named(router, config, router.partition_field)
+
+
+def _other_names(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The routers of a UnionPartitionRouter do not all give plain values named {name}.",
+        hint="Give them the same cursor_field or partition_field as the union.",
+    )
 
 
 def named(component: Component, config: Mapping[str, Any], template: str) -> str:
@@ -166,11 +195,12 @@ class _Substream:
             paths = [
                 [named(config, self._config, part) for part in path] for path in config.extra_fields
             ]
+            pointer = [named(config, self._config, part) for part in config.lazy_read_pointer]
             for one, record in self._parent(number).records():
                 value = looked_up(record, key)
                 if value is MISSING or value is None:
                     continue
-                extra = {}
+                extra: dict[str, Any] = {FIRST_PAGE: first_page(record, pointer)} if pointer else {}
                 for path in paths:
                     found = looked_up(record, path)
                     extra[".".join(path)] = None if found is MISSING else found
@@ -236,6 +266,33 @@ class _Groups:
 def _in_groups(items: Iterable[StreamSlice], size: int) -> Iterator[list[StreamSlice]]:
     iterator = iter(items)
     yield from iter(partial(lambda: list(itertools.islice(iterator, size))), [])
+
+
+@dataclass(frozen=True)
+class _Union:
+    """The partitions of several routers, by the one value that they have, each once."""
+
+    name: str
+    routers: Sequence[Router]
+
+    def partitions(self) -> Iterator[StreamSlice]:
+        seen: set[Any] = set()
+        for one in (one for router in self.routers for one in router.partitions()):
+            value = one.partition.get(self.name, MISSING)
+            if value is MISSING or isinstance(value, dict | list):
+                raise _other_names(self.name)
+            if value in seen:
+                continue
+            seen.add(value)
+            others = {name: each for name, each in one.partition.items() if name != self.name}
+            yield StreamSlice({self.name: value}, {}, {**one.extra_fields, **others})
+
+    def parent_state(self) -> dict[str, Any] | None:
+        states = [one.parent_state() or {} for one in self.routers]
+        return {name: state for one in states for name, state in one.items()}
+
+    def inject(self, into: Injection, partition: StreamSlice) -> None:
+        """Its partitions reach requests through templates only."""
 
 
 @dataclass(frozen=True)

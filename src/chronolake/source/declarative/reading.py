@@ -4,40 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.counting import CountState, WholeState
-from chronolake.source.declarative.cursor import time_cursor
-from chronolake.source.declarative.injection import Injection
+from chronolake.source.declarative.cursors.counting import CountState, WholeState
+from chronolake.source.declarative.cursors.state import StreamState
+from chronolake.source.declarative.cursors.timing import time_cursor
 from chronolake.source.declarative.language.cursors import (
     DatetimeBasedCursor,
     IncrementingCountCursor,
 )
-from chronolake.source.declarative.language.records import JsonDecoder
+from chronolake.source.declarative.language.reports import AsyncRetriever
 from chronolake.source.declarative.language.streams import (
     GroupingPartitionRouter,
     SubstreamPartitionRouter,
+    UnionPartitionRouter,
 )
-from chronolake.source.declarative.paging import Pages
+from chronolake.source.declarative.manifests.schemas import schema_of
+from chronolake.source.declarative.paging.embedded import is_embedded
+from chronolake.source.declarative.paging.pages import Retrieval
+from chronolake.source.declarative.paging.reports import Reports, downloads_of
+from chronolake.source.declarative.paging.rereading import Latest
 from chronolake.source.declarative.parents import chosen, parent_state_in
 from chronolake.source.declarative.partitions import OpenPartitions, named, router_of
-from chronolake.source.declarative.records import Page, Selection
-from chronolake.source.declarative.requesting import request_of
-from chronolake.source.declarative.schemas import schema_of
-from chronolake.source.declarative.state import StreamState
+from chronolake.source.declarative.slices import Slice
 from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.templating.times import micros_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from chronolake.source.declarative.api import Api
-    from chronolake.source.declarative.cursor import TimeCursor
+    from chronolake.source.declarative.cursors.timing import TimeCursor
+    from chronolake.source.declarative.exchange.injection import Injection
+    from chronolake.source.declarative.language.cursors import IncrementalSync
     from chronolake.source.declarative.language.streams import DeclarativeStream, ParentStreamConfig
-    from chronolake.source.declarative.transformations import Record
+    from chronolake.source.declarative.records.selection import Page
+    from chronolake.source.declarative.records.transformations import Record
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +101,7 @@ class StreamReader:
         stored: Mapping[str, Any] | None = None,
         *,
         on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
+        dated_by: IncrementalSync | None = None,
     ) -> None:
         """Make ready what the manifest says of a stream.
 
@@ -102,33 +110,39 @@ class StreamReader:
             api: where it is read from.
             stored: its state (`State.as_json`, or another reader's); None: there is none.
             on_limit: what becomes of more partitions than have a state of their own.
+            dated_by: the cursor that tells when records were changed, where it is not the stream's
+                own: of a stream that takes turns with another one.
 
         Raises:
             ConfigurationError: the manifest and the configuration make no requests, or the state is
                 none of the stream's.
+            SourceError: the API does not tell the schema.
         """
         retriever = stream.retriever
+        self._reports: Reports | None = None
+        if isinstance(retriever, AsyncRetriever):
+            self._reports = Reports(retriever, api)
+            retriever = downloads_of(retriever)
         self.stream = stream
         self._api = api
         self._stored = stored or {}
-        self._requester = retriever.requester
-        self._sender = api.sender(retriever.requester, stream.name)
-        self._ignores_slicer = retriever.ignore_stream_slicer_parameters_on_paginated_requests
-        decoder = retriever.decoder or JsonDecoder(type="JsonDecoder")
-        self._router = router_of(retriever.partition_router, api.config, self._parent)
+        self._router = router_of(stream.retriever.partition_router, api.config, self._parent)
         self.cursor: TimeCursor | None = None
         self.state: State = self._state_of(stored, on_limit)
-        cursor = self.cursor
-        self._selection = Selection(
-            retriever.record_selector,
-            decoder=decoder,
+        self._dated_by = self.cursor
+        if self.cursor is None and isinstance(dated_by, DatetimeBasedCursor):
+            self._dated_by = time_cursor(dated_by, api.config)
+        self.schema = schema_of(stream, api)
+        self._retrieval = Retrieval(
+            retriever,
+            api,
+            stream.name,
             transformations=stream.transformations,
-            config=api.config,
-            schema=schema_of(stream, api.file, api.config),
-            is_client_side=cursor is not None and cursor.is_filtered_here,
-        )
-        self._pages = Pages(
-            retriever.paginator, api.config, decoder, retriever.record_selector.extractor
+            schema=self.schema,
+            cursor=self.cursor,
+            latest=self._latest_of_slice(),
+            inject=self._inject,
+            is_embedded=is_embedded(stream, stored),
         )
         self._open = OpenPartitions(self.state.parent_state)
         self._left: Counter[int] = Counter()
@@ -164,6 +178,8 @@ class StreamReader:
         if not (self.stream.state_migrations and len(routers) == 1):
             return None
         router = routers[0]
+        if isinstance(router, UnionPartitionRouter):
+            return named(router, self._api.config, router.partition_field)
         if not isinstance(router, SubstreamPartitionRouter):
             return None
         (parent, *others) = router.parent_stream_configs
@@ -233,7 +249,15 @@ class StreamReader:
 
     def read(self, one: StreamSlice) -> Slice:
         """Begin to read a slice."""
-        return Slice(self, one)
+        count = self.state.count_in if isinstance(self.state, CountState) else None
+        return Slice(
+            one,
+            self.pages(one),
+            cursor=self.cursor,
+            dated_by=self._dated_by,
+            count=count,
+            warn=self._warn_of_undated,
+        )
 
     def pages(self, one: StreamSlice) -> Iterator[Page]:
         """The pages of a slice, each read when it is asked for.
@@ -243,46 +267,14 @@ class StreamReader:
             ConfigurationError: the manifest and the configuration make no request.
         """
         keep = self._keep(one)
-        is_feed = self.cursor is not None and self.cursor.is_data_feed
-        filters = self.cursor is not None and self.cursor.is_filtered_here and not is_feed
-        token = self._pages.initial()
-        while True:
-            request = request_of(
-                self._requester,
-                self._api.config,
-                stream_slice=one,
-                next_page_token=token,
-                injected=[self._pages.injection(token), self._slicer(one, token)],
-                path=self._pages.path(token),
-            )
-            answer = self._sender.send(request)
-            if answer is None:
-                return
-            page = self._selection.page(answer, one, token, keep=keep if filters else None)
-            ends = is_feed and page.last is not None and not keep(page.last)
-            token = (
-                None
-                if ends
-                else self._pages.following(
-                    answer,
-                    page.extracted,
-                    page.last,
-                    token,
-                    last_page_size=len(page.records),
-                    stream_slice=one,
-                )
-            )
-            if is_feed:
-                page = Page([record for record in page.records if keep(record)], page.extracted)
-            yield page
-            if token is None:
-                return
+        if self._reports is None:
+            yield from self._retrieval.pages(one, keep)
+            return
+        for batch in self._reports.batches(one):
+            yield self._retrieval.selected(batch, one, keep)
 
-    def _slicer(self, one: StreamSlice, token: Mapping[str, Any] | None) -> Injection:
+    def _inject(self, into: Injection, one: StreamSlice) -> None:
         """What the slice puts into a request."""
-        into = Injection(place="the slice")
-        if self._ignores_slicer and token is not None:
-            return into
         if self._router is not None:
             self._router.inject(into, one)
         model = self.stream.incremental_sync
@@ -295,7 +287,20 @@ class StreamReader:
         for option, name in options:
             if option is not None:
                 into.put(option, one.get(name), self._api.config)
-        return into
+
+    def _latest_of_slice(self) -> Callable[[], Latest] | None:
+        """What tells from which record on a slice can be asked for anew; None: nothing does."""
+        cursor, state = self.cursor, self.state
+        if cursor is not None:
+            return partial(
+                Latest,
+                lambda record: cursor.reader.micros(record.get(cursor.field)),
+                lambda record: cursor.formatted(cursor.parsed(record[cursor.field])),
+                cursor.names[0],
+            )
+        if isinstance(state, CountState):
+            return partial(Latest, state.count_in, state.count_in, "start")
+        return None
 
     def _keep(self, one: StreamSlice) -> Callable[[Record], bool]:
         """Whether a record is within what is wanted; one without a time is."""
@@ -303,81 +308,20 @@ class StreamReader:
         if self.cursor is None or not isinstance(state, StreamState):
             return lambda _: True
         name, read = self.cursor.field, self.cursor.reader.micros
-        lowest, greatest = (
-            read(self.cursor.formatted(at)) for at in (state.lowest(one), state.end)
-        )
+        lowest, greatest = micros_of(state.lowest(one)), micros_of(state.end)
 
         def keep(record: Record) -> bool:
             at = read(record.get(name))
-            if at is None or lowest is None or greatest is None:
-                return True
-            return lowest <= at <= greatest
+            return at is None or lowest <= at <= greatest
 
         return keep
 
-    def note_without_cursor(self) -> None:
+    def _warn_of_undated(self) -> None:
         """Say once that records lack their cursor."""
-        if not self._is_warned:
+        if not self._is_warned and self._dated_by is not None:
             self._is_warned = True
-            model = self.stream.incremental_sync
-            name = model.cursor_field if model is not None else ""
+            name = self._dated_by.field
             log.warning("records_without_cursor", stream=self.stream.name, cursor=name)
-
-
-class Slice:
-    """A slice while it is read."""
-
-    def __init__(self, reader: StreamReader, one: StreamSlice) -> None:
-        self.slice = one
-        self._reader = reader
-        self._micros: int | None = None
-        self._value: Any = None
-        self._times = None if reader.cursor is None else reader.cursor.reader
-        self._micros_of_page: list[int | None] = []
-
-    def pages(self) -> Iterator[list[Record]]:
-        """The records of the slice, page by page; raises what `StreamReader.pages` raises."""
-        for page in self._reader.pages(self.slice):
-            self._observe(page.records)
-            yield page.records
-
-    @property
-    def times(self) -> list[int | None]:
-        """When the records of the last page were modified, in microseconds since 1970.
-
-        None where a record does not say it, or the stream has no cursor over time.
-        """
-        return self._micros_of_page
-
-    def _observe(self, records: list[Record]) -> None:
-        self._micros_of_page = [None] * len(records)
-        if self._times is not None and self._reader.cursor is not None:
-            self._observe_times(records, self._reader.cursor.field, self._times.micros)
-            return
-        state = self._reader.state
-        if isinstance(state, CountState):
-            counts = [found for found in map(state.count_in, records) if found is not None]
-            if counts:
-                self._value = max(counts) if self._value is None else max(self._value, *counts)
-
-    def _observe_times(
-        self, records: list[Record], name: str, read: Callable[[Any], int | None]
-    ) -> None:
-        times = [None if (value := record.get(name)) is None else read(value) for record in records]
-        self._micros_of_page = times
-        known = [at for at in times if at is not None]
-        if len(known) < len(times):
-            self._reader.note_without_cursor()
-        if known and (self._micros is None or max(known) > self._micros):
-            self._micros = max(known)
-            self._value = records[times.index(self._micros)][name]
-
-    @property
-    def latest(self) -> Any:
-        """The cursor of the latest record so far: a time, a number, or None."""
-        if self._reader.cursor is None or self._value is None:
-            return self._value
-        return self._reader.cursor.parsed(self._value)
 
 
 @dataclass

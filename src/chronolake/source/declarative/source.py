@@ -7,31 +7,30 @@ read as a whole, and compared with its table.
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import structlog
-
-from chronolake.changes import MODIFIED, SEQUENCE
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.failpoints import reach
 from chronolake.source.declarative.api import api_of
-from chronolake.source.declarative.configured import masking, missing_in
-from chronolake.source.declarative.identity import Identity
-from chronolake.source.declarative.manifest import find, load
-from chronolake.source.declarative.network import Network, http_client
-from chronolake.source.declarative.parents import chosen
-from chronolake.source.declarative.parts import Waiting, by_columns, records_of, rows_of
-from chronolake.source.declarative.place import Place
+from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.landing.identity import Identity
+from chronolake.source.declarative.landing.parts import Waiting, by_columns, records_of, rows_of
+from chronolake.source.declarative.landing.place import Place
+from chronolake.source.declarative.landing.run import Run
+from chronolake.source.declarative.landing.shape import Shape, declared_columns
+from chronolake.source.declarative.manifests.configured import masking, missing_in
+from chronolake.source.declarative.manifests.manifest import find, load
+from chronolake.source.declarative.manifests.traits import (
+    concurrency_of,
+    cursor_of,
+    epsilon_of,
+    sight_of,
+    traits_of,
+)
+from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
-from chronolake.source.declarative.schemas import schema_of
-from chronolake.source.declarative.shape import Shape, declared_columns
-from chronolake.source.declarative.traits import concurrency_of, epsilon_of, sight_of, traits_of
-from chronolake.source.declarative.trying import findings_of
+from chronolake.source.declarative.trying import findings_of, whole_of
 from chronolake.source.offered import (
     Failure,
     Finding,
@@ -45,30 +44,16 @@ from chronolake.types import now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from concurrent.futures import Future
-    from threading import Event
 
     from pyspark.sql import SparkSession
 
     from chronolake.config import DeclarativeSource, Project
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
-    from chronolake.source.declarative.language.streams import AnyStream, DeclarativeStream
-    from chronolake.source.declarative.manifest import Manifest
-    from chronolake.source.declarative.oauth import Remember
-    from chronolake.source.declarative.parts import Part, PartWriter
-    from chronolake.source.declarative.reading import Slice, Work
-    from chronolake.source.declarative.transformations import Record
+    from chronolake.source.declarative.exchange.oauth import Remember
+    from chronolake.source.declarative.language.streams import AnyStream
+    from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.offered import Position
-    from chronolake.types import ColumnType
-
-log = structlog.get_logger(__name__)
-
-#: What waits is landed when it has so many bytes, or so many seconds after the last landing.
-_LANDING_BYTES: Final = 256 * 2**20
-_LANDING_SECONDS: Final = 120.0
-#: Noting what is finished takes at most this part of the time.
-_NOTING_SHARE: Final = 0.05
 
 
 @dataclass
@@ -90,19 +75,26 @@ class DeclarativeApi:
         """
         return load(find(self.config.manifest, beside=self.project.file.parent))
 
+    @cached_property
+    def _known(self) -> Manifest:
+        return whole_of(
+            self.manifest, self.config, remember=self._remember, recalled=self._recalled
+        )
+
     @property
     def streams(self) -> dict[str, AnyStream]:
-        """The streams that the configuration wants.
+        """The streams that the configuration wants; the API is asked where only it knows them.
 
         Raises:
             ConfigurationError: the manifest has not one of them, or cannot be read.
+            SourceError: the API does not tell its streams.
         """
-        wanted = self.config.only
+        wanted, whole = self.config.only, self._known
         if wanted is not None:
-            return {name: self.manifest.stream(name) for name in wanted}
-        if not self.manifest.streams:
-            self.manifest.stream(next((one.stream or "" for one in self.manifest.problems), ""))
-        return dict(self.manifest.streams)
+            return {name: whole.stream(name) for name in wanted}
+        if not whole.streams and whole.problems:
+            whole.stream(next((one.stream or "" for one in whole.problems), ""))
+        return dict(whole.streams)
 
     def offered(self) -> list[OfferedStream]:
         """The streams that can be read, of those that the configuration wants."""
@@ -131,20 +123,21 @@ class DeclarativeApi:
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
     ) -> Iterator[Piece | Snapshot | Failure]:
         """What has changed since the last run, stream by stream; one that fails stops no other."""
-        missing = missing_in(self.config.config, self.manifest.specification)
+        missing = missing_in(self.config.config, self.manifest)
         if missing:
             raise ConfigurationError(
                 f"{self.project.file}: pipelines.{self.pipeline}.source.config lacks "
                 f"{', '.join(missing)}.",
                 hint="The manifest's `spec` says what each of them is.",
             )
-        mask = masking(self.config.config, self.manifest.specification)
+        mask = masking(self.config.config, self.manifest)
         with http_client() as client:
             network = Network(client, allowed_hosts=self.config.allowed_hosts, mask=mask)
             api = api_of(
-                self.manifest,
+                self._known,
                 self.config.config,
                 network,
+                wanted=self.config.only,
                 remember=self._remember,
                 recalled=self._recalled,
             )
@@ -168,10 +161,13 @@ class DeclarativeApi:
     def _bring(
         self, lake: Lake, api: Api, name: str, told: Position | None, *, anew: bool
     ) -> Iterator[Piece | Snapshot | Failure]:
-        stream = chosen(self.streams[name], Place.of(told).state)
+        either, known = self.streams[name], Place.of(told)
+        is_whole = sight_of(either) is Sight.SNAPSHOT_DIFF
+        if is_outdated(either, known.state, api.config):
+            told, anew = Place(None, known.types).as_json(), True
         folder = self.project.lake.path / "raw" / "_spool" / self.pipeline.replace("/", "_")
         place = folder / raw_folder(self.project, self.pipeline, name).name
-        if anew or sight_of(stream) is Sight.SNAPSHOT_DIFF:
+        if anew or is_whole:
             # What another run has left does not belong to this one, which reads everything.
             Waiting(place).discard()
         waiting, left = Waiting.left(place)
@@ -180,12 +176,21 @@ class DeclarativeApi:
             waiting.landed()
             told = left
         position = Place.of(told)
-        reader = StreamReader(stream, api, position.state, on_limit=self.config.on_partition_limit)
+        stream = chosen(either, position.state)
+        reader = StreamReader(
+            stream,
+            api,
+            position.state,
+            on_limit=self.config.on_partition_limit,
+            dated_by=cursor_of(either),
+        )
         identity = Identity.of(stream)
-        shape = Shape({**identity.typed(_declared(stream, api)), **position.types})
-        run = _Run(reader, identity, shape, waiting, api.access.cancelled)
-        workers = self.config.concurrency or concurrency_of(self.manifest, self.config.config)
-        if sight_of(stream) is Sight.SNAPSHOT_DIFF:
+        declared = declared_columns(reader.schema)
+        types = {**identity.typed(declared), **position.types}
+        shape = Shape(types, frozenset(declared))
+        run = Run(reader, identity, shape, waiting, api.access.cancelled)
+        workers = self.config.concurrency or concurrency_of(self.manifest, api.config)
+        if is_whole:
             yield from self._whole(lake.spark, name, run, workers)
             return
         before: Position = told or {}
@@ -197,7 +202,7 @@ class DeclarativeApi:
             yield Failure(name, run.failure)
 
     def _whole(
-        self, spark: SparkSession, name: str, run: _Run, workers: int
+        self, spark: SparkSession, name: str, run: Run, workers: int
     ) -> Iterator[Piece | Snapshot | Failure]:
         """All records, to be compared with the table; some of them say nothing about the others."""
         at = now_micros()
@@ -230,140 +235,3 @@ def _pieces(
     for number, (columns, parts) in enumerate(groups, 1):
         position = after if number == len(groups) else before
         yield Piece(name, rows_of(spark, parts), columns, position)
-
-
-def _declared(stream: DeclarativeStream, api: Api) -> dict[str, ColumnType]:
-    return declared_columns(schema_of(stream, api.file, api.config))
-
-
-class _Run:
-    """One run over a stream: slices read by several threads, their records in files."""
-
-    def __init__(
-        self,
-        reader: StreamReader,
-        identity: Identity,
-        shape: Shape,
-        waiting: Waiting,
-        cancelled: Event,
-    ) -> None:
-        self.reader = reader
-        self._cancelled = cancelled
-        self.identity = identity
-        self.shape = shape
-        self.waiting = waiting
-        self.failure: ChronolakeError | None = None
-        self._noted = 0.0
-        self._noting = 0.0
-
-    @property
-    def place(self) -> Position:
-        """How far the stream is."""
-        return Place(self.reader.state.as_json(), self.shape.types).as_json()
-
-    def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Position]:
-        """Read all slices; gives the stream's place each time when enough waits to be landed.
-
-        What waits then is landed when the next place is asked for.
-
-        Args:
-            workers: how many requests are in flight.
-            is_whole: whether only all slices together are of use.
-        """
-        begun = time.monotonic()
-        with ThreadPoolExecutor(workers, thread_name_prefix=self.reader.stream.name) as pool:
-            try:
-                for work, read in self._finished(pool, workers):
-                    self._take(work, read, is_noted=not is_whole)
-                    is_late = time.monotonic() - begun > _LANDING_SECONDS
-                    is_large = is_late or self.waiting.bytes >= _LANDING_BYTES
-                    if self.waiting.parts and is_large and not is_whole:
-                        yield self.place
-                        begun = time.monotonic()
-            except BaseException:
-                # Nobody waits for what is still being read.
-                self._cancelled.set()
-                pool.shutdown(cancel_futures=True)
-                raise
-        self.reader.complete()
-        yield self.place
-
-    def _finished(
-        self, pool: ThreadPoolExecutor, workers: int
-    ) -> Iterator[tuple[Work, Future[_Read]]]:
-        """The slices as they are done, a few of them begun ahead."""
-        pending: dict[Future[_Read], Work] = {}
-        slices = self.reader.work()
-        is_over = False
-        while pending or not is_over:
-            while not is_over and len(pending) < 2 * workers:
-                try:
-                    work = next(slices)
-                except StopIteration:
-                    is_over = True
-                except ChronolakeError as failure:
-                    self._fail(failure)
-                    is_over = True
-                else:
-                    pending[pool.submit(self._read, self.reader.read(work.slice))] = work
-            done, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for one in done:
-                yield pending.pop(one), one
-
-    def _take(self, work: Work, read: Future[_Read], *, is_noted: bool) -> None:
-        try:
-            found = read.result()
-        except ChronolakeError as failure:
-            self._fail(failure)
-            return
-        self.waiting.parts += found.parts
-        self.reader.done(work, found.latest)
-        reach("read.slice-done")
-        if is_noted:
-            self._note()
-            reach("read.slice-noted")
-
-    def _note(self) -> None:
-        """Note what is finished, unless that would take most of the time."""
-        now = time.monotonic()
-        if now - self._noted < self._noting / _NOTING_SHARE:
-            return
-        self.waiting.note(self.place)
-        self._noted = time.monotonic()
-        self._noting = self._noted - now
-
-    def _fail(self, failure: ChronolakeError) -> None:
-        self.reader.failed()
-        if self.failure is None:
-            self.failure = failure
-        log.warning("slice_failed", stream=self.reader.stream.name, reason=str(failure))
-
-    def _read(self, one: Slice) -> _Read:
-        """Read a slice into files, in a thread of its own."""
-        writer = self.waiting.writer()
-        try:
-            for records in one.pages():
-                if records:
-                    self._write(writer, one, records)
-        except BaseException:
-            writer.discard()
-            raise
-        return _Read(writer.close(), one.latest)
-
-    def _write(self, writer: PartWriter, one: Slice, records: list[Record]) -> None:
-        now = now_micros()
-        columns, arrays = self.shape.cells(self.identity.added(records), self.identity.columns)
-        facts = {
-            MODIFIED: pa.array([now if at is None else at for at in one.times], pa.int64()),
-            # Of two answers the later one counts, and in an answer the later record.
-            SEQUENCE: pa.array([f"{now:016x}{number:08x}" for number in range(len(records))]),
-        }
-        writer.add(columns, arrays, facts)
-
-
-@dataclass(frozen=True)
-class _Read:
-    """What one slice has brought."""
-
-    parts: list[Part]
-    latest: Any

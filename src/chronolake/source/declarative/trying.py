@@ -9,11 +9,11 @@ from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError
 from chronolake.limits import check_mode
 from chronolake.source.declarative.api import api_of
-from chronolake.source.declarative.configured import masking, missing_in
-from chronolake.source.declarative.network import Network, http_client
-from chronolake.source.declarative.parents import chosen
+from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.manifests.configured import made_ready, masking, missing_in
+from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
+from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
-from chronolake.source.declarative.traits import cursor_of, traits_of
 from chronolake.source.offered import Finding, Level
 from chronolake.types import Mode
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.api import Api
+    from chronolake.source.declarative.exchange.network import Exchange
+    from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.language.streams import AnyStream
-    from chronolake.source.declarative.manifest import Manifest
-    from chronolake.source.declarative.network import Exchange
-    from chronolake.source.declarative.transformations import Record
+    from chronolake.source.declarative.manifests.manifest import Manifest
+    from chronolake.source.declarative.records.transformations import Record
 
 
 @dataclass
@@ -63,6 +64,7 @@ def read(
     Raises:
         ConfigurationError: nothing can be read.
     """
+    stored = None if is_outdated(stream, stored, api.config) else stored
     reader = StreamReader(chosen(stream, stored), api, stored, on_limit=on_limit)
     result = Result()
     try:
@@ -124,24 +126,66 @@ def sample(
     Raises:
         ConfigurationError: there is no such stream, or the manifest and the configuration make no
             requests.
+        SourceError: the API does not tell its streams, or the schema of this one.
     """
-    stream = manifest.stream(name)
     exchanges: list[Exchange] = []
     with http_client() as client:
         network = Network(
             client,
             allowed_hosts=source.allowed_hosts,
-            mask=masking(source.config, manifest.specification),
+            mask=masking(source.config, manifest),
             log=exchanges.append,
         )
-        api = api_of(manifest, source.config, network)
-        result = read(stream, api, state, limit=limit)
+        api = api_of(manifest, source.config, network, wanted=[name])
+        result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
+
+
+def whole_of(
+    manifest: Manifest,
+    source: DeclarativeSource,
+    *,
+    remember: Remember | None = None,
+    recalled: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """A manifest with all the streams that are wanted; the API is asked where only it knows them.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        remember: keeps what the next run is to recall: tokens that change with each use.
+        recalled: what it was given last.
+
+    Raises:
+        ConfigurationError: the configuration is not as the manifest wants it, or makes no streams.
+        SourceError: the API does not tell its streams.
+    """
+    if manifest.lists(source.only):
+        return manifest
+    with http_client() as client:
+        mask = masking(source.config, manifest)
+        network = Network(client, allowed_hosts=source.allowed_hosts, mask=mask)
+        return api_of(
+            manifest,
+            source.config,
+            network,
+            wanted=source.only,
+            remember=remember,
+            recalled=recalled,
+        ).manifest
 
 
 def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
     """What a manifest and a configuration are like: all that is wrong, and each stream."""
     wanted = source.only
+    missing = missing_in(source.config, manifest)
+    failure: ChronolakeError | None = None
+    if not missing:
+        try:
+            made_ready(source.config, manifest)
+            manifest = whole_of(manifest, source)
+        except ChronolakeError as refusal:
+            failure = refusal
     for problem in manifest.problems:
         if problem.stream is None or wanted is None or problem.stream in wanted:
             # A stream that nobody asked for by name is left out.
@@ -156,7 +200,6 @@ def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Findi
     names = [name for name in wanted or manifest.streams if name in manifest.streams]
     for name in names:
         yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
-    missing = missing_in(source.config, manifest.specification)
     if missing:
         yield Finding(
             "config",
@@ -164,6 +207,9 @@ def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Findi
             f"{', '.join(missing)} is missing, which the manifest requires.",
             "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
         )
+        return
+    if failure is not None:
+        yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
         return
     yield from _connections(manifest, source, names)
 

@@ -24,6 +24,14 @@ def _refused(value: object) -> None:
         raise ValueError("is not supported")
 
 
+def _several(value: object) -> object:
+    if not value:
+        return ()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+#: One of them, a list of them, or none.
+SEVERAL = BeforeValidator(_several)
 #: What would change what is read, and is not there yet.
 Unsupported = Annotated[None, BeforeValidator(_refused)]
 #: A number, or a template that gives one.

@@ -58,3 +58,39 @@ class NoPagination(Component):
 
 
 Paginator = Annotated[DefaultPaginator | NoPagination, Field(discriminator="type")]
+
+
+class PaginationResetLimits(Component):
+    """After how many records a slice's pages begin anew."""
+
+    type: Literal["PaginationResetLimits"]
+    number_of_records: int | None = None
+
+
+class PaginationReset(Component):
+    """How a slice's pages begin anew: from its begin, or from the latest record on."""
+
+    type: Literal["PaginationReset"]
+    action: Literal["RESET", "SPLIT_USING_CURSOR"]
+    limits: PaginationResetLimits | None = None
+
+
+class PageSizeReduction(Component):
+    """How a page is asked for again that was too large for the API."""
+
+    type: Literal["PageSizeReduction"]
+    reduction_factor: float = Field(default=2.0, gt=1)
+    minimum_page_size: int = Field(default=1, ge=1)
+    max_attempts: int = Field(default=5, ge=1)
+    backoff_seconds: float = Field(default=0.5, ge=0)
+    retries_at_minimum_page_size: int = Field(default=0, ge=0)
+    failure_message: str | None = None
+    reset_policy: Literal["NEVER", "AFTER_SUCCESSFUL_PAGE"] = "NEVER"
+
+
+class RequestWindowSplitting(Component):
+    """A slice that was too long for the API is read in halves."""
+
+    type: Literal["RequestWindowSplitting"]
+    failure_message: str | None = None
+    min_split_window: str | None = None

@@ -85,12 +85,34 @@ Decoder = Annotated[
 ]
 
 
+class ParentFieldPath(Component):
+    """A field of a record that each of the items in it gets."""
+
+    type: Literal["ParentFieldPath"]
+    parent_path: list[str] = Field(min_length=1)
+    record_path: list[str] = Field(min_length=1)
+
+
+class RecordExpander(Component):
+    """Each item of a list within a record is a record; `*` is any key or index."""
+
+    type: Literal["RecordExpander"]
+    expand_records_from_field: list[str]
+    remain_original_record: bool = False
+    parent_fields: list[ParentFieldPath] | None = None
+    merge_parent: bool = False
+    on_no_records: Literal["skip", "emit_parent"] = "skip"
+    truncation_indicator_path: list[str] | None = None
+    # A retriever has an extractor: it is read as one when it is used.
+    truncated_list_retriever: dict[str, Any] | None = None
+
+
 class DpathExtractor(Component):
     """Records stand at one path of a body; `*` is any key or index."""
 
     type: Literal["DpathExtractor"]
     field_path: list[str]
-    record_expander: dict[str, Any] | None = None
+    record_expander: RecordExpander | None = None
 
 
 class CombinedExtractor(Component):

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, field_validator, model_validator
 
-from chronolake.source.declarative.language.base import Component, Unsupported
+from chronolake.source.declarative.language.base import SEVERAL, Component, Unsupported
 from chronolake.source.declarative.language.cursors import IncrementalSync
 from chronolake.source.declarative.language.options import RequestOption
-from chronolake.source.declarative.language.paging import Paginator
+from chronolake.source.declarative.language.paging import (
+    PageSizeReduction,
+    PaginationReset,
+    Paginator,
+    RequestWindowSplitting,
+)
+from chronolake.source.declarative.language.properties import (
+    PropertiesFromEndpoint,
+    QueryProperties,
+)
 from chronolake.source.declarative.language.records import (
     Decoder,
+    RecordFilter,
     RecordSelector,
     Transformation,
 )
+from chronolake.source.declarative.language.reports import AsyncRetriever
 from chronolake.source.declarative.language.requests import HttpRequester
-
-
-def _several(value: object) -> object:
-    if not value:
-        return ()
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-#: One of them, a list of them, or none.
-_SEVERAL = BeforeValidator(_several)
+from chronolake.source.declarative.language.schemas import SchemaTypeIdentifier
 
 
 class InlineSchemaLoader(Component):
@@ -43,9 +46,6 @@ class JsonFileSchemaLoader(Component):
     file_path: str | None = None
 
 
-SchemaLoader = Annotated[InlineSchemaLoader | JsonFileSchemaLoader, Field(discriminator="type")]
-
-
 class ParentStreamConfig(Component):
     """A stream whose records are the partitions of another."""
 
@@ -55,8 +55,15 @@ class ParentStreamConfig(Component):
     partition_field: str
     request_option: RequestOption | None = None
     incremental_dependency: bool = False
-    extra_fields: Annotated[tuple[tuple[str, ...], ...], _SEVERAL] = ()
-    lazy_read_pointer: Unsupported = None
+    extra_fields: Annotated[tuple[tuple[str, ...], ...], SEVERAL] = ()
+    lazy_read_pointer: Annotated[tuple[str, ...], SEVERAL] = ()
+
+    @field_validator("lazy_read_pointer")
+    @classmethod
+    def _leads_to_one_place(cls, pointer: tuple[str, ...]) -> tuple[str, ...]:
+        if any("*" in part for part in pointer):
+            raise ValueError("a lazy_read_pointer leads to one place, without a *")
+        return pointer
 
 
 class SubstreamPartitionRouter(Component):
@@ -75,19 +82,51 @@ class ListPartitionRouter(Component):
     request_option: RequestOption | None = None
 
 
+class UnionPartitionRouter(Component):
+    """The partitions of several routers, each once."""
+
+    type: Literal["UnionPartitionRouter"]
+    partition_field: str
+    partition_routers: tuple[
+        Annotated[
+            SubstreamPartitionRouter | ListPartitionRouter | UnionPartitionRouter,
+            Field(discriminator="type"),
+        ],
+        ...,
+    ] = Field(min_length=2)
+
+    @field_validator("partition_routers")
+    @classmethod
+    def _put_nothing_into_requests(
+        cls, routers: tuple[PartitionRouter, ...]
+    ) -> tuple[PartitionRouter, ...]:
+        for one in routers:
+            options = (
+                [parent.request_option for parent in one.parent_stream_configs]
+                if isinstance(one, SubstreamPartitionRouter)
+                else [one.request_option]
+                if isinstance(one, ListPartitionRouter)
+                else []
+            )
+            if any(options):
+                raise ValueError("the routers of a UnionPartitionRouter have no request_option")
+        return routers
+
+
 class GroupingPartitionRouter(Component):
     """Partitions of another router, several at a time."""
 
     type: Literal["GroupingPartitionRouter"]
     group_size: int = Field(ge=1)
     underlying_partition_router: Annotated[
-        SubstreamPartitionRouter | ListPartitionRouter, Field(discriminator="type")
+        SubstreamPartitionRouter | ListPartitionRouter | UnionPartitionRouter,
+        Field(discriminator="type"),
     ]
     deduplicate: bool = True
 
 
 PartitionRouter = Annotated[
-    SubstreamPartitionRouter | ListPartitionRouter | GroupingPartitionRouter,
+    SubstreamPartitionRouter | ListPartitionRouter | UnionPartitionRouter | GroupingPartitionRouter,
     Field(discriminator="type"),
 ]
 
@@ -100,11 +139,63 @@ class SimpleRetriever(Component):
     record_selector: RecordSelector
     decoder: Decoder | None = None
     paginator: Paginator | None = None
-    partition_router: Annotated[tuple[PartitionRouter, ...], _SEVERAL] = ()
+    partition_router: Annotated[tuple[PartitionRouter, ...], SEVERAL] = ()
     ignore_stream_slicer_parameters_on_paginated_requests: bool = False
-    pagination_reset: Unsupported = None
-    page_size_reduction: Unsupported = None
-    request_window_splitting: Unsupported = None
+    pagination_reset: PaginationReset | None = None
+    page_size_reduction: PageSizeReduction | None = None
+    request_window_splitting: RequestWindowSplitting | None = None
+    #: What its requester says of them, wherever it does.
+    properties: QueryProperties | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_properties(cls, told: Any) -> Any:
+        requester = told.get("requester") if isinstance(told, dict) else None
+        if not isinstance(requester, dict):
+            return told
+        found = list(_properties_of(requester))
+        if len(found) > 1:
+            raise ValueError("a requester has one QueryProperties, or properties from one endpoint")
+        return {**told, "properties": found[0]} if found else told
+
+
+def _properties_of(requester: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a requester says of the properties that it asks for."""
+    asked = requester.get("request_parameters")
+    values = asked.values() if isinstance(asked, dict) else ()
+    named = [
+        one for one in values if isinstance(one, dict) and one.get("type") == "QueryProperties"
+    ]
+    yield from named
+    if endpoint := requester.get("fetch_properties_from_endpoint"):
+        yield {"type": "QueryProperties", "property_list": endpoint}
+    elif (query := requester.get("query_properties")) and not named:
+        yield query
+
+
+Retriever = Annotated[SimpleRetriever | AsyncRetriever, Field(discriminator="type")]
+
+
+class DynamicSchemaLoader(Component):
+    """A stream's schema, from the first record that a retriever brings."""
+
+    type: Literal["DynamicSchemaLoader"]
+    retriever: Retriever
+    schema_type_identifier: SchemaTypeIdentifier
+    schema_filter: RecordFilter | None = None
+    schema_transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
+
+    @field_validator("retriever")
+    @classmethod
+    def _makes_one_report(cls, retriever: Retriever) -> Retriever:
+        if isinstance(retriever, AsyncRetriever) and retriever.partition_router:
+            raise ValueError("reports that tell a schema have no partition_router")
+        return retriever
+
+
+SchemaLoader = Annotated[
+    InlineSchemaLoader | JsonFileSchemaLoader | DynamicSchemaLoader, Field(discriminator="type")
+]
 
 
 class LegacyToPerPartitionStateMigration(Component):
@@ -119,11 +210,11 @@ class DeclarativeStream(Component):
     type: Literal["DeclarativeStream"]
     name: str = ""
     primary_key: str | tuple[str | tuple[str, ...], ...] | None = None
-    retriever: SimpleRetriever
+    retriever: Retriever
     incremental_sync: IncrementalSync | None = None
-    schema_loader: Annotated[tuple[SchemaLoader, ...], _SEVERAL] = ()
-    transformations: Annotated[tuple[Transformation, ...], _SEVERAL] = ()
-    state_migrations: Annotated[tuple[LegacyToPerPartitionStateMigration, ...], _SEVERAL] = ()
+    schema_loader: Annotated[tuple[SchemaLoader, ...], SEVERAL] = ()
+    transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
+    state_migrations: Annotated[tuple[LegacyToPerPartitionStateMigration, ...], SEVERAL] = ()
     file_uploader: Unsupported = None
 
 
@@ -139,5 +230,16 @@ class StateDelegatingStream(Component):
 
 AnyStream = Annotated[DeclarativeStream | StateDelegatingStream, Field(discriminator="type")]
 
-ParentStreamConfig.model_rebuild()
-SubstreamPartitionRouter.model_rebuild()
+for _component in (
+    PropertiesFromEndpoint,
+    QueryProperties,
+    AsyncRetriever,
+    ParentStreamConfig,
+    SubstreamPartitionRouter,
+    UnionPartitionRouter,
+    GroupingPartitionRouter,
+    SimpleRetriever,
+    DeclarativeStream,
+    StateDelegatingStream,
+):
+    _component.model_rebuild()

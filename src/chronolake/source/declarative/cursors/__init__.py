@@ -1,0 +1,1 @@
+"""How far a stream is: intervals of time, slices, state."""

@@ -1,0 +1,305 @@
+"""A stream's state: its own, which knows all that was read, and the form that other readers know.
+
+Sources: `seeds/incremental-syncs.txt` ("Nested Streams"), `specs/airbyte-declarative.md` (2.4).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, deque
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from chronolake.config import OnPartitionLimit
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.cursors.intervals import Interval
+from chronolake.source.declarative.cursors.progress import Progress
+from chronolake.source.declarative.streamslice import StreamSlice, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from chronolake.source.declarative.cursors.timing import TimeCursor
+
+log = structlog.get_logger(__name__)
+
+#: So many partitions have a state of their own.
+MOST_PARTITIONS: Final = 10_000
+_UNFINISHED: Final = "unfinished"
+_DROPPED: Final = "partitions_dropped"
+
+
+class StreamState:
+    """How far a stream with a cursor over time is, while a run reads it.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        cursor: TimeCursor,
+        stored: Mapping[str, Any] | None,
+        *,
+        is_partitioned: bool,
+        is_global: bool = False,
+        legacy_field: str | None = None,
+        on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
+        most_partitions: int = MOST_PARTITIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin where a stored state ends.
+
+        Args:
+            cursor: the stream's cursor.
+            stored: the state, as `as_json` or another reader has stored it; None: there is none.
+            is_partitioned: whether the stream has partitions.
+            is_global: whether they all have one cursor, if the state does not say otherwise.
+            legacy_field: what tells partitions apart in states by their values, if the stream has
+                such ones.
+            on_limit: what becomes of too many of them.
+            most_partitions: how many are too many.
+            clock: seconds, to tell how long a run takes.
+
+        Raises:
+            ConfigurationError: the stored state is none of the stream's.
+        """
+        self.cursor = cursor
+        self.is_partitioned = is_partitioned
+        self.is_global = is_global
+        self.parent_state: dict[str, Any] | None = None
+        self._legacy_field = legacy_field
+        self._on_limit = on_limit
+        self._most = most_partitions
+        self._clock = clock
+        self._began = clock()
+        self._end = cursor.end()
+        self._progress: OrderedDict[bytes, tuple[Mapping[str, Any], Progress]] = OrderedDict()
+        self._overall: datetime | None = None
+        self._latest: datetime | None = None
+        self._lookback_seconds = 0
+        self._earlier_seconds = 0.0
+        self._dropped = 0
+        self._others: dict[str, Any] = {}
+        self._has_moved = False
+        if stored:
+            self._restore(stored)
+        self._idle = deque(self._progress)
+        self._latest = self._overall
+
+    # ------------------------------------------------------------------ what was stored
+
+    def _restore(self, stored: Mapping[str, Any]) -> None:
+        told = dict(stored)
+        unfinished = told.pop(_UNFINISHED, None)
+        try:
+            if not self.is_partitioned:
+                self._restore_plain(told)
+            else:
+                self._restore_partitions(told)
+            if unfinished is not None:
+                self._earlier_seconds = unfinished["seconds"]
+                for partition, progress in unfinished["partitions"]:
+                    found = Progress.from_json(progress)
+                    self._progress[key_of(partition)] = (partition, found)
+        except (KeyError, TypeError, ValueError, AttributeError) as failure:
+            raise ConfigurationError(
+                "The stored state is none that the stream's cursor can read.",
+                hint="Re-sync the stream, or give it a state with the cursor's field and format.",
+            ) from failure
+
+    def _restore_plain(self, told: dict[str, Any]) -> None:
+        cursor = self.cursor
+        if told.pop("state_type", None) == "date-range":
+            read = [
+                Interval(
+                    cursor.parsed(one["start"]),
+                    cursor.parsed(one["end"]),
+                    cursor.parsed(one.get("most_recent_cursor_value") or one["end"]),
+                )
+                for one in told.pop("slices")
+            ]
+            progress = Progress.of_intervals(cursor, read) if read else Progress()
+        else:
+            value = told.pop(cursor.field, None)
+            progress = Progress(None if value is None else cursor.parsed(value))
+        self._others = told
+        self._progress[key_of({})] = ({}, progress)
+
+    def _restore_partitions(self, told: dict[str, Any]) -> None:
+        if self._legacy_field is not None and self._is_legacy(told):
+            told = {
+                "states": [
+                    {"partition": {self._legacy_field: name}, "cursor": cursor}
+                    for name, cursor in told.items()
+                ]
+            }
+        self.parent_state = told.get("parent_state") or None
+        if "states" not in told and "state" not in told:
+            # One value for all partitions.
+            if self.cursor.field in told:
+                self._overall = self.cursor.parsed(told[self.cursor.field])
+            return
+        self.is_global = bool(told.get("use_global_cursor", False))
+        self._lookback_seconds = int(told.get("lookback_window") or 0)
+        self._dropped = int(told.get(_DROPPED, 0))
+        if overall := told.get("state"):
+            self._overall = self.cursor.parsed(overall[self.cursor.field])
+        for one in told.get("states", []):
+            value = one["cursor"].get(self.cursor.field)
+            progress = Progress(None if value is None else self.cursor.parsed(value))
+            self._progress[key_of(one["partition"])] = (one["partition"], progress)
+
+    def _is_legacy(self, told: Mapping[str, Any]) -> bool:
+        """Whether a state is by the partitions' values, as older connectors have stored it."""
+        return bool(told) and all(
+            isinstance(one, dict) and list(one) == [self.cursor.field] for one in told.values()
+        )
+
+    # ------------------------------------------------------------------ while a run reads
+
+    def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
+        """What has to be asked for of a partition."""
+        cursor = self.cursor
+        begin, end = cursor.names
+        for span in self._of(partition).plan(cursor, self._end):
+            for first, last in cursor.cutting.slices(span):
+                yield StreamSlice(
+                    partition.partition,
+                    {begin: cursor.formatted(first), end: cursor.formatted(last)},
+                    partition.extra_fields,
+                )
+
+    def _of(self, partition: StreamSlice) -> Progress:
+        key = partition.partition_key
+        if key in self._progress:
+            found = self._progress[key][1]
+            if self.is_global and not found.planned:
+                found.value = self._shared()
+            return found
+        # Where some were forgotten, a partition that is not known may be one of them.
+        progress = Progress(self._shared() if self.is_global or not self._dropped else None)
+        self._progress[key] = (partition.partition, progress)
+        self._limit()
+        return progress
+
+    def _shared(self) -> datetime | None:
+        """Where a partition begins that has no state of its own.
+
+        What came while the last run read is after its begin, at the earliest.
+        """
+        if self._overall is None or not self._lookback_seconds:
+            return self._overall
+        earlier = self._overall - timedelta(seconds=self._lookback_seconds)
+        return self.cursor.parsed(self.cursor.formatted(earlier))
+
+    def _limit(self) -> None:
+        if self.is_global or len(self._progress) <= self._most:
+            return
+        if self._on_limit is OnPartitionLimit.GLOBAL_CURSOR:
+            log.warning("partitions_share_a_cursor", partitions=len(self._progress))
+            self.is_global = True
+            return
+        # The oldest that this run has not begun, so that none is forgotten while it is read.
+        while self._idle:
+            oldest = self._idle.popleft()
+            if not self._progress[oldest][1].planned:
+                del self._progress[oldest]
+                self._note_dropped()
+                return
+
+    def _note_dropped(self) -> None:
+        if not self._dropped:
+            log.warning("partitions_forgotten", most=self._most)
+        self._dropped += 1
+
+    def lowest(self, partition: StreamSlice) -> datetime:
+        """From when on records of a partition are wanted."""
+        known = self._progress.get(partition.partition_key)
+        value = known[1].value if known is not None else self._shared()
+        return self.cursor.before(self.cursor.start if value is None else value)
+
+    @property
+    def end(self) -> datetime:
+        """Up to when records are wanted."""
+        return self._end
+
+    def note(self, one: StreamSlice, latest: datetime | None) -> None:
+        """A slice has been read.
+
+        Args:
+            one: the slice.
+            latest: the time of its latest record, or None: there was none with a time.
+        """
+        begin, end = (self.cursor.parsed(one.cursor_slice[name]) for name in self.cursor.names)
+        known = self._progress.get(one.partition_key)
+        if known is not None:
+            known[1].note(self.cursor, Interval(begin, end, latest))
+        if latest is not None:
+            self._has_moved = True
+            if self._latest is None or latest > self._latest:
+                self._latest = latest
+
+    def complete(self) -> None:
+        """The run has read all that it wanted, of all partitions."""
+        reached: list[datetime] = []
+        for key, (_, progress) in list(self._progress.items()):
+            if progress.planned:
+                has_slices = bool(progress.read)
+                progress.complete(self.cursor)
+                if has_slices and progress.value is not None:
+                    reached.append(progress.value)
+                # What was read last is forgotten last.
+                self._progress.move_to_end(key)
+        if self._has_moved:
+            known = reached if not self.is_global else []
+            self._overall = max(known if self._latest is None else [*known, self._latest])
+            self._lookback_seconds = math.ceil(self._seconds)
+        self._earlier_seconds, self._began = 0.0, self._clock()
+        while not self.is_global and len(self._progress) > self._most:
+            self._progress.popitem(last=False)
+            self._note_dropped()
+
+    @property
+    def _seconds(self) -> float:
+        return self._earlier_seconds + self._clock() - self._began
+
+    # ------------------------------------------------------------------ what is stored
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, so that a later run asks only for what is missing."""
+        unfinished = [
+            [partition, progress.as_json()]
+            for partition, progress in self._progress.values()
+            if progress.planned
+        ]
+        told = self.exported()
+        if unfinished:
+            told[_UNFINISHED] = {"seconds": round(self._seconds, 3), "partitions": unfinished}
+        return told
+
+    def exported(self) -> dict[str, Any]:
+        """The state as other readers of such manifests have it."""
+        cursor = self.cursor
+        if not self.is_partitioned:
+            (progress,) = [one for _, one in self._progress.values()] or [Progress()]
+            return {**self._others, cursor.field: cursor.formatted(progress.reached(cursor))}
+        told: dict[str, Any] = {"use_global_cursor": self.is_global}
+        if not self.is_global:
+            told["states"] = [
+                {
+                    "partition": partition,
+                    "cursor": {cursor.field: cursor.formatted(progress.reached(cursor))},
+                }
+                for partition, progress in self._progress.values()
+            ]
+        if self._overall is not None:
+            told["state"] = {cursor.field: cursor.formatted(self._overall)}
+        told["lookback_window"] = self._lookback_seconds
+        if self.parent_state is not None:
+            told["parent_state"] = self.parent_state
+        if self._dropped:
+            told[_DROPPED] = self._dropped
+        return told

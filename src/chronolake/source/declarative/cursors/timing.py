@@ -1,0 +1,219 @@
+"""The cursor of a stream, with the configuration in its place: from when, to when, in which steps.
+
+Source: `seeds/incremental-syncs.txt`, `specs/airbyte-declarative.md` (2.1, 2.6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from isodate import ISO8601Error
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.cursors.intervals import Cutting, Gap
+from chronolake.source.declarative.templating.templates import as_text, as_truth
+from chronolake.source.declarative.templating.times import (
+    Reader,
+    duration,
+    formatted,
+    parsed,
+    parsed_by,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from chronolake.source.declarative.language.base import Component
+    from chronolake.source.declarative.language.cursors import DatetimeBasedCursor, MinMaxDatetime
+
+_START: Final = "start_time"
+_END: Final = "end_time"
+_WEEKDAYS: Final = ("MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY", "SUNDAY")
+
+
+@dataclass(frozen=True)
+class TimeCursor:
+    """A cursor over time.
+
+    Attributes:
+        field: the key of records that has their time.
+        format: how times are written in slices and state.
+        formats: how they are read, the first that fits.
+        start: the earliest time that is wanted.
+        end: gives the latest; a cursor without an end gives the present.
+        lookback: how much before its state, or its start, a run begins.
+        cutting: how the time between is cut.
+        names: the keys of a slice's bounds.
+        is_data_feed: whether the API gives the newest records first, and cannot filter.
+        is_filtered_here: whether records outside of what is wanted are passed over here.
+    """
+
+    field: str
+    format: str
+    formats: tuple[str, ...]
+    start: datetime
+    end: Callable[[], datetime]
+    lookback: Gap | None
+    cutting: Cutting
+    names: tuple[str, str]
+    is_data_feed: bool
+    is_filtered_here: bool
+
+    @property
+    def reader(self) -> Reader:
+        """Reads the times of records."""
+        return Reader(self.formats)
+
+    def parsed(self, value: Any) -> datetime:
+        """A time as state or a slice has it.
+
+        Raises:
+            ValueError: it has none of the formats.
+        """
+        return parsed_by(value, self.formats)
+
+    def formatted(self, at: datetime) -> str:
+        """A time as slices and state have it."""
+        return formatted(at, self.format)
+
+    def before(self, at: datetime) -> datetime:
+        """Where a run begins that goes on at a time."""
+        if not self.lookback:
+            return max(at, self.start)
+        try:
+            return max(at, self.start) - self.lookback
+        except OverflowError:
+            return self.start
+
+
+def time_cursor(model: DatetimeBasedCursor, config: Mapping[str, Any]) -> TimeCursor:
+    """A cursor as a manifest describes it and a configuration completes it.
+
+    Raises:
+        ConfigurationError: what they say makes no time, no duration, or no cursor.
+    """
+    if bool(model.step) is not bool(model.cursor_granularity):
+        raise ConfigurationError(
+            "A cursor has `step` and `cursor_granularity`, or neither.",
+            hint="Give it both: they say how long a slice is, and how fine the API's times are.",
+        )
+    text = partial(_text, model, config)
+    granularity = _duration("cursor_granularity", model.cursor_granularity)
+    end = partial(_moment, model.end_datetime, model, config)
+    clamping = model.clamping
+    clamp: Callable[[datetime], datetime] = lambda at: at  # noqa: E731 - it is replaced below
+    if clamping is not None:
+        period = _Period.of(str(text(clamping.target)), clamping.target_details)
+        clamp = period.ceiling
+        end = partial(period.last_before, end, granularity)
+    return TimeCursor(
+        field=text(model.cursor_field),
+        format=model.datetime_format,
+        formats=(*model.cursor_datetime_formats, model.datetime_format),
+        start=_moment(model.start_datetime, model, config),
+        end=end,
+        lookback=_duration("lookback_window", text(model.lookback_window)),
+        cutting=Cutting(
+            step=_duration("step", text(model.step)),
+            granularity=granularity,
+            is_strict=model.is_compare_strictly,
+            clamp=clamp,
+        ),
+        names=(
+            text(model.partition_field_start or _START),
+            text(model.partition_field_end or _END),
+        ),
+        is_data_feed=model.is_data_feed,
+        is_filtered_here=as_truth(
+            model.is_client_side_incremental, {"config": config, "parameters": model.parameters}
+        ),
+    )
+
+
+def _text(model: Component, config: Mapping[str, Any], template: str | None) -> str:
+    if not template:
+        return ""
+    return as_text(template, {"config": config, "parameters": model.parameters})
+
+
+def _duration(name: str, text: str | None) -> Gap | None:
+    if not text:
+        return None
+    try:
+        return duration(text)
+    except (ISO8601Error, ValueError, TypeError) as failure:
+        raise ConfigurationError(
+            f"The cursor's `{name}` is no duration: {text!r}.",
+            hint="Durations are written as ISO 8601 has them: P1D, PT1H, P1M.",
+        ) from failure
+
+
+def _moment(
+    described: MinMaxDatetime | str | None, model: DatetimeBasedCursor, config: Mapping[str, Any]
+) -> datetime:
+    """The time that a template tells, between its floor and its ceiling; None: the present."""
+    if not described:
+        return datetime.now(UTC)
+    if isinstance(described, str):
+        return _read(_text(model, config, described), model.datetime_format)
+    form = described.datetime_format or model.datetime_format
+    found = _read(_text(described, config, described.datetime), form)
+    if floor := _text(described, config, described.min_datetime):
+        found = max(found, _read(floor, form))
+    if ceiling := _text(described, config, described.max_datetime):
+        found = min(found, _read(ceiling, form))
+    return found
+
+
+def _read(text: str, form: str) -> datetime:
+    try:
+        return parsed(text, form)
+    except ValueError as failure:
+        raise ConfigurationError(
+            f"The time {text!r} does not have the format {form}.",
+            hint="Check the dates in the source's `config`, and `datetime_format` in the manifest.",
+        ) from failure
+
+
+@dataclass(frozen=True)
+class _Period:
+    """The days, weeks or months that bounds of slices are moved to."""
+
+    target: str
+    weekday: int = 0
+
+    @classmethod
+    def of(cls, target: str, details: Mapping[str, Any]) -> _Period:
+        if target in {"DAY", "MONTH"}:
+            return cls(target)
+        day = details.get("weekday")
+        if target == "WEEK" and day in _WEEKDAYS:
+            return cls(target, _WEEKDAYS.index(day))
+        raise ConfigurationError(
+            f"The cursor's clamping has no such target: {target}.",
+            hint="It is DAY, MONTH, or WEEK with a `weekday` as in MONDAY.",
+        )
+
+    def floor(self, at: datetime) -> datetime:
+        day = at.replace(hour=0, minute=0, second=0, microsecond=0)
+        if self.target == "MONTH":
+            return day.replace(day=1)
+        if self.target == "WEEK":
+            return day - timedelta(days=(day.weekday() - self.weekday) % 7)
+        return day
+
+    def ceiling(self, at: datetime) -> datetime:
+        floor = self.floor(at)
+        if floor == at:
+            return at
+        if self.target == "MONTH":
+            return (floor + timedelta(days=32)).replace(day=1)
+        return floor + timedelta(days=7 if self.target == "WEEK" else 1)
+
+    def last_before(self, end: Callable[[], datetime], granularity: Gap | None) -> datetime:
+        """The last moment of the last whole period before an end."""
+        default = timedelta(seconds=1) if self.target == "DAY" else timedelta(days=1)
+        return self.floor(end()) - (granularity or default)

@@ -1,0 +1,36 @@
+"""Spans of time that a manifest spells in ISO 8601, in seconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.templating.times import duration
+
+
+def seconds_of(text: str, where: str) -> float:
+    """The seconds of a span; months and years are as long as the next ones are.
+
+    Args:
+        text: e.g. PT1M.
+        where: whose span it is, for the error.
+
+    Raises:
+        ConfigurationError: it is no span, or an empty one.
+    """
+    try:
+        span = duration(text)
+        if not isinstance(span, timedelta):
+            span = span.totimedelta(start=datetime.now(UTC))
+        seconds = float(span.total_seconds())
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _no_span(text, where) from error
+    if seconds <= 0:
+        raise _no_span(text, where)
+    return seconds
+
+
+def _no_span(text: str, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{text!r} of {where} is no span of time.", hint="Give one in ISO 8601, e.g. PT1M."
+    )

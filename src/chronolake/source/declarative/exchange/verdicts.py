@@ -1,0 +1,180 @@
+"""What an answer, or none, means for the reading.
+
+Source: `specs/airbyte-declarative.md` (2.9). A handler asks its filters first and then what the
+status means by itself, so every handler has an opinion of every answer. That makes chains of
+handlers surprising, and the surprises are kept: manifests are written with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.language.errorhandling import CompositeErrorHandler
+from chronolake.source.declarative.templating.templates import as_text, as_truth
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import httpx
+
+    from chronolake.source.declarative.language.errorhandling import (
+        ErrorHandler,
+        HttpResponseFilter,
+    )
+
+
+class Action(StrEnum):
+    """What to do about an answer."""
+
+    SUCCESS = "SUCCESS"
+    FAIL = "FAIL"
+    RETRY = "RETRY"
+    IGNORE = "IGNORE"
+    RATE_LIMITED = "RATE_LIMITED"
+    RESET_PAGINATION = "RESET_PAGINATION"
+    REFRESH_TOKEN_THEN_RETRY = "REFRESH_TOKEN_THEN_RETRY"  # noqa: S105 - an action
+    REDUCE_PAGE_SIZE = "REDUCE_PAGE_SIZE"
+    SPLIT_REQUEST_WINDOW = "SPLIT_REQUEST_WINDOW"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An action, and what an error says.
+
+    Attributes:
+        message: what the manifest or the status says of it.
+    """
+
+    action: Action
+    message: str | None = None
+
+
+#: What a status means by itself. Other errors are worth another try.
+_BY_STATUS: Final[Mapping[int, Verdict]] = {
+    400: Verdict(Action.FAIL, "The server calls the request a bad one."),
+    401: Verdict(Action.FAIL, "The server does not accept the credentials."),
+    403: Verdict(Action.FAIL, "The credentials do not allow it."),
+    404: Verdict(Action.FAIL, "The server has nothing there."),
+    405: Verdict(Action.FAIL, "The server does not allow this method there."),
+    408: Verdict(Action.RETRY, "The server waited too long for the request."),
+    429: Verdict(Action.RATE_LIMITED, "The server is asked too often."),
+    500: Verdict(Action.RETRY, "The server failed."),
+    502: Verdict(Action.RETRY, "The server's gateway got no proper answer."),
+    503: Verdict(Action.RETRY, "The server cannot answer now."),
+    504: Verdict(Action.RETRY, "The server's gateway got no answer in time."),
+}
+#: A chain of handlers ends at the first that says one of these.
+_FINAL: Final = frozenset(
+    {
+        Action.SUCCESS,
+        Action.RETRY,
+        Action.IGNORE,
+        Action.RESET_PAGINATION,
+        Action.REDUCE_PAGE_SIZE,
+        Action.SPLIT_REQUEST_WINDOW,
+    }
+)
+#: Where APIs say what went wrong, the first that has something counts.
+_MESSAGE_KEYS: Final = (
+    "message",
+    "messages",
+    "error",
+    "errors",
+    "failures",
+    "failure",
+    "detail",
+    "err",
+    "error_message",
+    "msg",
+    "reason",
+    "status_message",
+)
+
+
+def verdict_on(
+    outcome: Answer | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
+) -> Verdict:
+    """What to do about an answer, or about none.
+
+    Args:
+        outcome: the answer, or why there is none.
+        handler: the manifest's error handler, or None for what every status means by itself.
+        config: for templates in error messages.
+
+    Raises:
+        ConfigurationError: a template of a filter fails.
+    """
+    if isinstance(handler, CompositeErrorHandler):
+        verdict = _by_itself(outcome)
+        for one in handler.error_handlers:
+            verdict = verdict_on(outcome, one, config)
+            if verdict.action in _FINAL:
+                break
+        return verdict
+    if isinstance(outcome, Answer):
+        for wanted in (handler and handler.response_filters) or ():
+            if wanted.action is not None and _fits(wanted, outcome):
+                return Verdict(Action(wanted.action), _message(wanted, outcome, config))
+    return _by_itself(outcome)
+
+
+def error_text(answer: Answer) -> str | None:
+    """What the body says went wrong: from the usual places of JSON, else all of it."""
+    try:
+        return _error_text(answer.json())
+    except ValueError:
+        return answer.body.decode(errors="replace")
+
+
+def _by_itself(outcome: Answer | httpx.RequestError) -> Verdict:
+    if not isinstance(outcome, Answer):
+        return Verdict(Action.RETRY, "The server gave no answer.")
+    if outcome.ok:
+        return Verdict(Action.SUCCESS)
+    return _BY_STATUS.get(outcome.status, Verdict(Action.RETRY))
+
+
+def _fits(one: HttpResponseFilter, answer: Answer) -> bool:
+    if answer.status in (one.http_codes or ()):
+        return True
+    if one.predicate:
+        # The reference gives predicates no config, and templates that ask for it find nothing.
+        seen = {"config": None, "parameters": one.parameters, **_seen(answer)}
+        if as_truth(one.predicate, seen):
+            return True
+    wanted = one.error_message_contains
+    return wanted in (error_text(answer) or "") if wanted else False
+
+
+def _message(one: HttpResponseFilter, answer: Answer, config: Mapping[str, Any]) -> str | None:
+    text = None
+    if one.error_message:
+        seen = {"config": config, "parameters": one.parameters, **_seen(answer)}
+        text = as_text(one.error_message, seen)
+    return text or _BY_STATUS.get(answer.status, Verdict(Action.FAIL)).message
+
+
+def _seen(answer: Answer) -> dict[str, Any]:
+    """What templates of filters see of an answer; the URL without its query and credentials."""
+    try:
+        response = answer.json()
+    except ValueError:
+        response = {}
+    url = urlsplit(answer.url)
+    bare = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
+    return {"response": response, "headers": answer.headers, "request_url": bare.geturl()}
+
+
+def _error_text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        texts = [_error_text(one) for one in value]
+        return ", ".join(text for text in texts if text is not None)
+    if isinstance(value, dict):
+        return _error_text(next((value[key] for key in _MESSAGE_KEYS if value.get(key)), None))
+    return None

@@ -1,0 +1,1 @@
+"""Records on their way into the raw lake: their columns, their key, files that wait."""

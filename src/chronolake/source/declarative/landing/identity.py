@@ -1,0 +1,73 @@
+"""What tells the records of a stream apart: its primary key, or a hash of what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import orjson
+
+from chronolake.source.declarative.landing.shape import json_text
+from chronolake.source.declarative.records.fieldpaths import MISSING, looked_up
+from chronolake.types import ColumnType, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from chronolake.source.declarative.language.streams import DeclarativeStream
+
+#: The key of records whose stream has none, or one within an object.
+HASHED: Final = "_fivetran_id"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A stream's primary key.
+
+    Attributes:
+        paths: where its parts stand in a record; none: all that a record says is its key.
+    """
+
+    paths: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, stream: DeclarativeStream) -> Self:
+        """The primary key as the manifest has it: a field, several, or paths."""
+        key = stream.primary_key or ()
+        parts = (key,) if isinstance(key, str) else key
+        return cls(tuple((part,) if isinstance(part, str) else tuple(part) for part in parts))
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the key is a hash, in a column of its own."""
+        return not self.paths or any(len(path) != 1 for path in self.paths)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The key's columns."""
+        return (HASHED,) if self.is_hashed else tuple(path[0] for path in self.paths)
+
+    def typed(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
+        """The declared columns, and the key's own first if it has one."""
+        own = {HASHED: ColumnType(Kind.STRING)} if self.is_hashed else {}
+        return {**own, **declared}
+
+    def added(self, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """The records with their key."""
+        if self.is_hashed:
+            for record in records:
+                record[HASHED] = self._hash(record)
+        return records
+
+    def _hash(self, record: Mapping[str, Any]) -> str:
+        if not self.paths:
+            told = record
+        else:
+            values = (looked_up(record, path) for path in self.paths)
+            told = {"key": [None if value is MISSING else value for value in values]}
+        try:
+            text = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
+        except TypeError:
+            text = json_text(dict(sorted(told.items()))).encode()
+        return sha256(text).hexdigest()[:40]

@@ -1,0 +1,212 @@
+"""The columns of a stream's records: as its schema declares them, as long as the values fit.
+
+What a schema promises, answers do not always keep. A column whose values do not fit gets the
+narrowest type that holds all of them (`rawlake.wider`); a field that no schema has gets the type of
+its values. Columns only come, and types only get wider.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+
+from chronolake.rawlake import wider
+from chronolake.types import Column, ColumnType, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_TEXT: Final = ColumnType(Kind.STRING)
+_LEAST_LONG: Final = -(2**63)
+_MOST_LONG: Final = 2**63 - 1
+#: Whole numbers up to here are as exact as numbers with fractions.
+_EXACT: Final = 2**53
+
+#: What a value's own type tells.
+_KINDS: Final = {
+    bool: Kind.BOOLEAN,
+    int: Kind.LONG,
+    float: Kind.DOUBLE,
+    str: Kind.STRING,
+    dict: Kind.JSON,
+    list: Kind.JSON,
+}
+_DECLARED: Final = {
+    "boolean": Kind.BOOLEAN,
+    "integer": Kind.LONG,
+    "number": Kind.DOUBLE,
+    "string": Kind.STRING,
+    "object": Kind.JSON,
+    "array": Kind.JSON,
+}
+#: Types whose values are texts in JSON.
+_TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.NAIVE_DATE}
+
+
+def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
+    """The types of the fields that a JSON schema declares, where it says something of them."""
+    properties = schema.get("properties")
+    found = {}
+    for name, told in properties.items() if isinstance(properties, dict) else ():
+        kind = _declared(told) if isinstance(told, dict) else None
+        if kind is not None:
+            found[str(name)] = ColumnType(kind)
+    return found
+
+
+def _declared(told: Mapping[str, Any]) -> Kind | None:
+    types = set(_types_in(told))
+    kinds = {_DECLARED[one] for one in types if one in _DECLARED}
+    if kinds == {Kind.LONG, Kind.DOUBLE}:
+        return Kind.DOUBLE
+    if len(kinds) > 1:
+        return Kind.STRING
+    kind = next(iter(kinds), None)
+    if kind is Kind.STRING:
+        form, airbyte = told.get("format"), told.get("airbyte_type")
+        if form == "date":
+            return Kind.NAIVE_DATE
+        if form == "date-time":
+            is_naive = airbyte == "timestamp_without_timezone"
+            return Kind.NAIVE_DATETIME if is_naive else Kind.UTC_DATETIME
+    return kind
+
+
+def _types_in(told: Mapping[str, Any]) -> Iterable[str]:
+    types = told.get("type", ())
+    yield from (types,) if isinstance(types, str) else (str(one) for one in types)
+    for union in ("anyOf", "oneOf"):
+        for one in told.get(union) or ():
+            if isinstance(one, dict):
+                yield from _types_in(one)
+
+
+@dataclass
+class Shape:
+    """The columns of a stream's records; any number of threads may use it.
+
+    Attributes:
+        types: the columns' types so far, by name, in their order.
+        declared: the columns that a schema declares: of these a type may hold more than values of
+            its own kind, as a number may be written without a fraction.
+    """
+
+    types: dict[str, ColumnType]
+    declared: frozenset[str] = frozenset()
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def columns(self, key: Sequence[str]) -> list[Column]:
+        """The columns so far, with the key."""
+        with self._lock:
+            return [Column(name, kind, name in key) for name, kind in self.types.items()]
+
+    def cells(
+        self, records: Sequence[Mapping[str, Any]], key: Sequence[str]
+    ) -> tuple[list[Column], list[pa.Array]]:
+        """The records' values by column.
+
+        Args:
+            records: the records of a page.
+            key: the columns that tell them apart.
+
+        Returns:
+            All columns that are known by now, in their order, in their types by now, and their
+            values. A field that never had a value, and that no schema declares, is no column.
+        """
+        names = dict.fromkeys(self.types)
+        for record in records:
+            # Most records have the same keys: then nothing is new.
+            if record.keys() - names.keys():
+                names.update(dict.fromkeys(record))
+        cells = {name: [record.get(name) for record in records] for name in names}
+        made = {name: self._array(name, values) for name, values in cells.items()}
+        while True:
+            with self._lock:
+                types = dict(self.types)
+            # Another thread may have made a column wider meanwhile.
+            old = [name for name, one in made.items() if one is not None and one[1] != types[name]]
+            if not old:
+                break
+            made |= {name: self._array(name, cells[name]) for name in old}
+        columns = [Column(name, kind, name in key) for name, kind in types.items()]
+        found = ((kind, made.get(name)) for name, kind in types.items())
+        return columns, [
+            pa.nulls(len(records), kind.arrow) if one is None else one[0] for kind, one in found
+        ]
+
+    def _array(self, name: str, values: list[Any]) -> tuple[pa.Array, ColumnType] | None:
+        """A column's values in a type that holds them; None: nothing is known of it."""
+        known = self.types.get(name)
+        if known is not None and name in self.declared:
+            array = array_of(values, known)
+            if array is not None:
+                return array, known
+        found = type_of(values)
+        if found is None:
+            return None if known is None else (pa.nulls(len(values), known.arrow), known)
+        with self._lock:
+            before = self.types.get(name)
+            self.types[name] = kind = found if before is None else wider(before, found)
+        return array_of(values, kind), kind
+
+
+def type_of(values: Iterable[Any]) -> ColumnType | None:
+    """The narrowest type that holds some values of JSON; None: they are all null.
+
+    Whole numbers and others have no type in common, so that 5 does not become 5.0.
+    """
+    present = [value for value in values if value is not None]
+    kinds = {_KINDS[kind] for kind in set(map(type, present))}
+    if kinds == {Kind.LONG}:
+        fits = min(present) >= _LEAST_LONG and max(present) <= _MOST_LONG
+        return ColumnType(Kind.LONG) if fits else _TEXT
+    if len(kinds) > 1:
+        return _TEXT
+    return ColumnType(next(iter(kinds))) if kinds else None
+
+
+def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
+    """Values of JSON in a type; None: it does not hold all of them."""
+    types = set(map(type, values)) - {type(None)}
+    if kind.kind is Kind.STRING:
+        return pa.array(
+            values if types <= {str} else [_spelled(one) for one in values], pa.string()
+        )
+    if kind.kind is Kind.JSON:
+        return pa.array([None if one is None else json_text(one) for one in values], pa.string())
+    if not types:
+        return pa.nulls(len(values), kind.arrow)
+    try:
+        if kind.kind in _TIMES:
+            return pa.array(values, pa.string()).cast(kind.arrow) if types <= {str} else None
+        if kind.kind is Kind.DOUBLE:
+            fits = types <= {int, float} and (int not in types or _are_exact_in(values))
+        else:
+            fits = {_KINDS[one] for one in types} == {kind.kind}
+        return pa.array(values, kind.arrow) if fits else None
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+
+
+def _are_exact_in(values: list[Any]) -> bool:
+    return all(not isinstance(value, int) or -_EXACT <= value <= _EXACT for value in values)
+
+
+def _spelled(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """A value of JSON as a text."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        # Whole numbers may be larger than orjson writes them.
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""Manifests: what a file says, what is wrong with it, which streams it describes."""

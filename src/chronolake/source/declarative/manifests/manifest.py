@@ -1,0 +1,313 @@
+"""A manifest: the streams that it describes, and everything that is wrong with it.
+
+What a stream cannot do keeps none of the others from being read.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.language.configuration import ConfigNormalizationRules
+from chronolake.source.declarative.language.dynamic import (
+    ConditionalStreams,
+    DynamicDeclarativeStream,
+)
+from chronolake.source.declarative.language.streams import AnyStream
+from chronolake.source.declarative.manifests.inheritance import inherited
+from chronolake.source.declarative.manifests.located import Listed, Mapped, read, resolved
+from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+#: The manifest's name in a folder or a package.
+FILE_NAME: Final = "manifest.yaml"
+_PACKAGE: Final = re.compile(r"airbyte-source-[a-z0-9-]+")
+_DYNAMIC: Final = "dynamic_streams"
+_RULES: Final = "config_normalization_rules"
+_STREAM: Final[TypeAdapter[AnyStream]] = TypeAdapter(AnyStream)
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """Streams that are there if a condition of the configuration holds.
+
+    Attributes:
+        condition: the condition.
+        streams: the streams, each with the place it stands at.
+    """
+
+    condition: str | bool
+    streams: tuple[tuple[Mapped, Spot], ...]
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """Streams that are made of a template.
+
+    Attributes:
+        definition: how.
+        template: the template, with the lines it stands in.
+        spot: where it stands.
+    """
+
+    definition: DynamicDeclarativeStream
+    template: Mapped
+    spot: Spot
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest with its references resolved.
+
+    Attributes:
+        file: the file.
+        streams: the streams that can be read, by name, in the manifest's order.
+        problems: everything that is wrong, in the order of the file.
+        content: all of it, for what is no stream.
+        conditional: streams that only the configuration tells.
+        dynamic: streams that only the configuration or the API tells.
+    """
+
+    file: Path
+    streams: Mapping[str, AnyStream]
+    problems: tuple[Problem, ...]
+    content: Mapped = field(repr=False)
+    conditional: tuple[Conditional, ...] = ()
+    dynamic: tuple[Dynamic, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it takes nothing but the manifest to know its streams (see `api_of`)."""
+        return not (self.conditional or self.dynamic)
+
+    def lists(self, wanted: Collection[str] | None) -> bool:
+        """Whether it has all the streams that are wanted; None: all that there are."""
+        return self.is_whole or (wanted is not None and self.streams.keys() >= set(wanted))
+
+    @property
+    def specification(self) -> Mapping[str, Any]:
+        """The JSON schema of the configuration; empty if the manifest has none."""
+        spec = self.content.get("spec")
+        found = spec.get("connection_specification") if isinstance(spec, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def checked_streams(self) -> tuple[str, ...]:
+        """The streams that tell whether a connection works; empty if the manifest names none."""
+        check = self.content.get("check")
+        count = check.get("stream_count") if isinstance(check, dict) else None
+        if isinstance(count, int):
+            return tuple(self.streams)[:count]
+        names = check.get("stream_names") if isinstance(check, dict) else None
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    def stream(self, name: str) -> AnyStream:
+        """A stream of the manifest.
+
+        Raises:
+            ConfigurationError: it has none of that name, or it cannot be read.
+        """
+        if name in self.streams:
+            return self.streams[name]
+        wrong = [one for one in self.problems if one.stream in {name, None}] or [
+            # Which streams these would be, nobody knows.
+            one
+            for one in self.problems
+            if one.path.startswith(_DYNAMIC)
+        ]
+        if wrong:
+            first = wrong[0]
+            line = "" if first.line is None else f", line {first.line}"
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise ConfigurationError(
+                f"{self.file}{line}: {first.path}: {first.message}{more}",
+                hint="`chronolake check` lists everything that is wrong with the manifest.",
+            )
+        raise ConfigurationError(
+            f"{self.file} has no stream {name!r}.", hint=f"It has: {', '.join(self.streams)}."
+        )
+
+
+def find(given: str, *, beside: Path) -> Path:
+    """The file of a manifest.
+
+    Args:
+        given: a file, a folder that holds `manifest.yaml`, or the name of an installed package
+            `airbyte-source-*`.
+        beside: what a relative path is taken from.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    path = (beside / Path(given).expanduser()).resolve()
+    if path.is_dir():
+        path /= FILE_NAME
+    if path.is_file():
+        return path
+    if _PACKAGE.fullmatch(given):
+        try:
+            files = importlib.metadata.files(given) or []
+        except importlib.metadata.PackageNotFoundError:
+            raise ConfigurationError(
+                f"The package {given} is not installed.", hint=f"pip install {given}"
+            ) from None
+        for one in files:
+            if one.name == FILE_NAME:
+                return Path(str(one.locate())).resolve()
+    raise ConfigurationError(
+        f"There is no manifest {given}.",
+        hint="Name a YAML file, a folder with a manifest.yaml, or an installed package "
+        "airbyte-source-….",
+    )
+
+
+def load(file: Path) -> Manifest:
+    """Read a manifest, and find everything that is wrong with it.
+
+    Raises:
+        ConfigurationError: the file is no YAML, or a reference in it refers to nothing.
+    """
+    return of(read(file), file)
+
+
+def of(content: Mapped, file: Path) -> Manifest:
+    """A manifest of what its file holds.
+
+    Raises:
+        ConfigurationError: a reference in it refers to nothing.
+    """
+    whole = resolved(content, file=str(file))
+    whole.setdefault("type", "DeclarativeSource")
+    whole = inherited(whole)
+    found = Gathering()
+    found.problems += rules_of(whole)[1]
+    if not whole.get("streams") and not whole.get(_DYNAMIC):
+        found.problems.append(Spot.of(whole, ("streams",)).problem("there are no streams"))
+    conditional: list[Conditional] = []
+    for described, spot in _listed(whole, "streams"):
+        if isinstance(described, Mapped) and described.get("type") == "ConditionalStreams":
+            conditional += _conditional(described, spot, found)
+        else:
+            found.add(described, spot)
+    dynamic: list[Dynamic] = []
+    for described, spot in _listed(whole, _DYNAMIC):
+        dynamic += _dynamic(described, spot, found)
+    return Manifest(
+        file, found.streams, tuple(found.problems), whole, tuple(conditional), tuple(dynamic)
+    )
+
+
+def rules_of(content: Mapping[str, Any]) -> tuple[ConfigNormalizationRules | None, list[Problem]]:
+    """What a manifest does to a configuration, or None; and what is wrong with that."""
+    spec = content.get("spec")
+    described = spec.get(_RULES) if isinstance(spec, dict) else None
+    if not described:
+        return None, []
+    try:
+        return ConfigNormalizationRules.model_validate(described), []
+    except ValidationError as failure:
+        return None, problems_in(failure, described, Spot.of(content, ("spec", _RULES)))
+
+
+class Gathering:
+    """The streams of a manifest while they are found, and what is wrong with them.
+
+    Attributes:
+        streams: the streams that can be read, by name.
+        problems: what is wrong.
+    """
+
+    def __init__(self) -> None:
+        self.streams: dict[str, AnyStream] = {}
+        self.problems: list[Problem] = []
+
+    def add(self, described: Any, spot: Spot) -> None:
+        """Take a stream in, or what is wrong with it.
+
+        Args:
+            described: the stream, with what it inherits in its place.
+            spot: where it stands.
+        """
+        if not isinstance(described, Mapped):
+            self.problems.append(spot.problem("a stream is keys and values"))
+            return
+        try:
+            stream = _STREAM.validate_python(described)
+        except ValidationError as failure:
+            name = str(described.get("name") or spot.path)
+            self.problems += problems_in(failure, described, spot, name)
+            return
+        if not stream.name:
+            self.problems.append(spot.problem("the stream has no name"))
+        elif stream.name in self.streams:
+            self.problems.append(spot.problem(f"there are two streams {stream.name}"))
+        else:
+            self.streams[stream.name] = stream
+
+
+def _listed(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
+    listed = whole.get(key)
+    return [
+        (described, Spot.of(whole, (key, number)))
+        for number, described in enumerate(listed if isinstance(listed, list) else [])
+    ]
+
+
+def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Conditional]:
+    """Streams on a condition; what is wrong with them is wrong whether it holds or not."""
+    try:
+        condition = ConditionalStreams.model_validate(described).condition
+    except ValidationError as failure:
+        found.problems += problems_in(failure, described, spot, spot.path)
+        return []
+    tried = Gathering()
+    streams = [
+        (one, spot.within(described, ("streams", number)))
+        for number, one in enumerate(described["streams"])
+    ]
+    for one, place in streams:
+        tried.add(one, place)
+    found.problems += tried.problems
+    return [Conditional(condition, tuple(streams))]
+
+
+def _dynamic(described: Any, spot: Spot, found: Gathering) -> list[Dynamic]:
+    """Streams of a template, if all is right that can be known before they are made."""
+    if not isinstance(described, Mapped):
+        found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
+        return []
+    name = str(described.get("name") or spot.path)
+    try:
+        definition = DynamicDeclarativeStream.model_validate(described)
+    except ValidationError as failure:
+        found.problems += problems_in(failure, described, spot, name)
+        return []
+    template: Mapped = described["stream_template"]
+    place = spot.within(described, ("stream_template",))
+    try:
+        _STREAM.validate_python(template)
+    except ValidationError as failure:
+        mappings = definition.components_resolver.components_mapping
+        paths = [one.field_path for one in mappings]
+        wrong = problems_in(failure, template, place, name, open_to=paths)
+        if wrong:
+            found.problems += wrong
+            return []
+    return [Dynamic(definition, template, place)]
+
+
+def mapped(value: Any) -> Any:
+    """Plain dictionaries and lists as if they had been read from a file."""
+    if isinstance(value, dict):
+        return Mapped(((str(key), mapped(one)) for key, one in value.items()))
+    if isinstance(value, list):
+        return Listed((mapped(one) for one in value), [1] * len(value))
+    return value

@@ -1,0 +1,157 @@
+"""What is wrong with a manifest, told with the lines it stands in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.source.declarative.manifests.located import line_of, value_of
+from chronolake.source.declarative.templating.templates import is_template
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+#: What pydantic puts into the path of a value to say what it was taken for.
+_KIND: Final = re.compile(r"[A-Z]\w*|(tagged-union|tuple|function|nullable)\[.*\]")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What keeps a part of a manifest from being used.
+
+    Attributes:
+        line: where, the first line being 1; None if it is about the file as a whole.
+        path: the keys that lead there.
+        message: what is wrong.
+        stream: the stream that cannot be read, or None: none of them can.
+    """
+
+    line: int | None
+    path: str
+    message: str
+    stream: str | None = None
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where something of a manifest stands.
+
+    Attributes:
+        line: the line, the first being 1; None if it has none of its own.
+        path: the keys that lead there.
+    """
+
+    line: int | None
+    path: str
+
+    @classmethod
+    def of(cls, whole: Any, keys: Iterable[str | int]) -> Spot:
+        """Where a value of a manifest stands, by the keys and numbers that lead to it."""
+        return cls(*line_of(whole, keys))
+
+    def within(self, described: Any, keys: Iterable[str | int]) -> Spot:
+        """Where a value within what stands here is."""
+        line, path = line_of(described, keys)
+        return Spot(line or self.line, f"{self.path}.{path}" if path else self.path)
+
+    def problem(self, message: str, stream: str | None = None) -> Problem:
+        """What is wrong with what stands here."""
+        return Problem(self.line, self.path, message, stream)
+
+
+def problems_in(
+    failure: ValidationError,
+    described: Any,
+    spot: Spot,
+    stream: str | None = None,
+    *,
+    open_to: Iterable[Sequence[str]] = (),
+) -> list[Problem]:
+    """What a failed validation says, in the language of manifests.
+
+    Args:
+        failure: the validation's errors.
+        described: what was validated.
+        spot: where that stands.
+        stream: the stream that cannot be read for it, or None.
+        open_to: paths of what is not there yet, whose parts may be patterns and templates: what is
+            wrong there is passed over.
+    """
+    paths = list(open_to)
+    errors = [
+        error
+        for error in failure.errors(include_url=False, include_input=False)
+        if not any(_may_be_at(_keys_of(error["loc"]), path) for path in paths)
+    ]
+    return [
+        spot.within(described, error["loc"]).problem(_words(error, described), stream)
+        for error in _telling(errors)
+    ]
+
+
+def _keys_of(place: Iterable[int | str]) -> list[int | str]:
+    """The keys and numbers of a place, without the kinds that values there are taken for."""
+    return [part for part in place if not _KIND.fullmatch(str(part))]
+
+
+def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
+    """Whether a path, of which segments may be templates or patterns, leads there or on its way."""
+    for key, segment in zip(keys, path, strict=False):
+        # What gets parameters may get any key from them.
+        if segment in {"**", "$parameters"}:
+            return True
+        if not is_template(segment) and not fnmatchcase(str(key), segment):
+            return False
+    return True
+
+
+def _telling(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Those of several errors that are not consequences of others.
+
+    What fails within a list fails the list as well; and of a component of another kind the keys are
+    of no interest.
+    """
+    others = {error["loc"][:-1] for error in errors if error["type"] == "literal_error"}
+    return [
+        error
+        for error in errors
+        if not (
+            (
+                error["type"] in {"tuple_type", "too_short"}
+                and any(_is_within(other["loc"], error["loc"]) for other in errors)
+            )
+            or (error["type"] != "literal_error" and error["loc"][:-1] in others)
+        )
+    ]
+
+
+def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    """Whether a place is within another, whatever kinds the values there are taken for."""
+    keys, above = _keys_of(place), _keys_of(other)
+    return len(keys) > len(above) and keys[: len(above)] == above
+
+
+def _words(error: ErrorDetails, described: Any) -> str:
+    """What one failed check says, in the language of manifests."""
+    if error["type"] == "missing":
+        return "it is missing"
+    if error["type"] == "union_tag_invalid":
+        return _unknown_kind(error["ctx"]["tag"])
+    if error["type"] == "literal_error" and error["loc"][-1] == "type":
+        return _unknown_kind(str(value_of(described, error["loc"])))
+    if error["type"] == "union_tag_not_found":
+        return "it has no `type`"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return error["msg"][0].lower() + error["msg"][1:]
+
+
+def _unknown_kind(kind: str) -> str:
+    if kind.startswith("Custom"):
+        return f"{kind} is Python code beside the manifest, which is not run"
+    return f"{kind} is not supported here"

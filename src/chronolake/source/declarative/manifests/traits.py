@@ -1,0 +1,66 @@
+"""What can be known of a stream's changes, by its manifest."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.limits import StreamTraits
+from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.language.streams import DeclarativeStream
+from chronolake.source.declarative.templating.templates import evaluated
+from chronolake.source.offered import Sight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chronolake.source.declarative.language.cursors import IncrementalSync
+    from chronolake.source.declarative.language.streams import AnyStream
+    from chronolake.source.declarative.manifests.manifest import Manifest
+
+_CONCURRENCY: Final = 4
+_MOST_CONCURRENCY: Final = 64
+_MILLISECOND: Final = 1_000
+#: Formats whose times are finer than milliseconds.
+_FINE: Final = re.compile(r"%f|%epoch_microseconds|%s_as_float")
+
+
+def cursor_of(stream: AnyStream) -> IncrementalSync | None:
+    """The cursor of a stream that has been read before, or None."""
+    read = stream if isinstance(stream, DeclarativeStream) else stream.incremental_stream
+    return read.incremental_sync
+
+
+def traits_of(stream: AnyStream) -> StreamTraits:
+    """What decides about a stream's modes: only a cursor over time tells when records changed."""
+    cursor = cursor_of(stream)
+    return StreamTraits(
+        stream.name,
+        tells_changes=isinstance(cursor, DatetimeBasedCursor),
+        is_reimported=cursor is None,
+    )
+
+
+def sight_of(stream: AnyStream) -> Sight:
+    """What a stream sees of changes."""
+    return Sight.SNAPSHOT_DIFF if cursor_of(stream) is None else Sight.OBSERVED_CHANGES
+
+
+def epsilon_of(stream: AnyStream) -> int:
+    """Microseconds between versions: as fine as the cursor's times."""
+    cursor = cursor_of(stream)
+    if not isinstance(cursor, DatetimeBasedCursor):
+        return _MILLISECOND
+    formats = (cursor.datetime_format, *cursor.cursor_datetime_formats)
+    return 1 if any(_FINE.search(one) for one in formats) else _MILLISECOND
+
+
+def concurrency_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
+    """How many requests the manifest allows at once."""
+    level = manifest.content.get("concurrency_level")
+    wanted = level.get("default_concurrency") if isinstance(level, dict) else None
+    if isinstance(wanted, str):
+        wanted = evaluated(wanted, {"config": config, "parameters": {}})
+    if not isinstance(wanted, int) or wanted < 1:
+        return _CONCURRENCY
+    return min(wanted, _MOST_CONCURRENCY)

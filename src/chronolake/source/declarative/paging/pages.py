@@ -1,0 +1,304 @@
+"""The slices of a retriever, page by page: requests, and what becomes of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.exchange.injection import Injection
+from chronolake.source.declarative.exchange.requesting import request_of
+from chronolake.source.declarative.exchange.sending import ReadDifferentlyError
+from chronolake.source.declarative.exchange.verdicts import Action
+from chronolake.source.declarative.language.records import JsonDecoder
+from chronolake.source.declarative.language.streams import SimpleRetriever
+from chronolake.source.declarative.paging.embedded import first_page_in
+from chronolake.source.declarative.paging.paging import Pages
+from chronolake.source.declarative.paging.properties import Properties
+from chronolake.source.declarative.paging.rereading import (
+    Latest,
+    PageSizes,
+    Restarts,
+    check_reset,
+    check_sizes,
+)
+from chronolake.source.declarative.paging.splitting import splitting_of
+from chronolake.source.declarative.records.selection import Page, Selection
+from chronolake.source.declarative.streamslice import StreamSlice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from chronolake.source.declarative.api import Api
+    from chronolake.source.declarative.cursors.timing import TimeCursor
+    from chronolake.source.declarative.exchange.answers import Answer
+    from chronolake.source.declarative.language.records import Transformation
+    from chronolake.source.declarative.paging.paging import Token
+    from chronolake.source.declarative.records.expanding import Fetch
+    from chronolake.source.declarative.records.extracting import Extracted
+    from chronolake.source.declarative.records.selection import Keep
+    from chronolake.source.declarative.records.transformations import Record
+
+#: Puts into a request what a slice has for it.
+Inject = Callable[[Injection, StreamSlice], None]
+
+
+def _nothing(into: Injection, one: StreamSlice) -> None:
+    """A retriever without a stream has no slices to tell of."""
+
+
+def _everything(record: Record) -> bool:  # noqa: ARG001 - it does not matter which
+    return True
+
+
+class Retrieval:
+    """A retriever, made ready once. Any number of threads may read its slices."""
+
+    def __init__(
+        self,
+        retriever: SimpleRetriever,
+        api: Api,
+        name: str,
+        *,
+        transformations: Iterable[Transformation] = (),
+        schema: Mapping[str, Any] | None = None,
+        cursor: TimeCursor | None = None,
+        latest: Callable[[], Latest] | None = None,
+        inject: Inject = _nothing,
+        is_embedded: bool = False,
+    ) -> None:
+        """Makes ready what the manifest says.
+
+        Args:
+            retriever: the retriever.
+            api: where it reads.
+            name: the stream's.
+            transformations: of the stream.
+            schema: of the stream.
+            cursor: of the stream, if it is one over time.
+            latest: makes what tells from which record on a slice can be asked for anew.
+            inject: puts a slice's values into a request.
+            is_embedded: whether the first page of a slice comes with it.
+
+        Raises:
+            ConfigurationError: the manifest's parts do not go together.
+        """
+        decoder = retriever.decoder or JsonDecoder(type="JsonDecoder")
+        self._api = api
+        self._requester = retriever.requester
+        self._sender = api.sender(retriever.requester, name)
+        self._inject = inject
+        self._ignores_slicer = retriever.ignore_stream_slicer_parameters_on_paginated_requests
+        self._is_embedded = is_embedded
+        self._is_feed = cursor is not None and cursor.is_data_feed
+        self._is_filtered = cursor is not None and cursor.is_filtered_here
+        self._selection = Selection(
+            retriever.record_selector,
+            decoder=decoder,
+            transformations=transformations,
+            config=api.config,
+            schema=schema,
+            is_client_side=self._is_filtered,
+            fetch_of=self._fetch_of,
+        )
+        self._pages = Pages(
+            retriever.paginator, api.config, decoder, retriever.record_selector.extractor
+        )
+        self._reset = check_reset(retriever)
+        self._latest = latest
+        self._reduction = check_sizes(retriever, self._pages.size)
+        self._splitting = splitting_of(retriever, cursor)
+        self._properties = (
+            None
+            if retriever.properties is None
+            else Properties(retriever.properties, api.config, schema, self._properties_of)
+        )
+
+    def records(self, one: StreamSlice) -> Iterator[Record]:
+        """The records of a slice; raises what `pages` raises."""
+        for page in self.pages(one, _everything):
+            yield from page.records
+
+    def selected(self, found: Extracted, one: StreamSlice, keep: Keep) -> Page:
+        """The records of a slice that were not asked for page by page.
+
+        Args:
+            found: the records.
+            one: the slice.
+            keep: whether a record is within what is wanted.
+
+        Raises:
+            SourceError: there are records that are no objects.
+            ConfigurationError: a template cannot be evaluated.
+        """
+        return self._selection.selected(found, one, keep=self._filter(keep))
+
+    def pages(self, one: StreamSlice, keep: Keep, depth: int = 0) -> Iterator[Page]:
+        """The pages of a slice, each read when it is asked for.
+
+        Args:
+            one: the slice.
+            keep: whether a record is within what is wanted.
+            depth: how often a longer slice has been halved for it.
+
+        Raises:
+            SourceError: the API does not answer, or not with records.
+            ConfigurationError: the manifest and the configuration make no request.
+        """
+        try:
+            yield from self._whole(one, keep)
+        except ReadDifferentlyError as refusal:
+            if self._splitting is None or refusal.action is not Action.SPLIT_REQUEST_WINDOW:
+                raise
+            halves = self._splitting.halves(one, depth, refusal)
+        else:
+            return
+        for half in halves:
+            yield from self.pages(half, keep, depth + 1)
+
+    def _whole(self, one: StreamSlice, keep: Keep) -> Iterator[Page]:
+        """The pages of a slice that is not halved."""
+        restarts, sizes = self._restarts(one), self._sizes()
+        given = first_page_in(one) if self._is_embedded else None
+        token = self._pages.initial() if given is None else None
+        asked = one
+        while True:
+            size = None if sizes is None else sizes.size
+            try:
+                if given is not None:
+                    answer: Answer | None = given
+                    page = self._page(given, one, token, keep)
+                else:
+                    answer, page, asked = self._asked(one, asked, token, keep, size)
+            except ReadDifferentlyError as refusal:
+                if refusal.action is Action.REDUCE_PAGE_SIZE and sizes is not None:
+                    self._sender.wait(sizes.smaller(refusal))
+                elif refusal.action is Action.RESET_PAGINATION:
+                    asked, token = restarts.again(asked), self._pages.initial()
+                else:
+                    raise
+                continue
+            given = None
+            if sizes is not None:
+                sizes.succeeded()
+            restarts.saw(page.records)
+            is_over = answer is None or (
+                self._is_feed and page.last is not None and not keep(page.last)
+            )
+            following = (
+                None
+                if answer is None or is_over or restarts.is_due
+                else self._pages.following(
+                    answer,
+                    page.extracted,
+                    page.last,
+                    token,
+                    last_page_size=len(page.records),
+                    stream_slice=asked,
+                    size=size,
+                )
+            )
+            yield self._wanted(page, keep)
+            if not is_over and restarts.is_due:
+                asked, token = restarts.again(asked), self._pages.initial()
+            elif following is None:
+                return
+            else:
+                token = following
+
+    def _asked(
+        self,
+        one: StreamSlice,
+        asked: StreamSlice,
+        token: Token | None,
+        keep: Keep,
+        size: int | None,
+    ) -> tuple[Answer | None, Page, StreamSlice]:
+        """A page, its last answer (None: there is an error to be ignored), and what was asked for.
+
+        Of a page that is asked for in parts, that is the last part.
+        """
+        if self._properties is None:
+            answer = self._sent(asked, token, size)
+            return answer, self._page(answer, one, token, keep), asked
+        parts: list[Page] = []
+        answer = None
+        for asked in self._properties.slices(asked):  # noqa: PLR1704, B020 - the next part
+            answer = self._sent(asked, token, size)
+            parts.append(self._page(answer, one, token, keep))
+        records = self._properties.united([part.records for part in parts])
+        return answer, Page(records, parts[-1].extracted), asked
+
+    def _sent(self, asked: StreamSlice, token: Token | None, size: int | None) -> Answer | None:
+        slicer = Injection(place="the slice")
+        if token is None or not self._ignores_slicer:
+            self._inject(slicer, asked)
+        return self._sender.send(
+            request_of(
+                self._requester,
+                self._api.config,
+                stream_slice=asked,
+                next_page_token=token,
+                injected=[self._pages.injection(token, size), slicer],
+                path=self._pages.path(token),
+            )
+        )
+
+    def _page(
+        self, answer: Answer | None, one: StreamSlice, token: Token | None, keep: Keep
+    ) -> Page:
+        if answer is None:
+            return Page([], 0)
+        return self._selection.page(answer, one, token, keep=self._filter(keep))
+
+    def _filter(self, keep: Keep) -> Keep | None:
+        """What is passed over before it is paged by: with a feed, pages end where it begins."""
+        return keep if self._is_filtered and not self._is_feed else None
+
+    def _wanted(self, page: Page, keep: Keep) -> Page:
+        if not self._is_feed:
+            return page
+        return Page([record for record in page.records if keep(record)], page.extracted)
+
+    def _restarts(self, one: StreamSlice) -> Restarts:
+        if self._reset is None:
+            return Restarts(one)
+        limits = self._reset.limits
+        latest = self._latest if self._reset.action == "SPLIT_USING_CURSOR" else None
+        return Restarts(
+            one,
+            None if limits is None else limits.number_of_records,
+            None if latest is None else latest(),
+        )
+
+    def _sizes(self) -> PageSizes | None:
+        if self._reduction is None or self._pages.size is None:
+            return None
+        return PageSizes(self._reduction, self._pages.size)
+
+    # ------------------------------------------------------------------ retrievers within
+
+    def _properties_of(self, retriever: SimpleRetriever) -> Callable[[], Iterator[Record]]:
+        """What reads the names of properties."""
+        retrieval = Retrieval(retriever, self._api, "properties")
+        return lambda: retrieval.records(StreamSlice())
+
+    def _fetch_of(self, described: Mapping[str, Any]) -> Fetch:
+        """What reads the whole list of a record whose own is cut."""
+        try:
+            retriever = SimpleRetriever.model_validate(described)
+        except ValidationError as failure:
+            (first, *_) = failure.errors(include_url=False, include_input=False)
+            where = ".".join(["truncated_list_retriever", *map(str, first["loc"])])
+            raise ConfigurationError(
+                f"{where}: {first['msg']}.", hint="It is written as a stream's retriever is."
+            ) from failure
+        if retriever.partition_router or retriever.pagination_reset:
+            raise ConfigurationError(
+                "A truncated_list_retriever has no partition_router and no pagination_reset.",
+                hint="The record is its partition: stream_slice['parent_record'].",
+            )
+        retrieval = Retrieval(retriever, self._api, "record_expander")
+        return lambda record: retrieval.records(StreamSlice({"parent_record": record}))

@@ -1,0 +1,263 @@
+"""Which page comes after an answer, and how a request asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.exchange.injection import Injection, merged
+from chronolake.source.declarative.language.options import RequestOption, RequestPath
+from chronolake.source.declarative.language.paging import (
+    CursorPagination,
+    DefaultPaginator,
+    OffsetIncrement,
+    PageIncrement,
+    PaginationStrategy,
+    Paginator,
+)
+from chronolake.source.declarative.language.records import (
+    CombinedExtractor,
+    Decoder,
+    Extractor,
+    GzipDecoder,
+    JsonDecoder,
+    XmlDecoder,
+)
+from chronolake.source.declarative.records.bodies import decoded
+from chronolake.source.declarative.templating.templates import as_truth, evaluated
+
+if TYPE_CHECKING:
+    from chronolake.source.declarative.exchange.answers import Answer
+    from chronolake.source.declarative.streamslice import StreamSlice
+
+#: What templates know as next_page_token: a mapping that has the token by that name.
+Token = Mapping[str, Any]
+
+_NAME = "next_page_token"
+_PLACE = "the paginator"
+_SYNTAX = jinja2.Environment(autoescape=True)
+
+
+class Headers(Mapping[str, Any]):
+    """An answer's headers for templates: `link` is the parsed one, by the links' `rel`."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def __getitem__(self, name: str) -> Any:
+        return self._answer.links if name == "link" else self._answer.headers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys([*self._answer.headers, "link"])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class Pages:
+    """How a stream is paged, made ready once. It keeps nothing of what it reads."""
+
+    def __init__(
+        self,
+        paginator: Paginator | None,
+        config: Mapping[str, Any],
+        decoder: Decoder,
+        extractor: Extractor | None = None,
+    ) -> None:
+        """Makes ready what the manifest says.
+
+        Args:
+            paginator: of the stream; without one there is one page.
+            config: what the user has set.
+            decoder: of the answers, which templates see decoded.
+            extractor: what finds the records that an offset is counted by, if it is known.
+
+        Raises:
+            ConfigurationError: the parts do not go together, or the size of pages is no number.
+        """
+        self._paginator = paginator if isinstance(paginator, DefaultPaginator) else None
+        self._config = config
+        self._decoder = decoder
+        self._size: int | None = None
+        if self._paginator is not None:
+            self._check(self._paginator, extractor)
+
+    def initial(self) -> Token | None:
+        """The token of the first request, if it has one."""
+        match self._paginator and self._paginator.pagination_strategy:
+            case PageIncrement(inject_on_first_request=True, start_from_page=page):
+                return {_NAME: page}
+            case OffsetIncrement(inject_on_first_request=True):
+                return {_NAME: 0}
+        return None
+
+    @property
+    def size(self) -> int | None:
+        """How many records a page is asked to have, if that is known before an answer is."""
+        return self._size
+
+    def injection(self, token: Token | None, size: int | None = None) -> Injection:
+        """What is put into the request for a page: the size of pages, and its token.
+
+        Args:
+            token: of the page.
+            size: of the page, if it is not the one of all pages.
+        """
+        page_token, page_size = Injection(place="the page token"), Injection(place="the page size")
+        if self._paginator is not None:
+            option, value = self._paginator.page_token_option, (token or {}).get(_NAME)
+            if isinstance(option, RequestOption) and value is not None:
+                page_token.put(option, value, self._config)
+            if self._paginator.page_size_option is not None:
+                option_of_size = self._paginator.page_size_option
+                page_size.put(option_of_size, size or self._size, self._config)
+        both = merged([page_token, page_size])
+        both.place = _PLACE
+        return both
+
+    def path(self, token: Token | None) -> str | None:
+        """The path or the whole URL of the request for a page, if its token is one."""
+        is_path = self._paginator and isinstance(self._paginator.page_token_option, RequestPath)
+        value = (token or {}).get(_NAME)
+        return str(value) if is_path and value else None
+
+    def following(
+        self,
+        answer: Answer,
+        extracted: int,
+        last_record: Mapping[str, Any] | None,
+        last_token: Token | None,
+        *,
+        last_page_size: int,
+        stream_slice: StreamSlice,
+        size: int | None = None,
+    ) -> Token | None:
+        """The token of the page after an answer, or None if that was the last one.
+
+        Args:
+            answer: of the page.
+            extracted: how many records the answer had: page numbers and offsets go by it.
+            last_record: the last one that was kept, or None.
+            last_token: of the request that was answered.
+            last_page_size: how many records were kept: templates see this number.
+            stream_slice: what templates know as such.
+            size: of the page, if it is not the one of all pages.
+
+        Raises:
+            ConfigurationError: a template cannot be evaluated.
+        """
+        if self._paginator is None:
+            return None
+        strategy = self._paginator.pagination_strategy
+        last = (last_token or {}).get(_NAME)
+        if isinstance(strategy, CursorPagination):
+            variables = {
+                "last_record": last_record,
+                "last_page_size": last_page_size,
+                "stream_slice": stream_slice,
+                "page_size": size or self._size,
+            }
+            value = self._cursor(strategy, answer, variables)
+        elif extracted == 0 or extracted < (size or self._requested_size(strategy, answer) or 0):
+            value = None
+        elif isinstance(strategy, PageIncrement):
+            value = (strategy.start_from_page if last is None else last) + 1
+        else:
+            value = (last or 0) + extracted
+        return {_NAME: value} if value else None
+
+    def _cursor(self, strategy: CursorPagination, answer: Answer, variables: dict[str, Any]) -> Any:
+        texts = (strategy.stop_condition, strategy.cursor_value)
+        variables |= {
+            "config": self._config,
+            "parameters": strategy.parameters,
+            "headers": Headers(answer),
+            # Decoded again, as records are changed in place, but only if somebody looks.
+            "response": self._seen(answer) if any(_names(one, "response") for one in texts) else {},
+        }
+        if strategy.stop_condition and as_truth(strategy.stop_condition, variables):
+            return None
+        return evaluated(strategy.cursor_value, variables, default=strategy.cursor_value)
+
+    def _seen(self, answer: Answer) -> Any:
+        """The answer as templates see it: of a root array the first item."""
+        return next(iter(decoded(self._decoder, answer)), {})
+
+    def _requested_size(self, strategy: PaginationStrategy, answer: Answer) -> int | None:
+        if _is_told_by_answers(strategy):
+            return self._evaluated_size(strategy, {"response": self._seen(answer)})
+        return self._size
+
+    def _evaluated_size(
+        self, strategy: PaginationStrategy, variables: Mapping[str, Any]
+    ) -> int | None:
+        size = strategy.page_size
+        if isinstance(size, str) and size:
+            context = {**variables, "config": self._config, "parameters": strategy.parameters}
+            size = int(size) if size.isdigit() else evaluated(size, context, default=size)
+            if not isinstance(size, int):
+                raise ConfigurationError(
+                    f"The page_size {strategy.page_size!r} is no whole number.",
+                    hint="Write a number, or a template that gives one.",
+                )
+        return size if isinstance(size, int) and size else None
+
+    def _check(self, paginator: DefaultPaginator, extractor: Extractor | None) -> None:
+        strategy = paginator.pagination_strategy
+        if not _is_seen_by_templates(self._decoder):
+            raise ConfigurationError(
+                f"Answers that a {self._decoder.type} reads cannot be paged.",
+                hint="Use a JsonDecoder or an XmlDecoder, or NoPagination.",
+            )
+        if isinstance(strategy, OffsetIncrement) and _unites(extractor):
+            raise ConfigurationError(
+                "An OffsetIncrement cannot count the records of a CombinedExtractor that unites.",
+                hint="Use its mode first_match, or another pagination strategy.",
+            )
+        if not _is_told_by_answers(strategy):
+            self._size = self._evaluated_size(strategy, {})
+        if paginator.page_size_option and self._size is None:
+            raise ConfigurationError(
+                "There is a page_size_option, but no page_size that is known before an answer is.",
+                hint="Set the page_size of the pagination strategy.",
+            )
+        if isinstance(strategy, CursorPagination) and self._size is None:
+            for text in (strategy.stop_condition, strategy.cursor_value):
+                if _names(text, "page_size"):
+                    raise ConfigurationError(
+                        f"The template {text!r} reads page_size, which is not set.",
+                        hint="Set the page_size of the CursorPagination.",
+                    )
+        # The token and the size are refused in the same place before anything is requested.
+        self.injection({_NAME: "a token"})
+
+
+def _is_told_by_answers(strategy: PaginationStrategy) -> bool:
+    return isinstance(strategy, OffsetIncrement) and _names(strategy.page_size, "response")
+
+
+def _is_seen_by_templates(decoder: Decoder) -> bool:
+    within = decoder.decoder if isinstance(decoder, GzipDecoder) else decoder
+    return isinstance(within, JsonDecoder) or isinstance(decoder, XmlDecoder)
+
+
+def _unites(extractor: Extractor | None) -> bool:
+    return isinstance(extractor, CombinedExtractor) and (
+        extractor.mode == "union" or any(map(_unites, extractor.extractors))
+    )
+
+
+@cache
+def _names(text: object, variable: str) -> bool:
+    """Whether a template reads a variable."""
+    if not isinstance(text, str):
+        return False
+    try:
+        tree = _SYNTAX.parse(text)
+    except jinja2.TemplateSyntaxError:
+        return False
+    return any(name.name == variable for name in tree.find_all(jinja2.nodes.Name))

@@ -1,0 +1,1 @@
+"""Records in answers: decoded, extracted, filtered, transformed and converted."""

@@ -1,0 +1,212 @@
+"""Where in the bodies of an answer its records are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from chronolake.errors import SourceError
+from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.language.records import (
+    CombinedExtractor,
+    CsvDecoder,
+    Decoder,
+    DpathExtractor,
+    Extractor,
+    GzipDecoder,
+)
+from chronolake.source.declarative.language.reports import (
+    DownloadExtractor,
+    ResponseToFileExtractor,
+)
+from chronolake.source.declarative.records.bodies import decoded
+from chronolake.source.declarative.records.expanding import Expansion, FetchOf
+from chronolake.source.declarative.records.fieldpaths import (
+    MISSING,
+    is_pattern,
+    looked_up,
+    only_value,
+    path_of,
+    places,
+)
+
+#: So many bodies of a download are in memory at a time.
+_BATCH: Final = 5_000
+_TABLE: Final = GzipDecoder(
+    type="GzipDecoder", decoder=CsvDecoder(type="CsvDecoder", encoding="utf-8-sig")
+)
+#: What stands for a missing value in a table, unless the manifest wants it kept.
+_MISSING: Final = frozenset(
+    {
+        *(None, "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND"),
+        *("1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+    }
+)
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What an extractor finds in an answer.
+
+    Attributes:
+        records: mostly objects, but an API may answer anything.
+        count: how many there were, with the empty ones that the extractor leaves out.
+    """
+
+    records: list[Any]
+    count: int
+
+
+#: Finds the records of an answer. It raises what `decoded` raises, and SourceError for a path with
+#: a pattern that fits several values.
+Extraction = Callable[[Answer], Extracted]
+#: Finds records in bodies.
+Find = Callable[[Iterable[Any]], list[Any]]
+
+
+def extraction_of(
+    component: Extractor,
+    decoder: Decoder,
+    config: Mapping[str, Any],
+    fetch_of: FetchOf | None = None,
+) -> Extraction:
+    """What finds records as an extractor says.
+
+    Args:
+        component: the extractor.
+        decoder: of the answers.
+        config: what the user has set.
+        fetch_of: makes what reads whole lists in place of those that an answer has cut.
+
+    Raises:
+        ConfigurationError: the extractor's parts do not go together.
+    """
+    if isinstance(component, CombinedExtractor):
+        return _combined(component, decoder, config, fetch_of)
+    find = _finder(component, config, fetch_of)
+
+    def extracted(answer: Answer) -> Extracted:
+        records = find(decoded(decoder, answer))
+        return Extracted(records, len(records))
+
+    return extracted
+
+
+def batches_of(
+    component: DownloadExtractor, decoder: Decoder, config: Mapping[str, Any]
+) -> Callable[[Answer], Iterator[Extracted]]:
+    """What finds records as an extractor says, as they are decoded, so many at a time.
+
+    The batches raise what an `Extraction` raises.
+
+    Raises:
+        ConfigurationError: the extractor's parts do not go together.
+    """
+    if isinstance(component, CombinedExtractor):
+        extraction = extraction_of(component, decoder, config)
+        return lambda answer: iter([extraction(answer)])
+    if isinstance(component, ResponseToFileExtractor):
+        return lambda answer: _batches(decoded(_TABLE, answer), partial(_rows, component))
+    find = _finder(component, config)
+    return lambda answer: _batches(decoded(decoder, answer), find)
+
+
+def _batches(bodies: Iterable[Any], find: Callable[[list[Any]], list[Any]]) -> Iterator[Extracted]:
+    iterator = iter(bodies)
+    while batch := list(itertools.islice(iterator, _BATCH)):
+        records = find(batch)
+        yield Extracted(records, len(records))
+
+
+def _rows(component: ResponseToFileExtractor, rows: list[Any]) -> list[Any]:
+    missing = {"", None} if component.preserve_na_values else _MISSING
+    found = []
+    for row in rows:
+        if any(isinstance(value, list) for value in row.values()):
+            raise SourceError(
+                "A row of a download has more values than the header has names.",
+                hint="Look at what the API answers, and choose the decoder for it.",
+            )
+        # A zero byte is in no text, and is passed over.
+        texts = ((name, value and value.replace("\0", "")) for name, value in row.items())
+        found.append({name: None if text in missing else text for name, text in texts})
+    return found
+
+
+def _finder(
+    component: DpathExtractor, config: Mapping[str, Any], fetch_of: FetchOf | None = None
+) -> Find:
+    find = _plain_finder(component, config)
+    if component.record_expander is None:
+        return find
+    expansion = Expansion(component.record_expander, config, fetch_of)
+    return lambda bodies: [one for record in find(bodies) for one in expansion.of(record)]
+
+
+def _plain_finder(component: DpathExtractor, config: Mapping[str, Any]) -> Find:
+    path = path_of(component.field_path, config, component.parameters)
+    if not path:
+        return _own_records
+    lookup = only_value if any(map(is_pattern, path)) else looked_up
+
+    def found_in(body: Any) -> list[Any]:
+        # A pattern has all its values, a plain path has one value: a list of records, or a record.
+        if "*" in path:
+            return [place.value for place in places(body, path)]
+        found = lookup(body, path)
+        return _records_of(None if found is MISSING else found)
+
+    def find(bodies: Iterable[Any]) -> list[Any]:
+        if isinstance(bodies, list) and len(bodies) == 1:
+            return found_in(bodies[0])
+        return [record for body in bodies for record in found_in(body)]
+
+    return find
+
+
+def _own_records(bodies: Iterable[Any]) -> list[Any]:
+    if isinstance(bodies, list) and set(map(type, bodies)) == {dict} and all(bodies):
+        return bodies
+    return [record for body in bodies for record in _records_of(body)]
+
+
+def _records_of(found: Any) -> list[Any]:
+    if isinstance(found, list):
+        return found
+    return [found] if found else []
+
+
+def _combined(
+    component: CombinedExtractor,
+    decoder: Decoder,
+    config: Mapping[str, Any],
+    fetch_of: FetchOf | None,
+) -> Extraction:
+    extractions = [extraction_of(one, decoder, config, fetch_of) for one in component.extractors]
+
+    def of(extraction: Extraction, answer: Answer) -> Extracted:
+        found = extraction(answer)
+        if not component.skip_empty_records:
+            return found
+        kept = [record for record in found.records if record]
+        if len(kept) < len(found.records):
+            _log.warning("empty records were left out", records=len(found.records) - len(kept))
+        return Extracted(kept, found.count)
+
+    # Each extractor has the answer decoded anew: what one of them gives may be changed later.
+    def union(answer: Answer) -> Extracted:
+        parts = [of(extraction, answer) for extraction in extractions]
+        records = [record for part in parts for record in part.records]
+        return Extracted(records, sum(part.count for part in parts))
+
+    def first_match(answer: Answer) -> Extracted:
+        parts = (of(extraction, answer) for extraction in extractions)
+        return next((part for part in parts if part.records), Extracted([], 0))
+
+    return union if component.mode == "union" else first_match

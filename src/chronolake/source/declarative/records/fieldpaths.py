@@ -1,0 +1,171 @@
+"""Places within nested values, told by paths.
+
+A segment of a path names a key of an object or an index of a list, where -1 is the last one. A
+segment with `*`, `?` or `[` is a pattern of them, and `**` stands for any number of segments.
+"""
+
+from __future__ import annotations
+
+import itertools
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chronolake.errors import SourceError
+from chronolake.source.declarative.templating.templates import evaluated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+#: What there is where a path leads nowhere.
+MISSING: Any = object()
+
+_ANY_DEPTH = "**"
+
+
+class Place(NamedTuple):
+    """A value, and where it stands."""
+
+    holder: dict[str, Any] | list[Any]
+    key: Any
+    value: Any
+
+
+def path_of(
+    texts: Sequence[str], config: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """A path, of which each segment is a template of the config.
+
+    A segment that comes out as a number names an index, never a key.
+    """
+    variables = {"config": config, "parameters": parameters}
+    segments = [evaluated(text, variables, default=text) for text in texts]
+    return tuple(
+        segment if isinstance(segment, str | int | float) else None for segment in segments
+    )
+
+
+def is_pattern(segment: object) -> bool:
+    """Whether a segment may name several keys."""
+    return isinstance(segment, str) and any(sign in segment for sign in "*?[")
+
+
+def looked_up(value: Any, path: Sequence[Any]) -> Any:
+    """The value at a path without patterns, or MISSING."""
+    for segment in path:
+        if isinstance(value, dict):
+            value = value.get(segment, MISSING)
+        elif isinstance(value, list):
+            index = _index(segment, value)
+            value = MISSING if index is None else value[index]
+        else:
+            return MISSING
+    return value
+
+
+def places(value: Any, path: Sequence[Any]) -> Iterator[Place]:
+    """All places that a path of at least one segment leads to, in the order they stand in."""
+    head, rest = path[0], path[1:]
+    if head == _ANY_DEPTH:
+        if rest:
+            yield from places(value, rest)
+        for place in _children(value, "*"):
+            if not rest:
+                yield place
+            yield from places(place.value, path)
+        return
+    for place in _children(value, head):
+        if rest:
+            yield from places(place.value, rest)
+        else:
+            yield place
+
+
+def only_value(value: Any, path: Sequence[Any]) -> Any:
+    """The one value at a path, or MISSING.
+
+    Raises:
+        SourceError: a pattern of the path fits several values.
+    """
+    if not any(map(is_pattern, path)):
+        return looked_up(value, path)
+    found = [place.value for place in places(value, path)]
+    if len(found) > 1:
+        raise SourceError(
+            f"The field path {list(path)} fits several values of one response.",
+            hint="Use a segment '*' if all of them are wanted.",
+        )
+    return found[0] if found else MISSING
+
+
+def removed(place: Place) -> None:
+    """Removes a value; within a list, other values keep their index."""
+    holder, key, _ = place
+    if isinstance(holder, dict):
+        holder.pop(key, None)
+    elif key == len(holder) - 1:
+        del holder[key]
+    elif key < len(holder):
+        holder[key] = None
+
+
+def put(record: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Puts a value at a path, and objects and lists on the way where there are none.
+
+    Raises:
+        SourceError: something that is no object and no list stands on the way.
+    """
+    holder: Any = record
+    for segment, following in itertools.pairwise(path):
+        held = looked_up(holder, (segment,))
+        if held is MISSING:
+            held = [] if following.isdecimal() else {}
+            _set(holder, path, segment, held)
+        if not isinstance(held, dict | list):
+            raise _no_way(path)
+        holder = held
+    _set(holder, path, path[-1], value)
+
+
+def _set(holder: Any, path: Sequence[str], segment: str, value: Any) -> None:
+    if isinstance(holder, dict):
+        holder[segment] = value
+        return
+    if not segment.isdecimal():
+        raise _no_way(path)
+    index = int(segment)
+    holder.extend([None] * (index + 1 - len(holder)))
+    holder[index] = value
+
+
+def _no_way(path: Sequence[str]) -> SourceError:
+    return SourceError(
+        f"The field {list(path)} cannot be added to a record: something else stands on its path.",
+        hint="Choose another path for the added field.",
+    )
+
+
+def _children(value: Any, segment: Any) -> list[Place]:
+    if isinstance(value, dict):
+        if is_pattern(segment):
+            return [Place(value, key, one) for key, one in value.items() if _fits(key, segment)]
+        return [Place(value, segment, value[segment])] if segment in value else []
+    if isinstance(value, list):
+        if is_pattern(segment):
+            return [Place(value, at, one) for at, one in enumerate(value) if _fits(at, segment)]
+        index = _index(segment, value)
+        return [] if index is None else [Place(value, index, value[index])]
+    return []
+
+
+def _fits(key: object, pattern: str) -> bool:
+    return pattern == "*" or fnmatchcase(str(key), pattern)
+
+
+def _index(segment: Any, values: list[Any]) -> int | None:
+    try:
+        index = int(segment)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not -len(values) <= index < len(values):
+        return None
+    return index % len(values)

@@ -1,0 +1,166 @@
+"""The records of an answer: extracted, filtered, transformed and converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chronolake.errors import SourceError
+from chronolake.source.declarative.records.extracting import Extracted, extraction_of
+from chronolake.source.declarative.records.normalization import converter_of
+from chronolake.source.declarative.records.transformations import Record, step_of
+from chronolake.source.declarative.templating.templates import as_truth
+
+if TYPE_CHECKING:
+    from chronolake.source.declarative.exchange.answers import Answer
+    from chronolake.source.declarative.language.records import (
+        Decoder,
+        RecordSelector,
+        Transformation,
+    )
+    from chronolake.source.declarative.records.expanding import FetchOf
+    from chronolake.source.declarative.streamslice import StreamSlice
+
+Keep = Callable[[Record], bool]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The records of one answer.
+
+    Attributes:
+        records: those that are kept, transformed.
+        extracted: how many the answer had; pages are counted by it.
+    """
+
+    records: list[Record]
+    extracted: int
+
+    @property
+    def last(self) -> Record | None:
+        """The last record that is kept, as templates see it."""
+        return self.records[-1] if self.records else None
+
+
+class Selection:
+    """What makes records of answers, made ready once for a stream."""
+
+    def __init__(
+        self,
+        selector: RecordSelector,
+        *,
+        decoder: Decoder,
+        transformations: Iterable[Transformation],
+        config: Mapping[str, Any],
+        schema: Mapping[str, Any] | None = None,
+        is_client_side: bool = False,
+        fetch_of: FetchOf | None = None,
+    ) -> None:
+        """Makes ready what the manifest says.
+
+        Args:
+            selector: the extractor, the filter, and whether values are converted.
+            decoder: of the answers.
+            transformations: of the stream, in their order.
+            config: what the user has set.
+            schema: the JSON schema that values are converted to, if the selector wants it.
+            is_client_side: the stream's cursor filters records, so that they are transformed
+                before they are filtered unless the manifest says otherwise.
+            fetch_of: makes what reads whole lists in place of those that an answer has cut.
+
+        Raises:
+            ConfigurationError: the manifest uses what is not supported.
+        """
+        self._extraction = extraction_of(selector.extractor, decoder, config, fetch_of)
+        self._filter = selector.record_filter
+        self._steps = [step_of(one, config) for one in transformations]
+        is_converted = selector.schema_normalization == "Default" and schema
+        self._converter = converter_of(schema) if schema and is_converted else None
+        before = selector.transform_before_filtering
+        self._is_transformed_first = is_client_side if before is None else before
+        self._config = config
+
+    def page(
+        self,
+        answer: Answer,
+        stream_slice: StreamSlice,
+        next_page_token: Mapping[str, Any] | None = None,
+        *,
+        keep: Keep | None = None,
+    ) -> Page:
+        """The records of an answer to a request for a page of a slice.
+
+        Args:
+            answer: an answer with records.
+            stream_slice: what templates know as such.
+            next_page_token: the token that was sent.
+            keep: the cursor's word on a record, which is asked before the filter.
+
+        Raises:
+            SourceError: the answer cannot be read, or has records that are no objects.
+            ConfigurationError: a template cannot be evaluated.
+        """
+        return self.selected(self._extraction(answer), stream_slice, next_page_token, keep=keep)
+
+    def selected(
+        self,
+        found: Extracted,
+        stream_slice: StreamSlice,
+        next_page_token: Mapping[str, Any] | None = None,
+        *,
+        keep: Keep | None = None,
+    ) -> Page:
+        """The records of what has been extracted already.
+
+        Args:
+            found: what an answer had.
+            stream_slice: what templates know as such.
+            next_page_token: the token that was sent.
+            keep: the cursor's word on a record, which is asked before the filter.
+
+        Raises:
+            SourceError: there are records that are no objects.
+            ConfigurationError: a template cannot be evaluated.
+        """
+        context = {"config": self._config, "stream_slice": stream_slice}
+        if self._is_transformed_first:
+            records = self._transformed(found.records, context)
+            records = self._kept(records, keep, {**context, "next_page_token": next_page_token})
+        else:
+            kept = self._kept(found.records, keep, {**context, "next_page_token": next_page_token})
+            records = self._transformed(kept, context)
+        if self._converter is not None:
+            for record in records:
+                self._converter.within(record)
+        return Page(records, found.count)
+
+    def _kept(self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]) -> list[Any]:
+        if keep is not None:
+            records = [record for record in _objects(records) if keep(record)]
+        # As in the reference, an empty condition holds for nothing, unless the cursor filters, too.
+        if self._filter is None or (keep is not None and not self._filter.condition):
+            return records
+        condition = self._filter.condition
+        variables = {**context, "parameters": self._filter.parameters}
+
+        def holds(record: Any) -> bool:
+            variables["record"] = record
+            return as_truth(condition, variables)
+
+        return [record for record in records if holds(record)]
+
+    def _transformed(self, records: list[Any], context: Mapping[str, Any]) -> list[Record]:
+        records = _objects(records)
+        for step in self._steps if records else ():
+            records = list(map(step(context), records))
+        return records
+
+
+def _objects(records: list[Any]) -> list[Record]:
+    if not set(map(type, records)) <= {dict}:
+        raise SourceError(
+            "The API answers records that are no objects.",
+            hint="Look at the extractor's field_path: it has to lead to objects.",
+        )
+    return records

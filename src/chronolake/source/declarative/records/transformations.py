@@ -1,0 +1,250 @@
+"""What is changed in records after they are extracted.
+
+A transformation is made ready once for a stream and once for each page, so that for every record
+only that is worked out which tells records apart.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, assert_never
+
+from chronolake.source.declarative.language.records import (
+    AddedFieldDefinition,
+    AddFields,
+    DpathFlattenFields,
+    FlattenFields,
+    KeysReplace,
+    KeysToLower,
+    KeysToSnakeCase,
+    RemoveFields,
+    Transformation,
+)
+from chronolake.source.declarative.records.fieldpaths import (
+    MISSING,
+    is_pattern,
+    only_value,
+    path_of,
+    places,
+    put,
+    removed,
+)
+from chronolake.source.declarative.templating.templates import as_truth, evaluated
+
+Record = dict[str, Any]
+Context = Mapping[str, Any]
+#: Changes one record, in place or not.
+Change = Callable[[Record], Record]
+#: Makes the change of a page, of which the context tells the config and the slice.
+Step = Callable[[Context], Change]
+#: The value that a template has for a record.
+_Value = Callable[[Record], Any]
+
+#: What a manifest calls the types of values.
+KINDS: dict[str, type] = {"string": str, "number": float, "integer": int, "boolean": bool}
+_SCALARS = (str, int, float, bool, type(None))
+_TOKEN = re.compile(r"(?P<gap>[\W_]+)|[A-Z]+[a-z]*|[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+_LATIN = str.maketrans(
+    {"ß": "ss", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L"}
+)
+_FEW = 3
+
+
+def step_of(component: Transformation, config: Mapping[str, Any]) -> Step:
+    """A transformation, ready to be used for many pages.
+
+    Its changes raise SourceError where a record has no place for what is added.
+    """
+    step: Step
+    match component:
+        case AddFields():
+            step = _added(component)
+        case RemoveFields():
+            step = _without(component)
+        case KeysReplace():
+            step = _replaced(component)
+        case DpathFlattenFields():
+            step = _lifted(component, config)
+        case FlattenFields():
+            step = _always(partial(_flattened, lists=component.flatten_lists))
+        case KeysToLower():
+            step = _always(lambda record: {key.lower(): one for key, one in record.items()})
+        case KeysToSnakeCase():
+            step = _always(partial(_renamed, name=_snake_case))
+        case _:
+            assert_never(component)
+    return step
+
+
+def _always(change: Change) -> Step:
+    return lambda _: change
+
+
+def _template(
+    text: str, parameters: Context, context: Context, kinds: tuple[type, ...] = ()
+) -> _Value:
+    """What a template gives for the records of a page.
+
+    One that does not look at records is evaluated once. If it gives a list or an object, it is
+    not: each record must have its own.
+    """
+    variables = {**context, "parameters": parameters}
+
+    def of_record(record: Record) -> Any:
+        variables["record"] = record
+        return evaluated(text, variables, default=text, kinds=kinds)
+
+    if "record" in text:
+        return of_record
+    constant = of_record({})
+    return (lambda _: constant) if isinstance(constant, _SCALARS) else of_record
+
+
+def _added(component: AddFields) -> Step:
+    def of_page(context: Context) -> Change:
+        fields = [(field.path, _field_value(field, context)) for field in component.fields]
+        variables = {**context, "parameters": component.parameters}
+
+        def is_wanted(path: list[str], value: Any, record: Record) -> bool:
+            variables.update(path=path, value=value, record=record)
+            return as_truth(component.condition, variables)
+
+        def change(record: Record) -> Record:
+            for path, value_of in fields:
+                value = value_of(record)
+                if component.condition and not is_wanted(path, value, record):
+                    continue
+                if len(path) == 1:
+                    record[path[0]] = value
+                else:
+                    put(record, path, value)
+            return record
+
+        return change
+
+    return of_page
+
+
+def _field_value(field: AddedFieldDefinition, context: Context) -> _Value:
+    kinds = (KINDS[field.value_type],) if field.value_type else ()
+    return _template(field.value, field.parameters, context, kinds)
+
+
+def _without(component: RemoveFields) -> Step:
+    pointers = [pointer for pointer in component.field_pointers if pointer]
+    names = [pointer[0] for pointer in pointers if len(pointer) == 1 and not is_pattern(pointer[0])]
+    paths = [pointer for pointer in pointers if len(pointer) > 1 or is_pattern(pointer[0])]
+
+    def change(record: Record) -> Record:
+        for name in names:
+            record.pop(name, None)
+        for path in paths:
+            for place in tuple(places(record, path)):
+                removed(place)
+        return record
+
+    def of_page(context: Context) -> Change:
+        variables: dict[str, Any] = {"config": context["config"], "parameters": {}}
+
+        # With a condition, the reference removes every value that meets it, wherever it stands.
+        def conditional(record: Record) -> Record:
+            for _ in component.field_pointers:
+                for place in tuple(places(record, ["**"])):
+                    variables["property"] = place.value
+                    if isinstance(place.value, _SCALARS) and as_truth(
+                        component.condition, variables
+                    ):
+                        removed(place)
+            return record
+
+        return conditional if component.condition else change
+
+    return of_page
+
+
+def _replaced(component: KeysReplace) -> Step:
+    def of_page(context: Context) -> Change:
+        old = _template(component.old, component.parameters, context)
+        new = _template(component.new, component.parameters, context)
+
+        def change(record: Record) -> Record:
+            before, after = str(old(record)), str(new(record))
+            return _renamed(record, lambda key: key.replace(before, after))
+
+        return change
+
+    return of_page
+
+
+def _renamed(record: Record, name: Callable[[str], str]) -> Record:
+    return {
+        name(key): _renamed(value, name) if isinstance(value, dict) else value
+        for key, value in record.items()
+    }
+
+
+def _lifted(component: DpathFlattenFields, config: Mapping[str, Any]) -> Step:
+    path = path_of(component.field_path, config, component.parameters)
+    prefix, suffix = "", ""
+    if keys := component.key_transformation:
+        variables = {"config": config, "parameters": component.parameters}
+        prefix = str(evaluated(keys.prefix, variables, default=keys.prefix) or "")
+        suffix = str(evaluated(keys.suffix, variables, default=keys.suffix) or "")
+
+    def change(record: Record) -> Record:
+        if "*" in path:
+            found = next((place.value for place in places(record, path)), MISSING)
+        else:
+            found = only_value(record, path)
+        if not isinstance(found, dict):
+            return record
+        lifted = {f"{prefix}{key}{suffix}": value for key, value in found.items()}
+        if component.replace_record and lifted:
+            return lifted
+        if lifted.keys() & record.keys():
+            return record
+        if component.delete_origin_value and path:
+            for place in tuple(places(record, path)):
+                removed(place)
+        return record | lifted
+
+    return _always(change)
+
+
+def _flattened(record: Record, *, lists: bool) -> Record:
+    """All that is nested, the last first, as the reference has it.
+
+    A name that is taken already has the name of what it stands in before it; so has everything
+    that comes after the first item of a list.
+    """
+    flat: Record = {}
+    ahead: list[tuple[str, Any]] = [("_", record)]
+    is_within_list = False
+    while ahead:
+        name, value = ahead.pop()
+        if isinstance(value, dict):
+            ahead.extend(
+                (f"{name}.{key}" if is_within_list or key in flat else key, one)
+                for key, one in value.items()
+            )
+        elif isinstance(value, list) and lists:
+            is_within_list = is_within_list or bool(value)
+            ahead.extend((f"{name}.{at}", one) for at, one in enumerate(value))
+        else:
+            flat[name] = value
+    return flat
+
+
+@lru_cache(maxsize=4096)
+def _snake_case(key: str) -> str:
+    plain = unicodedata.normalize("NFKD", key.translate(_LATIN))
+    text = "".join(sign for sign in plain if not unicodedata.combining(sign))
+    tokens = ["" if found["gap"] else found[0] for found in _TOKEN.finditer(text)]
+    if len(tokens) >= _FEW:
+        tokens = [tokens[0], *filter(None, tokens[1:-1]), tokens[-1]]
+    if tokens and tokens[0].isdigit():
+        tokens.insert(0, "")
+    return "_".join(tokens).lower()

@@ -1,0 +1,392 @@
+"""Where templates run: a manifest is input, so none of them may fill the machine or hold it up.
+
+Jinja's own sandbox keeps a template from Python's insides, and so from files. What it lets through
+is measured here: each call, filter, operator and round of a loop is a step, and what they make has
+a size. A template that needs more than its allowance is stopped by an OverflowError. Steps that can
+make much of little (`'a' * 10**9`) are measured before they are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, cast
+
+from jinja2 import meta, nodes, pass_context
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.filters import FILTERS as GENERAL_FILTERS
+from jinja2.runtime import Context
+from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
+from jinja2.visitor import NodeTransformer
+
+from chronolake.source.declarative.templating.macros import FILTERS, MACROS
+
+if TYPE_CHECKING:
+    from jinja2.environment import Template
+
+#: Steps and characters that one evaluation is allowed, and the characters an element is worth.
+STEPS = 1_000_000
+SIZE = 32_000_000
+ELEMENT = 16
+#: The widest that a value is padded, the digits of a fraction, the bits of the greatest integer.
+WIDTH = 100_000
+DIGITS = 300
+BITS = 65_536
+
+#: Filters and macros that lay out pages: they make much of little, and no request needs them.
+_LAYOUT = {"batch", "center", "indent", "pprint", "slice", "urlize", "wordwrap", "xmlattr"}
+_REFUSED_GLOBALS = {"lipsum", "range"}
+#: Filters that do not spell their values out, so that what is in them need not be counted.
+_STRUCTURAL = frozenset(
+    {"attr", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length"}
+    | {"list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select"}
+    | {"selectattr", "sort", "sum", "unique"}
+)
+# No template can spell the names of these filters, which `_Measuring` puts into it.
+_ROUNDS, _MADE, _JOINED = "a round", "a made value", "joined values"
+
+_SPECIFIER = re.compile(r"%(?:\([^()]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")
+_NUMBER = re.compile(r"\d+")
+
+
+class _Allowance:
+    """What an evaluation has left."""
+
+    __slots__ = ("size", "steps")
+
+    def __init__(self) -> None:
+        self.steps = STEPS
+        self.size = SIZE
+
+    def step(self, size: int = 0) -> None:
+        """Take a step that makes so much.
+
+        Raises:
+            OverflowError: it is one step too many, or makes too much.
+        """
+        self.steps -= 1
+        self.size -= size
+        if self.steps < 0 or self.size < 0:
+            raise OverflowError("A template's allowance is used up.")
+
+    def weigh(self, value: object) -> int:
+        """The size of all that a value says when it is spelled out.
+
+        Raises:
+            OverflowError: it is more than what is left; so is what contains itself.
+        """
+        if isinstance(value, str):
+            return len(value)
+        size, left = 0, [value]
+        while left:
+            each = left.pop()
+            if isinstance(each, str | bytes | bytearray):
+                size += len(each)
+            elif isinstance(each, int):
+                size += each.bit_length() // 3
+            elif isinstance(each, Mapping):
+                size += 2 * ELEMENT * len(each)
+                left += each.keys()
+                left += each.values()
+            elif isinstance(each, Sequence | AbstractSet):
+                size += ELEMENT * len(each)
+                left += each
+            if size > self.size:
+                raise OverflowError("A template's value is too large.")
+        return size
+
+
+_allowance: ContextVar[_Allowance] = ContextVar("allowance")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A template, ready to be rendered.
+
+    Attributes:
+        variables: what its context has to tell.
+    """
+
+    template: Template
+    variables: frozenset[str]
+
+    def rendered(self, context: Mapping[str, Any]) -> str:
+        """The text that a context makes of it.
+
+        Raises:
+            OverflowError: it takes more steps, or makes more, than is allowed.
+            Exception: whatever a template's own steps raise.
+        """
+        _allowance.set(_Allowance())
+        return self.template.render(context)
+
+
+def compiled(text: str) -> Compiled:
+    """A template's text, made ready.
+
+    Raises:
+        jinja2.TemplateSyntaxError: it is no template, or includes others.
+    """
+    # Jinja evaluates what is constant at once.
+    _allowance.set(_Allowance())
+    tree = _Measuring().visit(_ENVIRONMENT.parse(text))
+    variables = frozenset(meta.find_undeclared_variables(tree))
+    return Compiled(_ENVIRONMENT.from_string(tree), variables)
+
+
+class _Measuring(NodeTransformer):
+    """Puts counters where Jinja lets no one else listen: into loops, literals and `~`."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's name
+        if node.recursive:
+            raise TemplateSyntaxError("recursive loops are not supported", node.lineno)
+        texts = [each.data for each in node.find_all(nodes.TemplateData)]
+        texts += [str(each.value) for each in node.find_all(nodes.Const)]
+        self.generic_visit(node)
+        node.iter = _piped(
+            cast("nodes.Expr", node.iter), _ROUNDS, nodes.Const(sum(map(len, texts)))
+        )
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _piped(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
+
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _piped(node, _MADE)
+
+    visit_Dict = visit_List  # noqa: N815
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _piped(node, _MADE) if node.ctx == "load" else node
+
+    def visit_Include(self, node: nodes.Stmt) -> nodes.Node:  # noqa: N802
+        raise TemplateSyntaxError("templates cannot include others", node.lineno)
+
+    visit_Import = visit_FromImport = visit_Extends = visit_Include  # noqa: N815
+
+
+def _piped(value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(
+        value, name, list(args), [], None, None, lineno=value.lineno, environment=_ENVIRONMENT
+    )
+
+
+class _Environment(SandboxedEnvironment):
+    """Jinja's sandbox with an allowance."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "//", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(finalize=_measured)
+        self.filters = {
+            name: _counting(name, run)
+            for name, run in {**GENERAL_FILTERS, **FILTERS, **_GROWING}.items()
+            if name not in _LAYOUT
+        } | {_ROUNDS: _counted, _MADE: _measured, _JOINED: _joined}
+        self.globals.update(MACROS)
+        for name in _REFUSED_GLOBALS:
+            del self.globals[name]
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # What a table of translation makes of a text has no bounds that were cheap to tell.
+        return attr != "translate" and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if super().wrap_str_format(value) is None:
+            return None
+        text, formatter = str(value.__self__), _Formatter(self)
+        if value.__name__ == "format":
+            return lambda *args, **options: formatter.vformat(text, args, options)
+        return lambda options: formatter.vformat(text, (), options)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
+        allowance = _allowance.get()
+        # A list that is extended by a look at itself never ends, so what is looked at is counted.
+        args = tuple(
+            _counted(each) if isinstance(each, GeneratorType | reversed) else each for each in args
+        )
+        allowance.step(sum(map(allowance.weigh, (*args, *options.values()))))
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str | bytes | int):
+            args = _method_checked(owner, obj.__name__, args, options)
+        made = super().call(context, obj, *args, **options)
+        allowance.step(_shallow(made))
+        return made
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        allowance = _allowance.get()
+        if isinstance(left, int) and isinstance(right, int):
+            _integers_checked(operator, left, right)
+        elif operator == "*":
+            for times, value in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(value, Sequence):
+                    allowance.step(max(times, 0) * allowance.weigh(value))
+        elif operator == "%" and isinstance(left, str | bytes):
+            _percent_checked(left, right)
+        made = super().call_binop(context, operator, left, right)
+        allowance.step(allowance.weigh(made))
+        return made
+
+
+class _Formatter(SandboxedFormatter):
+    """`str.format` that counts what it makes."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        allowance = _allowance.get()
+        if any(int(number) > WIDTH for number in _NUMBER.findall(format_spec)):
+            raise OverflowError("A template pads too widely.")
+        allowance.step(allowance.weigh(value))
+        made = super().format_field(value, format_spec)
+        allowance.step(len(made))
+        return made
+
+
+def _shallow(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple | dict | set) else 0
+
+
+def _integers_checked(operator: str, left: int, right: int) -> None:
+    bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+    if bits > BITS:
+        raise OverflowError("A template's number is too large.")
+
+
+def _percent_checked(template: str | bytes, values: Any) -> None:
+    """Count what `%` makes of a template: each specifier may print the longest value, padded."""
+    allowance = _allowance.get()
+    text = template.decode("latin-1") if isinstance(template, bytes) else template
+    if isinstance(values, Mapping):
+        values = tuple(values.values())
+    elif not isinstance(values, tuple):
+        values = (values,)
+    numbers = [abs(each) for each in values if isinstance(each, int)]
+    longest = max(map(allowance.weigh, values), default=0)
+    for found in _SPECIFIER.finditer(text):
+        if text.startswith("(", found.end()):
+            raise OverflowError("A template's name holds brackets.")
+        for width in found.groups(default="0"):
+            allowance.step(max(numbers, default=0) if width == "*" else int(width))
+        allowance.step(longest)
+
+
+def _method_checked(
+    owner: str | bytes | int, name: str, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a text's or a number's method, of which it makes no more than is counted."""
+    allowance = _allowance.get()
+    numbers = [abs(each) for each in (*args, *options.values()) if isinstance(each, int)]
+    if max(numbers, default=0) > WIDTH:
+        raise OverflowError("A template pads too widely.")
+    if isinstance(owner, int):
+        return args
+    if name == "join" and args:
+        parts = list(_counted(args[0], len(owner)))
+        allowance.step(sum(map(allowance.weigh, parts)))
+        return (parts, *args[1:])
+    if name == "replace" and len(args) > 1:
+        allowance.step(owner.count(args[0]) * len(args[1]))
+    if name == "expandtabs":
+        tab: Any = "\t" if isinstance(owner, str) else b"\t"
+        allowance.step(owner.count(tab) * max(numbers, default=8))
+    return args
+
+
+def _counted(values: Iterable[Any], weight: int = 0) -> Iterator[Any]:
+    """The values, each of which is a step of some weight."""
+    allowance = _allowance.get()
+    for each in values:
+        allowance.step(weight)
+        yield each
+
+
+def _measured(value: Any) -> Any:
+    """The value, counted with all that it says."""
+    allowance = _allowance.get()
+    allowance.step(allowance.weigh(value))
+    return value
+
+
+def _joined(values: Iterable[Any], separator: str = "") -> str:
+    return separator.join(str(_measured(each)) for each in _counted(values, len(separator)))
+
+
+def _counting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that counts what it is given and what it makes."""
+
+    @wraps(run)  # which also tells Jinja what of its own the filter wants to be passed
+    def counting(*args: Any, **options: Any) -> Any:
+        allowance = _allowance.get()
+        for each in (*args, *options.values()):
+            if isinstance(each, str | bytes | int) or (
+                name not in _STRUCTURAL
+                and isinstance(each, Mapping | Sequence | AbstractSet)
+                and not isinstance(each, Context)
+            ):
+                allowance.step(allowance.weigh(each))
+        made = run(*args, **options)
+        allowance.step(_shallow(made))
+        return made
+
+    return counting
+
+
+def _format(value: Any, *args: Any, **options: Any) -> Any:
+    text, values = str(value), options or args
+    _percent_checked(text, values)
+    return text % values
+
+
+@pass_context
+def _join(context: Context, value: Any, d: Any = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        value = GENERAL_FILTERS["map"](context, value, attribute=attribute)
+    return _joined(value, str(d))
+
+
+def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text, old, new = str(s), str(old), str(new)
+    _allowance.get().step(text.count(old) * len(new))
+    return text.replace(old, new, -1 if count is None else count)
+
+
+def _round(value: Any, precision: int = 0, method: Any = "common") -> Any:
+    if abs(precision) > DIGITS:
+        raise OverflowError("A template rounds to too many digits.")
+    return GENERAL_FILTERS["round"](value, precision, method)
+
+
+@pass_context
+def _tojson(context: Context, value: Any, indent: int | None = None) -> Any:
+    if indent is not None and indent > DIGITS:
+        raise OverflowError("A template indents too far.")
+    return GENERAL_FILTERS["tojson"](context.eval_ctx, value, indent)
+
+
+def _regex_replace(value: str, regex: str, replacement: str) -> str:
+    """A text with a pattern's matches replaced by a text that may name their groups."""
+    groups = replacement.count("\\")
+    _allowance.get().step(
+        sum(len(replacement) + groups * len(found[0]) for found in re.finditer(regex, value))
+    )
+    return re.sub(regex, replacement, value)
+
+
+#: Filters that can make much of little, and count it in advance.
+_GROWING: dict[str, Callable[..., Any]] = {
+    "format": _format,
+    "join": _join,
+    "regex_replace": _regex_replace,
+    "replace": _replace,
+    "round": _round,
+    "tojson": _tojson,
+}
+
+_ENVIRONMENT = _Environment()

@@ -1,0 +1,258 @@
+"""The templates of a manifest: texts that are evaluated with what a stream knows at the moment.
+
+What a template makes is read as a Python literal if it is one: "2.10" becomes 2.1, "1,2" a tuple.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.templating.sandbox import Compiled, compiled
+
+#: The variables a template may name: config, parameters, stream_slice, response, record and so on.
+Context = Mapping[str, Any]
+
+_SHOWN = 200
+_ALIASES = ("stream_interval", "stream_partition")
+_REFUSED = "stream_state"
+_FALSE: tuple[Any, ...] = (
+    "False",
+    "false",
+    "{}",
+    "[]",
+    "()",
+    "",
+    "0",
+    "0.0",
+    {},
+    False,
+    None,
+    [],
+    (),
+    set(),
+)
+_MARKS = ("{{", "{%", "{#")
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+
+#: How a literal may begin; no other text need be looked at by Python's parser.
+_LITERAL = re.compile(
+    r"""[\s\\\#\ufeff]|[-+.\d'"(\[{]|True\b|False\b|None\b|set\b|[rRbBuU]{1,2}['"]"""
+)
+#: Dates begin like literals, and are none.
+_DATE = re.compile(
+    r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)?", re.ASCII
+)
+_SMALL = 18  # digits that are read as a number at once
+#: What a template's steps may raise, but for a TypeError.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TemplateError,
+    ValueError,
+    re.error,
+)
+
+
+def is_template(text: object) -> bool:
+    """Whether a value is a text with something in it that is to be evaluated."""
+    return isinstance(text, str) and any(mark in text for mark in _MARKS)
+
+
+def evaluated(
+    text: Any, context: Context, *, default: str | None = None, kinds: tuple[type, ...] = ()
+) -> Any:
+    """What a text makes with a context; what is no text comes back as it is.
+
+    Args:
+        text: a template, or a plain text.
+        context: the variables by name; `stream_interval` and `stream_partition` are `stream_slice`.
+        default: evaluated in its stead when it makes an empty text, or looks into what is missing.
+        kinds: the types as which the result may be read; any but a complex number if empty. What is
+            read as no such type stays a text.
+
+    Raises:
+        ConfigurationError: it is no template, names what the context does not tell, makes too much
+            or fails; not for a TypeError, which gives the template itself, as in the reference.
+    """
+    if not isinstance(text, str):
+        return text
+    try:
+        made = _rendered(text, context)
+    except UndefinedError:
+        made = ""
+    if made:
+        return _read(made, kinds) if is_template(text) else _plain(made, kinds)
+    return None if default is None else _read(_with_parts(default, context), kinds)
+
+
+def as_text(text: str, context: Context) -> str:
+    """The text of what a text makes with a context, "2.1" for "2.10".
+
+    Raises:
+        ConfigurationError: as `evaluated` does, and when it looks into what is missing.
+    """
+    made = _with_parts(text, context)
+    return str(_read(made, ()) if is_template(text) else _plain(made, ()))
+
+
+def as_truth(condition: str | bool, context: Context) -> bool:  # noqa: FBT001 - as manifests say
+    """Whether a condition holds: unless it makes nothing, zero, an empty collection or "false".
+
+    Raises:
+        ConfigurationError: as `evaluated` does.
+    """
+    if isinstance(condition, bool):
+        return condition
+    return evaluated(condition, context, default="False") not in _FALSE
+
+
+def as_mapping(
+    mapping: Mapping[str, Any], context: Context, *, kinds: tuple[type, ...] = ()
+) -> dict[str, Any]:
+    """A mapping with its keys and values evaluated; a key stays a text whatever it looks like.
+
+    Raises:
+        ConfigurationError: as `evaluated` does.
+    """
+    return {
+        evaluated(name, context, kinds=(str,)): evaluated(value, context, kinds=kinds)
+        for name, value in mapping.items()
+    }
+
+
+def as_nested(value: Any, context: Context) -> Any:
+    """A value with all texts in it evaluated; mappings lose the keys whose values become None.
+
+    Raises:
+        ConfigurationError: as `evaluated` does, or a key becomes what can be none.
+    """
+    if isinstance(value, Mapping):
+        pairs = [(as_nested(key, context), as_nested(each, context)) for key, each in value.items()]
+        try:
+            return {key: each for key, each in pairs if each is not None}
+        except TypeError:
+            raise ConfigurationError(
+                "A key of a mapping becomes a collection.", hint="Make it a text or a number."
+            ) from None
+    if isinstance(value, list):
+        return [as_nested(each, context) for each in value]
+    return evaluated(value, context)
+
+
+def _with_parts(text: str, context: Context) -> str:
+    try:
+        return _rendered(text, context)
+    except UndefinedError as error:
+        raise _failure(text, error) from None
+
+
+def _rendered(text: str, context: Context) -> str:
+    """The text that a text makes.
+
+    Raises:
+        UndefinedError: it looks into what is missing.
+        ConfigurationError: it fails in any other way.
+    """
+    if _REFUSED in text:
+        raise ConfigurationError(
+            f"The template {_shown(text)} reads `{_REFUSED}`, which is not supported.",
+            hint="Use `stream_interval` instead.",
+        )
+    if not is_template(text):
+        return _unfolded(text)
+    ready = _compiled(text)
+    variables = dict(context)
+    if "stream_slice" in variables:
+        variables.update(dict.fromkeys(_ALIASES, variables["stream_slice"]))
+    if unknown := [name for name in ready.variables if name not in variables]:
+        names = ", ".join(f"`{name}`" for name in sorted(unknown))
+        raise ConfigurationError(
+            f"The template {_shown(text)} names {names}, which is not known there.",
+            hint="Correct its spelling, or use a variable that this place of the manifest has.",
+        )
+    try:
+        return ready.rendered(variables)
+    except UndefinedError:
+        raise
+    except TypeError:
+        return text
+    except _FAILURES as error:
+        raise _failure(text, error) from None
+
+
+@lru_cache(maxsize=8192)
+def _compiled(text: str) -> Compiled:
+    try:
+        return compiled(text)
+    except _FAILURES as error:
+        raise _failure(text, error) from None
+
+
+def _failure(text: str, error: BaseException) -> ConfigurationError:
+    """The error to raise, which says nothing that the template's own text does not say."""
+    if isinstance(error, TemplateSyntaxError):
+        why = f"cannot be read: {(error.message or '').rstrip('.')}"
+    elif isinstance(error, SecurityError):
+        why = "does what templates may not"
+    elif isinstance(error, UndefinedError):
+        named = [name for name in re.findall(r"'(\w+)'", str(error)) if name in text]
+        why = f"looks for {named[-1]!r} in vain" if named else "looks into what is missing"
+    elif isinstance(error, OverflowError | MemoryError | RecursionError):
+        why = "makes too much, or repeats too often"
+    else:
+        why = f"fails with a {type(error).__name__}"
+    return ConfigurationError(
+        f"The template {_shown(text)} {why}.", hint="Correct it in the manifest."
+    )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def _unfolded(text: str) -> str:
+    """A plain text as a template's text is taken: with no newline at its end."""
+    if "\n" not in text and "\r" not in text:
+        return text
+    lines = _NEWLINE.split(text)
+    return "\n".join(lines if lines[-1] else lines[:-1])
+
+
+def _plain(text: str, kinds: tuple[type, ...]) -> Any:
+    value = _remembered(text, kinds)
+    # What can be changed is not shared.
+    return _read(text, kinds) if isinstance(value, list | dict | set | tuple) else value
+
+
+def _read(text: str, kinds: tuple[type, ...]) -> Any:
+    """A text as the literal it is, or as it is."""
+    if text.isdecimal() and text.isascii() and len(text) <= _SMALL and text[0] != "0":
+        value: Any = int(text)
+    elif not _LITERAL.match(text) or _DATE.fullmatch(text):
+        return text
+    else:
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return text
+    if value is Ellipsis:
+        return text
+    return (
+        value if (isinstance(value, kinds) if kinds else not isinstance(value, complex)) else text
+    )
+
+
+_remembered: Callable[[str, tuple[type, ...]], Any] = lru_cache(maxsize=8192)(_read)

@@ -1,0 +1,137 @@
+"""A case: a manifest, an API to read with it, and what that shows about the reference.
+
+Cases stand in `cases/*.yaml`, a list under `cases:` in each file. A case has
+
+- `name`, `shows` (the behaviour, in a sentence) and `uses` (the components and features it covers),
+- `manifest`, `stream` (the one that is read; else the first) and `config` (which gets `api`, the
+  server's address),
+- `api`, the routes the server is programmed with (see `api.py`),
+- `syncs`, one after the other; each with a `state` to begin from (`handed`: the last one's), an
+  `api` of its own where it changes, and what to `expect` of the reference: `records` (a number, or
+  all of them), `ids`, `requests` (a number, or lines), `sent` (lines with headers and body),
+  `state`, `failure`, `waits`,
+- `compare`, for what two readers may rightly do apart from each other: `requests: set` where a
+  request may be repeated, or `waits: false`,
+- `differs` in a sync: the `reason` why ours gives something else here, and what to `expect` of it.
+
+What each manifest must say and no case is about (version, check, empty schemas) is put in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent / "cases"
+#: A sync that begins where the one before it ended.
+HANDED = "handed"
+PARTS = ("records", "requests", "state", "failure", "waits")
+
+
+class _Loader(yaml.SafeLoader):
+    """Leaves dates as text, as the manifests' own loader does."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+    for letter, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One reading of the stream: where it begins, what the API holds then, what comes of it."""
+
+    state: Any
+    api: list[dict[str, Any]]
+    expect: Mapping[str, Any]
+    differs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One manifest with its API, and the syncs that are made of it."""
+
+    name: str
+    shows: str
+    manifest: Mapping[str, Any]
+    stream: str
+    config: Mapping[str, Any]
+    syncs: tuple[Sync, ...]
+    uses: tuple[str, ...] = ()
+    compare: Mapping[str, Any] = field(default_factory=dict)
+    partition_limit: int | None = None
+
+    def configured(self, address: str) -> dict[str, Any]:
+        """The config, which knows the server."""
+        return {"api": address, **deepcopy(dict(self.config))}
+
+
+def whole(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with what each one must have, where it does not say it itself."""
+    filled: dict[str, Any] = _whole_streams(deepcopy(dict(manifest)))
+    names = [stream["name"] for stream in filled.get("streams", []) if "name" in stream]
+    filled.setdefault("version", "7.39.1")
+    filled.setdefault("type", "DeclarativeSource")
+    filled.setdefault("check", {"type": "CheckStream", "stream_names": names[:1]})
+    return filled
+
+
+def _whole_streams(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole_streams(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    value = {key: _whole_streams(inner) for key, inner in value.items()}
+    if "retriever" in value:
+        value.setdefault("type", "DeclarativeStream")
+        if value.setdefault("schema_loader", {"type": "InlineSchemaLoader", "schema": {}}) is None:
+            del value["schema_loader"]
+    return value
+
+
+def _case(told: Mapping[str, Any]) -> Case:
+    unknown = set(told) - {
+        *("name", "shows", "uses", "manifest", "stream", "config", "api", "syncs", "compare"),
+        "partition_limit",
+    }
+    if unknown:
+        raise ValueError(f"{told['name']}: what is {sorted(unknown)}?")
+    manifest = whole(told["manifest"])
+    streams = manifest.get("streams", [])
+    syncs = tuple(
+        Sync(
+            state=sync.get("state"),
+            api=sync.get("api", told.get("api", [])),
+            expect=sync["expect"],
+            differs=sync.get("differs"),
+        )
+        for sync in told["syncs"]
+    )
+    return Case(
+        name=told["name"],
+        shows=told["shows"],
+        manifest=manifest,
+        stream=told.get("stream") or streams[0]["name"],
+        config=told.get("config", {}),
+        syncs=syncs,
+        uses=tuple(told.get("uses", ())),
+        compare=told.get("compare", {}),
+        partition_limit=told.get("partition_limit"),
+    )
+
+
+def cases() -> Iterator[Case]:
+    """All cases, by file, in the order in which they are written."""
+    for path in sorted(FOLDER.glob("*.yaml")):
+        told = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        for one in told["cases"]:
+            try:
+                yield _case(one)
+            except KeyError as missing:
+                raise ValueError(f"{path.name}: {one.get('name')} lacks {missing}") from missing

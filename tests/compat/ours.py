@@ -1,0 +1,70 @@
+"""Our reader, behind the one function that the comparison needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from outcome import Outcome
+from serving import Server
+
+from chronolake.errors import ChronolakeError
+from chronolake.source.declarative.api import api_of
+from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.trying import Result, read
+
+#: Where the manifest would be: its schemas are beside it.
+MANIFEST = Path(__file__).parent / "files" / "manifest.yaml"
+
+
+class Clock:
+    """A clock that passes a wait at once, and writes it down."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            self.waits.append(round(seconds, 3))
+
+    def now(self) -> float:
+        return time.time() + sum(self.waits)
+
+
+def outcome(
+    server: Server,
+    routes: list[dict[str, Any]],
+    *,
+    manifest: Mapping[str, Any],
+    config: Mapping[str, Any],
+    stream: str,
+    state: Any,
+) -> Outcome:
+    """Our reading of a stream from an API programmed for it."""
+    programmed = server.program(routes)
+    clock = Clock()
+    try:
+        result = _read(manifest, config, stream, deepcopy(state), clock)
+    except ChronolakeError as failure:
+        result = Result(failure=failure)
+    return Outcome(
+        records=[dict(record) for record in result.records],
+        state=result.state,
+        failure=None if result.failure is None else str(result.failure),
+        waits=clock.waits,
+        requests=list(programmed.asked),
+    )
+
+
+def _read(
+    manifest: Mapping[str, Any], config: Mapping[str, Any], stream: str, state: Any, clock: Clock
+) -> Result:
+    described = of(mapped(deepcopy(dict(manifest))), MANIFEST)
+    with http_client() as client:
+        network = Network(client, sleep=clock.sleep, now=clock.now)
+        api = api_of(described, config, network, wanted=[stream])
+        return read(api.manifest.stream(stream), api, state)

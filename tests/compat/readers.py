@@ -1,0 +1,154 @@
+"""The two readers of a stream: the reference in its own environment, and ours.
+
+`python tests/compat/readers.py [WORD ...]` reads all cases (or those with a word in their name)
+with the reference alone, and prints what came of each and what it expected otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from case import HANDED, Case, cases
+from outcome import Outcome, steady, unmet
+from serving import Server, serving
+
+ROOT = Path(__file__).parents[2]
+#: The reference's Python; it has airbyte-cdk, which ours never installs.
+PYTHON = Path(os.environ.get("CHRONOLAKE_COMPAT_PYTHON", ".venv-compat/bin/python"))
+
+
+def reference_python() -> Path | None:
+    """Where the reference's Python is, or None where `make test-compat` has not made it."""
+    python = PYTHON if PYTHON.is_absolute() else ROOT / PYTHON
+    return python if python.exists() else None
+
+
+class Reference:
+    """airbyte-cdk in a process of its own, which reads one stream after the other."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def read(self, **question: Any) -> dict[str, Any]:
+        """What the reference gives for `manifest`, `config`, `stream` and `state`."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(question) + "\n")
+        process.stdin.flush()
+        answer: dict[str, Any] = json.loads(process.stdout.readline())
+        if "broken" in answer:
+            raise RuntimeError(f"the reference broke: {answer['broken']}")
+        return answer
+
+    def outcome(
+        self,
+        server: Server,
+        api: list[dict[str, Any]],
+        *,
+        manifest: Mapping[str, Any],
+        config: Mapping[str, Any],
+        stream: str,
+        state: Any,
+        partition_limit: int | None = None,
+    ) -> Outcome:
+        """The reference's reading of a stream from an API programmed for it."""
+        programmed = server.program(api)
+        answer = self.read(
+            manifest=manifest,
+            config=config,
+            stream=stream,
+            state=state,
+            partition_limit=partition_limit,
+        )
+        failure = answer["failure"]
+        return Outcome(
+            records=answer["records"],
+            state=answer["state"],
+            failure=failure and f"{failure['kind']}: {failure['message']}",
+            waits=answer["waits"],
+            requests=list(programmed.asked),
+            log=answer["log"],
+        )
+
+
+@contextmanager
+def reference(python: Path) -> Iterator[Reference]:
+    """The reference, ready to read; its process ends with the block."""
+    script = Path(__file__).with_name("reference.py")
+    with subprocess.Popen(
+        [python, "-I", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd="/",
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        if "ready" not in ready:
+            raise RuntimeError(f"the reference does not start: {python} {script}")
+        try:
+            yield Reference(process)
+        finally:
+            process.stdin.close()
+            process.wait(10)
+
+
+def readings(case: Case, reader: Reference, server: Server) -> Iterator[tuple[Any, Outcome]]:
+    """Each sync of a case with the state it began from, as the reference reads it."""
+    last: Any = None
+    for sync in case.syncs:
+        state = last if sync.state == HANDED else sync.state
+        outcome = reader.outcome(
+            server,
+            sync.api,
+            manifest=case.manifest,
+            config=case.configured(server.address),
+            stream=case.stream,
+            state=state,
+            partition_limit=case.partition_limit,
+        )
+        last = steady(outcome.state)
+        yield state, outcome
+
+
+def show(words: list[str]) -> int:
+    """Prints what the reference gives for the cases; how many are not as expected."""
+    python = reference_python()
+    if python is None:
+        print(f"no reference at {PYTHON}")  # noqa: T201 - a script's answer
+        return 1
+    wrong = 0
+    with serving() as server, reference(python) as reader:
+        for case in cases():
+            if words and not any(word in case.name for word in words):
+                continue
+            for number, (sync, (state, outcome)) in enumerate(
+                zip(case.syncs, readings(case, reader, server), strict=True)
+            ):
+                missed = unmet(outcome, sync.expect)
+                wrong += bool(missed)
+                lines = [f"{'BAD' if missed else 'ok '} {case.name} #{number}"]
+                lines += [f"      {line}" for line in missed]
+                if words or missed:
+                    lines += [f"    from {json.dumps(state)}"]
+                    lines += [f"    {request.text}" for request in outcome.requests]
+                    lines += [f"    {json.dumps(record)}" for record in outcome.records]
+                    lines += [f"    state {json.dumps(outcome.state)}"]
+                    lines += [f"    waits {outcome.waits} failure {outcome.failure!r}"]
+                    lines += [f"    log {line[:200]}" for line in outcome.log]
+                print("\n".join(lines))  # noqa: T201 - a script's answer
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(min(show(sys.argv[1:]), 1))

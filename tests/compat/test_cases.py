@@ -1,0 +1,79 @@
+"""The same manifest, API and state: equal records, requests, states and waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ours
+import pytest
+from case import PARTS, Case, cases
+from outcome import differences, unmet
+from readers import Reference, readings
+from serving import Server
+
+CASES = list(cases())
+
+
+def named(case: Case) -> str:
+    return case.name.replace(" ", "-")
+
+
+def apart(differs: Any) -> set[str]:
+    """The parts in which ours gives something else on purpose."""
+    expected = set((differs or {}).get("expect", {}))
+    return {"records" if part == "ids" else part for part in expected} & set(PARTS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_read_as_the_reference_reads(case: Case, reader: Reference, server: Server) -> None:
+    for number, (sync, (state, theirs)) in enumerate(
+        zip(case.syncs, readings(case, reader, server), strict=True)
+    ):
+        assert not unmet(theirs, sync.expect), f"{case.name} #{number}: not what the case shows"
+        found = ours.outcome(
+            server,
+            sync.api,
+            manifest=case.manifest,
+            config=case.configured(server.address),
+            stream=case.stream,
+            state=state,
+        )
+        told = differences(theirs, found, case.compare, apart(sync.differs))
+        if sync.differs:
+            told += unmet(found, {"failure": bool(theirs.failure), **sync.differs["expect"]})
+        assert not told, f"{case.name} #{number}, from {state}: {case.shows}\n" + "\n".join(told)
+
+
+def test_the_oldest_partitions_are_dropped_where_the_reference_goes_global(
+    reader: Reference, server: Server
+) -> None:
+    """The document drops the oldest beyond 10,000; the reference has one cursor from then on."""
+    case = next(case for case in CASES if case.name == "state per partition")
+    cursor = {"updated": "2024-01-20"}
+    states = [
+        {"partition": {"team": f"old {number}"}, "cursor": cursor} for number in range(10_001)
+    ]
+    state = {"use_global_cursor": False, "states": states, "state": cursor, "lookback_window": 0}
+    question = {
+        "manifest": case.manifest,
+        "config": case.configured(server.address),
+        "stream": case.stream,
+        "state": state,
+    }
+
+    theirs = reader.outcome(server, case.syncs[0].api, **question)
+    found = ours.outcome(server, case.syncs[0].api, **question)
+
+    assert theirs.state["use_global_cursor"] is True
+    assert "states" not in theirs.state
+    kept = [one["partition"]["team"] for one in found.state["states"]]
+    assert found.state["use_global_cursor"] is False
+    assert len(kept) == 10_000
+    assert {"a", "b", "c"} <= set(kept)
+    assert "old 0" not in kept
+
+
+def test_cases_are_many_and_named_apart() -> None:
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names))
+    assert len(names) >= 60

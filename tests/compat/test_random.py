@@ -1,0 +1,58 @@
+"""Random manifests, data and states: both readers do the same, and the same again the next time."""
+
+from __future__ import annotations
+
+import ours
+import pytest
+from hypothesis import HealthCheck, assume, given, note, settings
+from outcome import differences, steady
+from random_cases import World, worlds
+from readers import Reference
+from serving import Server
+
+_sample = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
+)
+_many = settings(_sample, max_examples=600, derandomize=False, print_blob=True)
+
+
+def _compared(world: World, reader: Reference, server: Server) -> None:
+    config = {"api": server.address}
+    state = world.state
+    for number, api in enumerate(world.apis):
+        note(f"sync {number} of {world.manifest}\nfrom {state}\nwith {api}")
+        theirs = reader.outcome(
+            server, api, manifest=world.manifest, config=config, stream="items", state=state
+        )
+        assume(not world.ends_with_a_whole_step(theirs.requests))
+        found = ours.outcome(
+            server, api, manifest=world.manifest, config=config, stream="items", state=state
+        )
+        told = differences(theirs, found, {})
+        assert not told, "\n".join(told)
+        state = steady(theirs.state)
+
+
+@given(worlds())
+@_sample
+def test_random_manifests_are_read_alike(reader: Reference, server: Server, world: World) -> None:
+    _compared(world, reader, server)
+
+
+@pytest.mark.long
+@given(worlds())
+@_many
+def test_many_random_manifests_are_read_alike(
+    reader: Reference, server: Server, world: World
+) -> None:
+    _compared(world, reader, server)

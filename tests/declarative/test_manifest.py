@@ -1,0 +1,142 @@
+"""Manifests: references, what components inherit, and everything that is wrong, with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.language.streams import DeclarativeStream
+from chronolake.source.declarative.manifests.manifest import Manifest, find, load
+
+_REAL = Path(__file__).parents[3] / "shared" / "data" / "manifests"
+
+
+def manifest(folder: Path, text: str) -> Manifest:
+    file = folder / "manifest.yaml"
+    file.write_text(dedent(text))
+    return load(file)
+
+
+def stream(found: Manifest, name: str) -> DeclarativeStream:
+    one = found.stream(name)
+    assert isinstance(one, DeclarativeStream)
+    return one
+
+
+def test_references_and_parameters_are_put_in_their_places(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """
+        type: DeclarativeSource
+        definitions:
+          requester: {type: HttpRequester, url_base: "https://a.example", http_method: GET}
+          base:
+            type: DeclarativeStream
+            retriever:
+              type: SimpleRetriever
+              requester: {$ref: "#/definitions/requester", http_method: POST}
+              record_selector: {extractor: {field_path: ["{{ parameters['data'] }}"]}}
+        streams:
+          - $ref: "#/definitions/base"
+            $parameters: {name: orders, primary_key: id, path: /orders, data: items}
+        """,
+    )
+    assert found.problems == ()
+    orders = stream(found, "orders")
+    assert orders.primary_key == "id"
+    assert orders.retriever.requester.http_method == "POST"
+    assert orders.retriever.requester.url_base == "https://a.example"
+    assert orders.retriever.requester.path == "/orders"
+    assert orders.retriever.record_selector.parameters["data"] == "items"
+
+
+def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        streams:
+          - type: DeclarativeStream
+            name: one
+            retriever:
+              type: SimpleRetriever
+              requester:
+                type: CustomRequester
+                class_name: source_x.components.Requester
+              record_selector: {type: RecordSelector, extractor: {type: DpathExtractor}}
+          - type: DeclarativeStream
+            name: two
+            retriever:
+              type: SimpleRetriever
+              requester: {type: HttpRequester, url_base: "https://a.example"}
+              record_selector: {extractor: {field_path: []}}
+            incremental_sync:
+              type: DatetimeBasedCursor
+              datetime_format: "%Y"
+              start_datetime: 2024
+          - type: DeclarativeStream
+            name: three
+            retriever:
+              type: SimpleRetriever
+              requester: {type: HttpRequester, url_base: "https://a.example"}
+              record_selector: {extractor: {field_path: []}}
+        """,
+    )
+    assert list(found.streams) == ["three"]
+    told = {(one.line, one.path, one.stream) for one in found.problems}
+    assert (7, "streams[0].retriever.requester.type", "one") in told
+    assert (9, "streams[0].retriever.record_selector.extractor.field_path", "one") in told
+    assert (16, "streams[1].incremental_sync.cursor_field", "two") in told
+    assert {one.stream for one in found.problems} == {"one", "two"}
+    (custom,) = [one for one in found.problems if one.line == 7]
+    assert custom.message == "CustomRequester is Python code beside the manifest, which is not run"
+    with pytest.raises(ConfigurationError, match=r"line 7: streams\[0\].retriever.requester.type"):
+        found.stream("one")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('streams: "#/nowhere"', "line 1: the reference #/nowhere refers to nothing"),
+        ('a: "#/b"\nb: "#/a"', "refers to itself"),
+        ("streams: [", "is not valid YAML"),
+        ("- a", "must hold keys and values"),
+        ("a: &a [*a]", "is nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        manifest(tmp_path, text)
+
+
+def test_references_cannot_make_a_manifest_endless(tmp_path: Path) -> None:
+    lines = ["a0: [x, x]"]
+    lines += [f'a{n}: ["#/a{n - 1}", "#/a{n - 1}"]' for n in range(1, 40)]
+    with pytest.raises(ConfigurationError, match="too large with its references resolved"):
+        manifest(tmp_path, "\n".join(lines))
+
+
+def test_a_manifest_is_found_by_file_and_folder(tmp_path: Path) -> None:
+    (tmp_path / "api").mkdir()
+    file = tmp_path / "api" / "manifest.yaml"
+    file.write_text("streams: []")
+    assert find("api", beside=tmp_path) == find("api/manifest.yaml", beside=tmp_path) == file
+    with pytest.raises(ConfigurationError, match="The package airbyte-source-none is not"):
+        find("airbyte-source-none", beside=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"There is no manifest other\.yaml"):
+        find("other.yaml", beside=tmp_path)
+
+
+@pytest.mark.skipif(not _REAL.is_dir(), reason="the shared manifests are not here")
+def test_of_real_manifests_only_python_code_cannot_be_read() -> None:
+    found = [load(file) for file in sorted(_REAL.glob("*.yaml"))]
+    others = [
+        (one.file.name, problem)
+        for one in found
+        for problem in one.problems
+        if "Python code" not in problem.message
+    ]
+    assert others == []
+    assert sum(len(one.streams) for one in found) >= 851

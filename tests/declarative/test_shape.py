@@ -1,0 +1,229 @@
+"""Columns of records: as the schema declares them where the values fit, wider where they do not."""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronolake.rawlake import wider
+from chronolake.source.declarative.landing.identity import HASHED, Identity
+from chronolake.source.declarative.landing.shape import Shape, array_of, declared_columns, type_of
+from chronolake.source.declarative.language.streams import DeclarativeStream
+from chronolake.types import ColumnType, Kind
+
+
+def shape(**kinds: Kind) -> Shape:
+    """A shape whose columns a schema declares."""
+    return Shape({name: ColumnType(kind) for name, kind in kinds.items()}, frozenset(kinds))
+
+
+def told(of: Shape, records: list[dict[str, Any]]) -> dict[str, tuple[Kind, list[Any]]]:
+    columns, arrays = of.cells(records, ())
+    return {
+        column.name: (column.type.kind, array.to_pylist())
+        for column, array in zip(columns, arrays, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": ["null", "string"]}, Kind.STRING),
+        ({"type": "integer"}, Kind.LONG),
+        ({"type": ["integer", "number"]}, Kind.DOUBLE),
+        ({"type": "string", "format": "date"}, Kind.NAIVE_DATE),
+        ({"type": "string", "format": "date-time"}, Kind.UTC_DATETIME),
+        (
+            {
+                "type": "string",
+                "format": "date-time",
+                "airbyte_type": "timestamp_without_timezone",
+            },
+            Kind.NAIVE_DATETIME,
+        ),
+        ({"type": ["null", "object"], "properties": {}}, Kind.JSON),
+        ({"type": ["string", "integer"]}, Kind.STRING),
+        ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, Kind.BOOLEAN),
+        ({"description": "anything"}, None),
+    ],
+)
+def test_what_a_schema_declares(schema: dict[str, Any], expected: Kind | None) -> None:
+    found = declared_columns({"properties": {"a": schema}})
+    assert found == ({} if expected is None else {"a": ColumnType(expected)})
+
+
+def test_values_that_fit_have_the_declared_types() -> None:
+    declared = shape(
+        n=Kind.LONG, d=Kind.DOUBLE, at=Kind.UTC_DATETIME, on=Kind.NAIVE_DATE, o=Kind.JSON
+    )
+    found = told(
+        declared,
+        [
+            {
+                "n": 1,
+                "d": 2,
+                "at": "2024-01-01T02:00:00.5+02:00",
+                "on": "2024-02-29",
+                "o": {"a": 1},
+            },
+            {"n": None, "d": 0.5, "at": "2024-01-01T00:00:00Z", "o": [2]},
+        ],
+    )
+    assert found == {
+        "n": (Kind.LONG, [1, None]),
+        "d": (Kind.DOUBLE, [2.0, 0.5]),
+        "at": (
+            Kind.UTC_DATETIME,
+            [datetime(2024, 1, 1, 0, 0, 0, 500_000, UTC), datetime(2024, 1, 1, tzinfo=UTC)],
+        ),
+        "on": (Kind.NAIVE_DATE, [date(2024, 2, 29), None]),
+        "o": (Kind.JSON, ['{"a":1}', "[2]"]),
+    }
+
+
+def test_values_that_do_not_fit_make_a_column_wider_for_good() -> None:
+    declared = shape(n=Kind.LONG, at=Kind.UTC_DATETIME, flag=Kind.BOOLEAN)
+    told(declared, [{"n": 1, "at": "2024-01-01T00:00:00Z", "flag": True}])
+    found = told(declared, [{"n": 0.5, "at": "yesterday", "flag": 1}])
+    assert found == {
+        "n": (Kind.STRING, ["0.5"]),
+        "at": (Kind.STRING, ["yesterday"]),
+        "flag": (Kind.STRING, ["1"]),
+    }
+    assert told(declared, [{"n": 2, "at": None, "flag": False}]) == {
+        "n": (Kind.STRING, ["2"]),
+        "at": (Kind.STRING, [None]),
+        "flag": (Kind.STRING, ["false"]),
+    }
+
+
+def test_fields_that_nobody_declares_become_columns_with_their_first_value() -> None:
+    free = shape()
+    assert told(free, [{"a": None}]) == {}
+    assert told(free, [{"a": 1, "b": [1]}, {"c": True}]) == {
+        "a": (Kind.LONG, [1, None]),
+        "b": (Kind.JSON, ["[1]", None]),
+        "c": (Kind.BOOLEAN, [None, True]),
+    }
+    assert told(free, [{"d": 10**30}])["d"] == (Kind.STRING, [str(10**30)])
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(st.lists(_JSON, min_size=1, max_size=6))
+def test_no_value_is_lost(values: list[Any]) -> None:
+    """Whatever a column becomes, each value can be told from it."""
+    kind = type_of(values)
+    if kind is None:
+        assert all(value is None for value in values)
+        return
+    array = array_of(values, kind)
+    assert array is not None
+    assert array.type == kind.arrow
+    for value, kept in zip(values, array.to_pylist(), strict=True):
+        if (
+            value is None
+            or isinstance(kept, bool | int | float)
+            or (kind.kind is Kind.STRING and isinstance(value, str))
+        ):
+            assert kept == value
+        else:
+            assert json.loads(kept) == value
+
+
+@given(st.lists(st.lists(_JSON, min_size=1, max_size=3), min_size=1, max_size=5), st.randoms())
+def test_pages_in_any_order_make_the_same_column(
+    pages: list[list[Any]], chance: random.Random
+) -> None:
+    shuffled = chance.sample(pages, len(pages))
+    found = []
+    for order in (pages, shuffled):
+        column = shape()
+        for values in order:
+            told(column, [{"a": value} for value in values])
+        found.append(column.types.get("a"))
+    assert found[0] == found[1]
+
+
+def test_threads_make_one_shape() -> None:
+    both = shape()
+    pages = [
+        [{"a": n if n % 7 else str(n), f"f{n % 20}": n} for n in range(k, k + 50)]
+        for k in range(0, 2_000, 50)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        for columns, arrays in pool.map(lambda page: both.cells(page, ()), pages):
+            for column, array in zip(columns, arrays, strict=True):
+                assert array.type == column.type.arrow
+    assert both.types["a"] == ColumnType(Kind.STRING)
+    assert len(both.types) == 21
+
+
+def test_types_only_get_wider() -> None:
+    """The order of `wider` is the order of types in a shape."""
+    column = shape(a=Kind.DOUBLE)
+    told(column, [{"a": 2**60}])
+    assert column.types["a"] == wider(ColumnType(Kind.DOUBLE), ColumnType(Kind.LONG))
+
+
+def _stream(primary_key: Any) -> DeclarativeStream:
+    return DeclarativeStream.model_validate(
+        {
+            "type": "DeclarativeStream",
+            "name": "a",
+            "primary_key": primary_key,
+            "retriever": {
+                "type": "SimpleRetriever",
+                "requester": {"type": "HttpRequester", "url_base": "https://a.example"},
+                "record_selector": {
+                    "type": "RecordSelector",
+                    "extractor": {"type": "DpathExtractor", "field_path": []},
+                },
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "columns"),
+    [
+        ("id", ("id",)),
+        (["a", "b"], ("a", "b")),
+        ([["a"], ["b"]], ("a", "b")),
+        (None, (HASHED,)),
+        ([], (HASHED,)),
+        ("", (HASHED,)),
+        ([["a", "b"]], (HASHED,)),
+    ],
+)
+def test_what_tells_records_apart(key: Any, columns: tuple[str, ...]) -> None:
+    assert Identity.of(_stream(key)).columns == columns
+
+
+def test_a_key_within_an_object_or_none_at_all_is_a_hash() -> None:
+    inner = Identity.of(_stream([["a", "b"]]))
+    one, two, other = inner.added([{"a": {"b": 1}, "c": 1}, {"a": {"b": 1}}, {"a": {"b": "1"}}])
+    assert one[HASHED] == two[HASHED] != other[HASHED]
+    whole = Identity.of(_stream(None))
+    one, two, other = whole.added([{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1}])
+    assert one[HASHED] == two[HASHED] != other[HASHED]
+    (large,) = whole.added([{"a": 2**70}])
+    assert len(large[HASHED]) == 40
+    assert pa.array([large[HASHED]]).type == pa.string()

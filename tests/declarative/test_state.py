@@ -1,0 +1,260 @@
+"""A stream's state: what a run asks for, what it leaves to the next, and how others have it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronolake.config import OnPartitionLimit
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.cursors.state import StreamState
+from chronolake.source.declarative.cursors.timing import TimeCursor, time_cursor
+from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.streamslice import StreamSlice
+
+_START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def cursor(*, end: str = "2024-01-10", **described: Any) -> TimeCursor:
+    model = {
+        "type": "DatetimeBasedCursor",
+        "cursor_field": "updated",
+        "start_datetime": "2024-01-01",
+        "end_datetime": end,
+        "datetime_format": "%Y-%m-%d",
+        "step": "P1D",
+        "cursor_granularity": "P1D",
+        **described,
+    }
+    return time_cursor(DatetimeBasedCursor.model_validate(model), {})
+
+
+def day(number: int) -> datetime:
+    return _START + timedelta(days=number - 1)
+
+
+def state_of(stored: Any = None, **settings: Any) -> StreamState:
+    described = settings.pop("cursor", None) or cursor()
+    return StreamState(described, stored, is_partitioned=False, **settings)
+
+
+def by_team(stored: Any = None, **settings: Any) -> StreamState:
+    described = settings.pop("cursor", None) or cursor(step="P9D")
+    return StreamState(described, stored, is_partitioned=True, **settings)
+
+
+def team(name: object) -> StreamSlice:
+    return StreamSlice({"team": name})
+
+
+def begins(state: StreamState, partition: StreamSlice | None = None) -> list[str]:
+    return [one["start_time"] for one in state.slices(partition or StreamSlice())]
+
+
+def read(state: StreamState, partition: StreamSlice, latest: int | None) -> None:
+    """Read all of a partition."""
+    for one in list(state.slices(partition)):
+        state.note(one, None if latest is None else day(latest))
+
+
+def stored(state: StreamState) -> dict[str, Any]:
+    """The state as a store gives it back."""
+    found: dict[str, Any] = json.loads(json.dumps(state.as_json()))
+    return found
+
+
+def test_a_run_goes_on_where_the_last_record_was() -> None:
+    first = state_of()
+    for one in list(first.slices(StreamSlice())):
+        first.note(one, day(4) if one["start_time"] == "2024-01-04" else None)
+    first.complete()
+    assert first.as_json() == first.exported() == {"updated": "2024-01-04"}
+    assert begins(state_of(stored(first)))[:2] == ["2024-01-04", "2024-01-05"]
+
+
+def test_without_records_the_next_run_begins_where_this_one_did() -> None:
+    first = state_of()
+    read(first, StreamSlice(), None)
+    first.complete()
+    assert first.exported() == {"updated": "2024-01-01"}
+
+
+def test_who_was_cut_off_asks_for_what_is_missing() -> None:
+    first = state_of()
+    for one in list(first.slices(StreamSlice())):
+        if one["start_time"] not in {"2024-01-03", "2024-01-07"}:
+            first.note(one, first.cursor.parsed(one["start_time"]))
+    # Others know only what comes before the first gap.
+    assert first.exported() == {"updated": "2024-01-02"}
+
+    second = state_of(stored(first))
+    assert begins(second) == ["2024-01-03", "2024-01-07"]
+    for one in list(second.slices(StreamSlice())):
+        second.note(one, None)
+    second.complete()
+    assert second.as_json() == {"updated": "2024-01-10"}
+
+
+def test_what_has_come_since_is_asked_for_too() -> None:
+    first = state_of()
+    slices = list(first.slices(StreamSlice()))
+    for one in slices[:-1]:
+        first.note(one, day(9))
+    later = state_of(stored(first), cursor=cursor(end="2024-01-12"))
+    assert begins(later) == ["2024-01-10", "2024-01-11", "2024-01-12"]
+
+    first.note(slices[-1], None)
+    whole = state_of(stored(first), cursor=cursor(end="2024-01-12"))
+    assert begins(whole) == ["2024-01-09", "2024-01-10", "2024-01-11", "2024-01-12"]
+
+
+def test_a_state_that_others_wrote_is_read() -> None:
+    assert begins(state_of({"updated": "2024-01-08", "other": 1}))[0] == "2024-01-08"
+    told = state_of({"updated": "2024-01-08", "other": 1}).exported()
+    assert told == {"updated": "2024-01-08", "other": 1}
+    between = {
+        "state_type": "date-range",
+        "slices": [
+            {"start": "2024-01-01", "end": "2024-01-03", "most_recent_cursor_value": "2024-01-02"},
+            {"start": "2024-01-05", "end": "2024-01-08"},
+        ],
+    }
+    assert begins(state_of(between)) == ["2024-01-04", "2024-01-08", "2024-01-09", "2024-01-10"]
+    with pytest.raises(ConfigurationError, match="none that the stream's cursor can read"):
+        state_of({"updated": "yesterday"})
+
+
+def test_each_partition_goes_on_by_its_own_records() -> None:
+    first = by_team(clock=iter([0.0, 5.2, 5.2]).__next__)
+    for name, latest in (("a", 5), ("b", 8), ("c", None)):
+        read(first, team(name), latest)
+    first.complete()
+    assert first.exported() == {
+        "use_global_cursor": False,
+        "states": [
+            {"partition": {"team": "a"}, "cursor": {"updated": "2024-01-05"}},
+            {"partition": {"team": "b"}, "cursor": {"updated": "2024-01-08"}},
+            {"partition": {"team": "c"}, "cursor": {"updated": "2024-01-01"}},
+        ],
+        "state": {"updated": "2024-01-08"},
+        "lookback_window": 6,
+    }
+    second = by_team(stored(first))
+    assert [begins(second, team(name)) for name in "abc"] == [
+        ["2024-01-05"],
+        ["2024-01-08"],
+        ["2024-01-01", "2024-01-10"],
+    ]
+    # One that nobody knew begins where all were, and as much earlier as the last run took.
+    assert begins(second, team("d")) == ["2024-01-07"]
+    assert second.exported()["states"][3]["cursor"] == {"updated": "2024-01-07"}
+
+
+def test_a_partition_that_failed_holds_back_what_all_share() -> None:
+    before = {
+        "use_global_cursor": False,
+        "states": [{"partition": {"team": "a"}, "cursor": {"updated": "2024-01-02"}}],
+        "state": {"updated": "2024-01-02"},
+        "lookback_window": 3,
+    }
+    run = by_team(before)
+    read(run, team("a"), 6)
+    assert begins(run, team("b"))
+    told = run.exported()
+    assert told["state"] == {"updated": "2024-01-02"}
+    assert told["lookback_window"] == 3
+    assert told["states"][0]["cursor"] == {"updated": "2024-01-06"}
+
+    again = by_team(stored(run))
+    assert begins(again, team("a")) == []
+    assert begins(again, team("b")) == ["2024-01-01", "2024-01-10"]
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_one_cursor_may_be_all_partitions(is_flat: bool) -> None:
+    flat = {"updated": "2024-01-05"}
+    whole = {"use_global_cursor": True, "state": flat, "lookback_window": 0}
+    run = by_team(flat if is_flat else whole, is_global=True)
+    assert begins(run, team("a")) == begins(run, team("b")) == ["2024-01-05"]
+    for name in "ab":
+        read(run, team(name), 7)
+    assert run.exported()["state"] == flat
+    run.complete()
+    assert run.exported()["state"] == {"updated": "2024-01-07"}
+    assert "states" not in run.exported()
+
+
+def test_the_oldest_partitions_are_forgotten_and_read_in_full() -> None:
+    run = by_team(most_partitions=3)
+    for number in range(5):
+        read(run, team(number), 5 + number)
+    run.complete()
+    told = stored(run)
+    assert [one["partition"]["team"] for one in told["states"]] == [2, 3, 4]
+    assert told["partitions_dropped"] == 2
+
+    again = by_team(told, most_partitions=3)
+    assert begins(again, team(0)) == ["2024-01-01", "2024-01-10"]
+    assert begins(again, team(4)) == ["2024-01-09"]
+
+
+def test_or_all_have_one_cursor_from_then_on() -> None:
+    run = by_team(most_partitions=3, on_limit=OnPartitionLimit.GLOBAL_CURSOR)
+    for number in range(5):
+        read(run, team(number), 5 + number)
+    run.complete()
+    told = stored(run)
+    assert told["use_global_cursor"]
+    assert "states" not in told
+    assert begins(by_team(told), team(0)) == ["2024-01-08"]
+
+
+def test_numbers_and_texts_are_different_partitions() -> None:
+    run = by_team()
+    read(run, team(1), 5)
+    read(run, team("1"), 6)
+    assert len(run.exported()["states"]) == 2
+
+
+def test_times_are_compared_as_times() -> None:
+    """As texts, 28-12-2023 would be after 05-01-2024."""
+    described = cursor(
+        start_datetime="01-12-2023", end_datetime="10-01-2024", datetime_format="%d-%m-%Y"
+    )
+    run = by_team(cursor=described)
+    for name, latest in (("a", datetime(2023, 12, 28, tzinfo=UTC)), ("b", day(5))):
+        for one in list(run.slices(team(name))):
+            run.note(one, latest)
+    run.complete()
+    assert run.exported()["state"] == {"updated": "05-01-2024"}
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 40)), max_size=6),
+    st.integers(1, 7),
+    st.integers(5, 30),
+)
+def test_runs_that_fail_anywhere_ask_for_each_day_once(
+    failing: Sequence[set[int]], step: int, days: int
+) -> None:
+    """However many runs are cut off or fail in some slices, together they ask for all, once."""
+    described = cursor(end=f"2024-01-{days:02d}", step=f"P{step}D")
+    asked: Counter[str] = Counter()
+    told: Any = None
+    for failed in [*failing, set()]:
+        run = state_of(told, cursor=described)
+        for number, one in enumerate(list(run.slices(StreamSlice()))):
+            if number in failed:
+                continue
+            begin, end = (run.cursor.parsed(one[name]) for name in ("start_time", "end_time"))
+            asked.update(str(begin + timedelta(n)) for n in range((end - begin).days + 1))
+            run.note(one, None)
+        told = stored(run)
+    assert asked == Counter(str(day(number)) for number in range(1, days + 1))
