@@ -27,6 +27,7 @@ PAGE = 5
 
 
 def text_of(at: datetime) -> str:
+    """A time as the API spells it."""
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -74,7 +75,8 @@ class Shop(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     now = FIRST_DAY
 
-    def do_GET(self) -> None:  # noqa: N802 - the name http.server looks for
+    def do_GET(self) -> None:
+        """Tell the shop as it is."""
         parts = urlsplit(self.path)
         asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if self.headers.get("Authorization") != "Bearer demo-token":
@@ -90,7 +92,8 @@ class Shop(BaseHTTPRequestHandler):
             case _:
                 self.answer({"error": "nothing here"}, 404)
 
-    def do_POST(self) -> None:  # noqa: N802 - the name http.server looks for
+    def do_POST(self) -> None:
+        """Set the clock."""
         told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Shop.now = datetime.fromisoformat(told["now"])
         self.answer({"now": text_of(Shop.now)})
@@ -104,6 +107,7 @@ class Shop(BaseHTTPRequestHandler):
         self.answer({"data": found[begin : begin + PAGE], "next": begin + PAGE if more else None})
 
     def answer(self, told: dict[str, Any], status: int = 200) -> None:
+        """Send JSON."""
         body = json.dumps(told).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -116,6 +120,7 @@ class Shop(BaseHTTPRequestHandler):
 
 
 def main() -> None:
+    """Serve on a free port, and write its number to a file."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Shop)
     file = Path(sys.argv[1])
     file.with_suffix(".new").write_text(str(server.server_address[1]))
