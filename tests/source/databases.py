@@ -116,4 +116,4 @@ class Shop:
             found = [
                 differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
             ]
-        return all(one.missing == one.extra == 0 for one in found)
+        return all(one.count == 0 for one in found)

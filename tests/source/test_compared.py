@@ -211,8 +211,10 @@ def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) 
     compared.lake.spark.sql(
         f"UPDATE chronolake.{'.'.join(name)} SET _chronolake_hash = 7 WHERE id = 2"
     )
+    assert not compared.agrees()
     compared.synced()
     compared.synced()
+    assert compared.agrees()
     assert _states(compared) == {1: 2, 2: 2, 3: 1, 4: 1}
     # What they were made of is not there any more: values are compared.
     compared.run("ALTER TABLE orders DROP size", "UPDATE orders SET state = 'b' WHERE id = 3")

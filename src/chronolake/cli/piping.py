@@ -277,6 +277,8 @@ def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
     with leased_for(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
     told = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
+    if found.hashes:
+        told += f"; the hashes of {found.hashes:,} are not those of their values"
     if found.columns:
         told += f"; columns are missing or have other types: {', '.join(found.columns)}"
     promise = Promise(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from chronolake.description import describe_loaded
 from chronolake.errors import ConfigurationError, SourceError, TableNotFoundError
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.pipeline.erasing import erase_all
@@ -22,6 +23,7 @@ from chronolake.pipeline.filling import (
     write,
 )
 from chronolake.pipeline.made import MadeOf, expect_same_lake, is_of_lake
+from chronolake.pipeline.snapshot import PRESENT
 from chronolake.rawlake import applied_of, landing, namings_of, united
 from chronolake.session import CATALOG
 from chronolake.table.aside import (
@@ -29,13 +31,14 @@ from chronolake.table.aside import (
     lasting_properties,
     take_place,
 )
+from chronolake.table.hashes import hash_of, hashed_columns
 from chronolake.table.publishing import TableMovedError
 from chronolake.table.pulled import SYSTEM_COLUMNS
 from chronolake.table.rewrite import drop_abandoned, folder_in
 from chronolake.table.sql import listed
 from chronolake.table.staging import stage_name
 from chronolake.table.views import drop_current_view
-from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros
+from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -140,17 +143,20 @@ class Differences:
         rows: rows of the table.
         missing: rows that the lake has, up to the table's watermark, and the table has not.
         extra: rows that the table has, and the lake has not.
+        hashes: rows of now whose hash is not that of their values: a source that is compared by
+            hashes would not see that they have changed, or would see what has not.
     """
 
     columns: tuple[str, ...]
     rows: int
     missing: int
     extra: int
+    hashes: int = 0
 
     @property
     def count(self) -> int:
         """How many columns and rows differ."""
-        return len(self.columns) + self.missing + self.extra
+        return len(self.columns) + self.missing + self.extra + self.hashes
 
 
 def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
@@ -194,7 +200,19 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             f"(SELECT count(1) FROM ({theirs} EXCEPT ALL {ours})) AS missing, "
             f"(SELECT count(1) FROM ({ours} EXCEPT ALL {theirs})) AS extra"
         ).collect()
-    return Differences(columns, found["rows"], found["missing"], found["extra"])
+        hashes = _wrong_hashes(made.spark, table)
+    return Differences(columns, found["rows"], found["missing"], found["extra"], hashes)
+
+
+def _wrong_hashes(spark: SparkSession, table: IcebergTable) -> int:
+    """How many rows of now have a hash that is not that of their values."""
+    description = describe_loaded(table)
+    hashed = hashed_columns(table, description)
+    if hashed is None:
+        return 0
+    rows = spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
+    wrong: int = rows.where(f"NOT ({quoted(HASH)} <=> {hash_of(hashed, quoted)})").count()
+    return wrong
 
 
 @dataclass(frozen=True)

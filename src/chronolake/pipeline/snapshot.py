@@ -39,7 +39,7 @@ _WAS: Final = f"{RESERVED}was"
 _KEY: Final = f"{RESERVED}key_"
 
 #: The rows of a table that say what is so now.
-_PRESENT: Final = {
+PRESENT: Final = {
     Mode.HISTORY: ACTIVE,
     Mode.SOFT_DELETE: f"NOT coalesce({DELETED}, false)",
     Mode.LIVE: "true",
@@ -109,7 +109,7 @@ def versions_of(
     )
     before = (
         lake.spark.table(f"{CATALOG}.{table.name.sql}")
-        .where(_PRESENT[description.mode])
+        .where(PRESENT[description.mode])
         .selectExpr(
             f"{said} AS {_SAID}",
             f"true AS {_WAS}",
