@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from chronolake.lake import Lake
 from chronolake.leftovers import settle
 from lakes import lake_config
+
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
