@@ -11,7 +11,6 @@ from chronolake.lake import Lake
 from chronolake.leftovers import settle
 from lakes import lake_config
 
-
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
