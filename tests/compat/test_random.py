@@ -11,7 +11,7 @@ from readers import Reference
 from serving import Server
 
 _sample = settings(
-    max_examples=40,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     database=None,

@@ -291,6 +291,43 @@ def test_who_is_killed_between_slices_asks_only_for_what_is_missing(shop: Shop) 
     }
 
 
+_STEPS = [
+    "read.slice-done=kill:1",
+    "read.slice-done=kill:3",
+    "read.slice-noted=kill:2",
+    "land.staged=kill",
+    "land.file-published=kill",
+    "land.done=kill",
+    "land.checkpointed=kill",
+    "sync.surveyed=kill",
+    "staged.appended=kill",
+    "publish.before-commit=kill",
+    "publish.after-commit=kill",
+]
+
+
+@pytest.mark.long
+def test_a_sync_may_be_killed_at_every_step(shop: Shop) -> None:
+    shop.configure(more="only: [orders, customers]", end="2026-01-20")
+    file = shop.project.file
+    file.write_text(file.read_text().replace("      notes: {mode: soft-delete}\n", ""))
+    words = ("sync", "shop", "--project", str(shop.folder))
+    for number, failpoint in enumerate(_STEPS, 1):
+        shop.put(number, f"{number:02d}", state="new")
+        shop.put(1, f"{number:02d}", state=f"state {number}")
+        shop.customers = [{"id": one, "name": f"{number}"} for one in range(number)]
+        assert killed(COMMAND, *words, failpoint=failpoint), failpoint
+    assert not killed(COMMAND, *words, failpoint="")
+
+    now = {row[0]: row[1] for row in shop.versions("id", "state") if row[2]}
+    assert now == {number: order["state"] for number, order in shop.orders.items()}
+    assert sorted(shop.table("customers")["id"].to_pylist()) == list(range(len(_STEPS)))
+    # No version is there twice, and none that the API never told.
+    seen = shop.versions("id", "state")
+    assert len(seen) == len(set(seen))
+    assert not list(shop.folder.rglob("*.arrow"))
+
+
 def test_nothing_that_is_shown_has_the_secret(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,16 +44,13 @@ class Part:
         file: where.
         columns: their data columns.
         rows: how many there are.
+        bytes: the file's size.
     """
 
     file: Path
     columns: tuple[Column, ...]
     rows: int
-
-    @property
-    def bytes(self) -> int:
-        """The file's size."""
-        return self.file.stat().st_size
+    bytes: int
 
 
 class PartWriter:
@@ -92,7 +89,8 @@ class PartWriter:
     def _end(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            self._parts.append(Part(self._file, self._columns, self._rows))
+            size = self._file.stat().st_size
+            self._parts.append(Part(self._file, self._columns, self._rows, size))
             self._writer, self._rows = None, 0
 
     def close(self) -> list[Part]:
@@ -113,10 +111,12 @@ class Waiting:
     Attributes:
         folder: where; it outlives a run that dies.
         parts: the files.
+        bytes: their size.
     """
 
     folder: Path
     parts: list[Part] = field(default_factory=list)
+    bytes: int = 0
 
     @classmethod
     def left(cls, folder: Path) -> tuple[Waiting, dict[str, Any] | None]:
@@ -126,7 +126,8 @@ class Waiting:
             journal = orjson.loads((folder / _JOURNAL).read_bytes())
         except FileNotFoundError:
             journal = {"parts": [], "state": None}
-        waiting = cls(folder, [_part_from(folder, told) for told in journal["parts"]])
+        waiting = cls(folder)
+        waiting.add([_part_from(folder, told) for told in journal["parts"]])
         known = {part.file for part in waiting.parts}
         for file in folder.glob("*.arrow"):
             # A slice that was not finished is read again.
@@ -138,10 +139,10 @@ class Waiting:
             return waiting, None
         return waiting, journal["state"]
 
-    @property
-    def bytes(self) -> int:
-        """How much waits."""
-        return sum(part.bytes for part in self.parts)
+    def add(self, parts: Sequence[Part]) -> None:
+        """What one more slice has brought."""
+        self.parts += parts
+        self.bytes += sum(part.bytes for part in parts)
 
     def writer(self) -> PartWriter:
         """Writes the records of one more slice."""
@@ -159,12 +160,12 @@ class Waiting:
         (self.folder / _JOURNAL).unlink(missing_ok=True)
         for part in self.parts:
             part.file.unlink(missing_ok=True)
-        self.parts = []
+        self.parts, self.bytes = [], 0
 
     def discard(self) -> None:
         """Forget everything that waits."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.parts = []
+        self.parts, self.bytes = [], 0
 
 
 def rows_of(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
@@ -228,6 +229,7 @@ def _part_as_json(part: Part) -> dict[str, Any]:
     return {
         "file": part.file.name,
         "rows": part.rows,
+        "bytes": part.bytes,
         "columns": [
             [one.name, one.type.kind, one.type.precision, one.type.scale, one.primary_key]
             for one in part.columns
@@ -240,4 +242,4 @@ def _part_from(folder: Path, told: Mapping[str, Any]) -> Part:
         Column(name, ColumnType(Kind(kind), precision, scale), key)
         for name, kind, precision, scale, key in told["columns"]
     )
-    return Part(folder / Path(told["file"]).name, columns, told["rows"])
+    return Part(folder / Path(told["file"]).name, columns, told["rows"], told["bytes"])

@@ -144,7 +144,7 @@ class Run:
         except ChronolakeError as failure:
             self._fail(failure)
             return
-        self.waiting.parts += found.parts
+        self.waiting.add(found.parts)
         self.reader.done(work, found.latest)
         reach("read.slice-done")
         if is_noted:

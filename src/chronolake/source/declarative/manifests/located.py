@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _REFERENCE: Final = "$ref"
 #: So many nodes a manifest may have with all references in their places.
-_MOST_NODES: Final = 1_000_000
+_MOST_NODES: Final = 400_000
 _DEEPEST: Final = 100
 #: These hold values of a configuration, which may look like references.
 _LITERAL: Final = ("config_overrides",)
