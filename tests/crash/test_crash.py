@@ -146,8 +146,8 @@ SOME: Final = [("history", "staged.appended"), ("write", "publish.before-commit"
 
 
 def test_every_failpoint_is_on_the_way_of_some_operation() -> None:
-    # Those of a sync are in test_sync_crash.py, those of landing in test_landing_crash.py, and those
-    # of reading slices in tests/source/test_declarative.py.
+    # Those of a sync are in test_sync_crash.py, those of landing in test_landing_crash.py; those of
+    # slices that are read are in tests/source/test_declarative.py.
     assert {point for _, point in EVERY} == {
         name for name in FAILPOINTS if not name.startswith(("sync.", "land.", "read."))
     }
