@@ -371,6 +371,8 @@ def test_slices_are_halved_down_to_a_length() -> None:
         ({"cursor_granularity": "PT1S"}, {}, "cannot write"),
         ({}, {"min_split_window": "P1M"}, "min_split_window"),
         ({}, {"min_split_window": "soon"}, "min_split_window"),
+        ({}, {"min_split_window": "P9999999999999D"}, "min_split_window"),
+        ({"step": "P9999999999999D"}, {}, "`step` is no duration"),
     ],
 )
 def test_what_halves_do_not_go_together_with(

@@ -245,6 +245,11 @@ def test_durations_are_those_of_iso_8601():
         duration("1 day")
 
 
+def test_a_duration_that_no_time_can_have_is_none():
+    with pytest.raises(ValueError, match="too long: P9999999999999D"):
+        duration("P9999999999999D")
+
+
 @given(moment=moments, code=st.sampled_from(EXACT + EXACT_WITH_OFFSET))
 def test_a_printed_moment_is_read_again(moment, code):
     assert parsed(formatted(moment, code), code) == moment

@@ -16,7 +16,7 @@ import pyarrow as pa
 from chronolake.arrowrows import to_arrow, to_spark
 from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS
 from chronolake.description import describe_loaded
-from chronolake.rawlake import spelled, wider
+from chronolake.rawlake import widened, wider
 from chronolake.session import CATALOG
 from chronolake.table.hashes import hash_of, hashed_columns
 from chronolake.types import ACTIVE, DELETED, HASH, Column, ColumnType, Kind, Mode, literal, quoted
@@ -90,7 +90,7 @@ def versions_of(
         kind = common[column.name]
         if column.name not in description.by_name:
             return f"CAST(NULL AS {kind.sql})"
-        found = _as(column, kind)
+        found = widened(column, kind)
         if kind.kind is Kind.STRING and source_kinds[column.name] in {Kind.FLOAT, Kind.DOUBLE}:
             # Java and Arrow do not spell every number alike.
             number = ColumnType(source_kinds[column.name]).sql
@@ -98,14 +98,17 @@ def versions_of(
         return found
 
     if hashed is None:
-        says = _struct(_as(column, common[column.name]) for column in columns)
+        says = _struct(widened(column, common[column.name]) for column in columns)
         said = _struct(was(column) for column in stored)
     else:
         says, said = hash_of(hashed, quoted), quoted(HASH)
     now = to_spark(snapshot.rows).selectExpr(
         f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
         f"IF({is_there}, {says}, NULL) AS {_SAYS}",
-        *(f"{_as(one, common[one.name])} AS {name}" for one, name in zip(key, keys, strict=True)),
+        *(
+            f"{widened(one, common[one.name])} AS {name}"
+            for one, name in zip(key, keys, strict=True)
+        ),
     )
     before = (
         lake.spark.table(f"{CATALOG}.{table.name.sql}")
@@ -114,7 +117,7 @@ def versions_of(
             f"{said} AS {_SAID}",
             f"true AS {_WAS}",
             *(
-                f"{_as(by_name[one.name], common[one.name])} AS {name}"
+                f"{widened(by_name[one.name], common[one.name])} AS {name}"
                 for one, name in zip(key, keys, strict=True)
             ),
         )
@@ -180,12 +183,3 @@ def _begun(
 def _struct(values: Iterable[str]) -> str:
     named = ", ".join(f"'c{number}', {value}" for number, value in enumerate(values))
     return f"named_struct({named})"
-
-
-def _as(column: Column, kind: ColumnType) -> str:
-    """A column's value in a type that holds all of its values, as SQL."""
-    if column.type == kind:
-        return quoted(column.name)
-    if kind.kind is Kind.STRING:
-        return spelled(column)
-    return f"CAST({quoted(column.name)} AS {kind.sql})"

@@ -21,7 +21,7 @@ from chronolake.rawlake.fields import Field
 from chronolake.rawlake.forms import Form, Seen, mark, type_of, wider
 from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
 from chronolake.rawlake.reading import Landing, columns_of, landing, literally, united
-from chronolake.rawlake.spelling import identifier, spelled
+from chronolake.rawlake.spelling import identifier, spelled, widened
 from chronolake.rawlake.writing import land
 
 __all__ = [
@@ -50,5 +50,6 @@ __all__ = [
     "spelled",
     "type_of",
     "united",
+    "widened",
     "wider",
 ]

@@ -14,7 +14,7 @@ from chronolake.types import Kind, quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from chronolake.types import Column
+    from chronolake.types import Column, ColumnType
 
 #: Between these, Java writes a number without an exponent.
 _PLAIN: Final = (1e-3, 1e7)
@@ -35,6 +35,15 @@ def spelled(column: Column) -> str:
             return f"concat(replace(CAST({name} AS STRING), ' ', 'T'), 'Z')"
         case _:
             return f"CAST({name} AS STRING)"
+
+
+def widened(column: Column, kind: ColumnType) -> str:
+    """SQL: a column's value in a type that holds all of its values."""
+    if column.type == kind:
+        return quoted(column.name)
+    if kind.kind is Kind.STRING:
+        return spelled(column)
+    return f"CAST({quoted(column.name)} AS {kind.sql})"
 
 
 def identifier(key: Sequence[Column]) -> str:

@@ -11,6 +11,7 @@ from chronolake.rawlake import ObjectFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from pyspark.sql import DataFrame
 
@@ -250,3 +251,8 @@ def raw_folder(project: Project, pipeline: str, stream: str) -> ObjectFolder:
     # What names of tables may have and those of folders may not.
     safe = stream.replace("%", "%25").replace("/", "%2F")
     return ObjectFolder(project.lake.path / "raw", pipeline, safe)
+
+
+def spool_folder(project: Project, pipeline: str) -> Path:
+    """Where a source keeps what a pipeline brings until it has landed."""
+    return project.lake.path / "raw" / "_spool" / pipeline.replace("/", "_")

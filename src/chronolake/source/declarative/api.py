@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.exchange.access import Access
+from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.language.budget import HTTPAPIBudget
 from chronolake.source.declarative.language.streams import (
     DeclarativeStream,
@@ -17,15 +19,16 @@ from chronolake.source.declarative.language.streams import (
     SubstreamPartitionRouter,
     UnionPartitionRouter,
 )
-from chronolake.source.declarative.manifests.configured import made_ready
+from chronolake.source.declarative.manifests.configured import made_ready, masking
 from chronolake.source.declarative.manifests.dynamic import expanded
-from chronolake.source.declarative.templating.templates import evaluated
+from chronolake.source.declarative.manifests.traits import reports_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
-    from chronolake.source.declarative.exchange.network import Network
+    from chronolake.config import DeclarativeSource
+    from chronolake.source.declarative.exchange.network import Exchange
     from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.exchange.sending import Sender
     from chronolake.source.declarative.language.requests import HttpRequester
@@ -93,7 +96,7 @@ def api_of(
     access = Access(
         network, ready, budget=_budget_of(manifest), remember=remember, recalled=recalled
     )
-    reports = threading.Semaphore(_reports_at_once(manifest, ready))
+    reports = threading.Semaphore(reports_of(manifest, ready))
     api = Api(manifest.file, manifest, ready, access, _asked_again(manifest), reports)
     if manifest.lists(wanted):
         return api
@@ -101,16 +104,45 @@ def api_of(
     return replace(api, manifest=whole, asked_again=_asked_again(whole))
 
 
+@contextmanager
+def opened(
+    manifest: Manifest,
+    source: DeclarativeSource,
+    *,
+    wanted: Collection[str] | None,
+    remember: Remember | None = None,
+    recalled: Mapping[str, Any] | None = None,
+    log: Callable[[Exchange], None] | None = None,
+) -> Iterator[Api]:
+    """The API of a source, over connections that are closed when the block ends.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        wanted: as of `api_of`; so are `remember` and `recalled`.
+        remember: keeps what the next run is to recall.
+        recalled: what it was given last.
+        log: is told of each request and its answer.
+
+    Raises:
+        ConfigurationError: as of `api_of`.
+        SourceError: as of `api_of`.
+    """
+    mask = masking(source.config, manifest)
+    with http_client() as client:
+        network = Network(client, allowed_hosts=source.allowed_hosts, mask=mask, log=log)
+        yield api_of(
+            manifest,
+            source.config,
+            network,
+            wanted=wanted,
+            remember=remember,
+            recalled=recalled,
+        )
+
+
 def _asked_again(manifest: Manifest) -> frozenset[str]:
     return frozenset(name for stream in manifest.streams.values() for name in _parents_of(stream))
-
-
-def _reports_at_once(manifest: Manifest, config: Mapping[str, Any]) -> int:
-    """How many reports are made at a time; one where the manifest says nothing of use."""
-    wanted = manifest.content.get("max_concurrent_async_job_count")
-    if isinstance(wanted, str):
-        wanted = evaluated(wanted, {"config": config, "parameters": {}})
-    return wanted if isinstance(wanted, int) and wanted > 0 else 1
 
 
 def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import structlog
-from isodate import ISO8601Error
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.counting import NO_CURSOR
@@ -81,7 +80,7 @@ def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> da
             )
     try:
         return datetime.now(UTC) - duration(text)
-    except (ISO8601Error, ValueError, TypeError, OverflowError) as failure:
+    except (ValueError, OverflowError) as failure:
         raise ConfigurationError(
             f"The api_retention_period {text!r} of the stream {stream.name} is no span of time.",
             hint="Give one in ISO 8601, e.g. P30D.",

@@ -292,9 +292,10 @@ class StreamReader:
         """What tells from which record on a slice can be asked for anew; None: nothing does."""
         cursor, state = self.cursor, self.state
         if cursor is not None:
+            read = cursor.reader.micros
             return partial(
                 Latest,
-                lambda record: cursor.reader.micros(record.get(cursor.field)),
+                lambda record: read(record.get(cursor.field)),
                 lambda record: cursor.formatted(cursor.parsed(record[cursor.field])),
                 cursor.names[0],
             )

@@ -12,14 +12,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.source.declarative.api import api_of
-from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.api import opened
 from chronolake.source.declarative.landing.identity import Identity
 from chronolake.source.declarative.landing.parts import Waiting, by_columns, records_of, rows_of
 from chronolake.source.declarative.landing.place import Place
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.shape import Shape, declared_columns
-from chronolake.source.declarative.manifests.configured import masking, missing_in
+from chronolake.source.declarative.manifests.configured import missing_in
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.manifests.traits import (
     concurrency_of,
@@ -39,6 +38,7 @@ from chronolake.source.offered import (
     Sight,
     Snapshot,
     raw_folder,
+    spool_folder,
 )
 from chronolake.types import now_micros
 
@@ -130,20 +130,18 @@ class DeclarativeApi:
                 f"{', '.join(missing)}.",
                 hint="The manifest's `spec` says what each of them is.",
             )
-        mask = masking(self.config.config, self.manifest)
-        with http_client() as client:
-            network = Network(client, allowed_hosts=self.config.allowed_hosts, mask=mask)
-            api = api_of(
-                self._known,
-                self.config.config,
-                network,
-                wanted=self.config.only,
-                remember=self._remember,
-                recalled=self._recalled,
-            )
+        streams = self.streams
+        with opened(
+            self._known,
+            self.config,
+            wanted=self.config.only,
+            remember=self._remember,
+            recalled=self._recalled,
+        ) as api:
             for name, told in positions.items():
+                since = None if anew else told
                 try:
-                    yield from self._bring(lake, api, name, None if anew else told, anew=anew)
+                    yield from self._bring(lake, api, name, streams[name], since, anew=anew)
                 except ChronolakeError as failure:
                     yield Failure(name, failure)
 
@@ -159,14 +157,21 @@ class DeclarativeApi:
         """The API keeps nothing for a pipeline; what has landed is forgotten in `bring`."""
 
     def _bring(
-        self, lake: Lake, api: Api, name: str, told: Position | None, *, anew: bool
+        self,
+        lake: Lake,
+        api: Api,
+        name: str,
+        either: AnyStream,
+        told: Position | None,
+        *,
+        anew: bool,
     ) -> Iterator[Piece | Snapshot | Failure]:
-        either, known = self.streams[name], Place.of(told)
+        known = Place.of(told)
         is_whole = sight_of(either) is Sight.SNAPSHOT_DIFF
         if is_outdated(either, known.state, api.config):
             told, anew = Place(None, known.types).as_json(), True
-        folder = self.project.lake.path / "raw" / "_spool" / self.pipeline.replace("/", "_")
-        place = folder / raw_folder(self.project, self.pipeline, name).name
+        landing = raw_folder(self.project, self.pipeline, name)
+        place = spool_folder(self.project, self.pipeline) / landing.name
         if anew or is_whole:
             # What another run has left does not belong to this one, which reads everything.
             Waiting(place).discard()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError
 from chronolake.limits import check_mode
-from chronolake.source.declarative.api import api_of
-from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.manifests.configured import made_ready, masking, missing_in
+from chronolake.source.declarative.api import opened
+from chronolake.source.declarative.manifests.configured import made_ready, missing_in
 from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
@@ -129,14 +128,7 @@ def sample(
         SourceError: the API does not tell its streams, or the schema of this one.
     """
     exchanges: list[Exchange] = []
-    with http_client() as client:
-        network = Network(
-            client,
-            allowed_hosts=source.allowed_hosts,
-            mask=masking(source.config, manifest),
-            log=exchanges.append,
-        )
-        api = api_of(manifest, source.config, network, wanted=[name])
+    with opened(manifest, source, wanted=[name], log=exchanges.append) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
 
@@ -162,17 +154,8 @@ def whole_of(
     """
     if manifest.lists(source.only):
         return manifest
-    with http_client() as client:
-        mask = masking(source.config, manifest)
-        network = Network(client, allowed_hosts=source.allowed_hosts, mask=mask)
-        return api_of(
-            manifest,
-            source.config,
-            network,
-            wanted=source.only,
-            remember=remember,
-            recalled=recalled,
-        ).manifest
+    with opened(manifest, source, wanted=source.only, remember=remember, recalled=recalled) as api:
+        return api.manifest
 
 
 def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from chronolake.source.offered import (
     Piece,
     Sight,
     Snapshot,
+    spool_folder,
 )
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import Checkup
@@ -95,7 +96,7 @@ class PostgresDatabase:
         in_log = {name: told for name, told in positions.items() if name not in keyless}
         followed: list[Following] = []
         missing: list[Following] = []
-        with _spooling(self.project.lake.path, self.pipeline) as folder:
+        with _spooling(spool_folder(self.project, self.pipeline)) as folder:
             for name, told in in_log.items():
                 try:
                     table = self._table(name, state)
@@ -300,9 +301,8 @@ class _State:
 
 
 @contextmanager
-def _spooling(lake: Path, pipeline: str) -> Iterator[Path]:
-    """A folder in the lake's, which goes when the block ends."""
-    folder = lake / "raw" / "_spool" / pipeline.replace("/", "_")
+def _spooling(folder: Path) -> Iterator[Path]:
+    """A folder below this one, which goes when the block ends."""
     # One process at a time runs a pipeline: what is there was left by one that died.
     shutil.rmtree(folder, ignore_errors=True)
     place = folder / uuid4().hex

@@ -5,12 +5,10 @@ Source: `seeds/incremental-syncs.txt`, `specs/airbyte-declarative.md` (2.1, 2.6)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-from isodate import ISO8601Error
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.intervals import Cutting, Gap
@@ -81,10 +79,9 @@ class TimeCursor:
 
     def before(self, at: datetime) -> datetime:
         """Where a run begins that goes on at a time."""
-        if not self.lookback:
-            return max(at, self.start)
+        begin = max(at, self.start)
         try:
-            return max(at, self.start) - self.lookback
+            return begin - self.lookback if self.lookback else begin
         except OverflowError:
             return self.start
 
@@ -104,10 +101,14 @@ def time_cursor(model: DatetimeBasedCursor, config: Mapping[str, Any]) -> TimeCu
     granularity = _duration("cursor_granularity", model.cursor_granularity)
     end = partial(_moment, model.end_datetime, model, config)
     clamping = model.clamping
-    clamp: Callable[[datetime], datetime] = lambda at: at  # noqa: E731 - it is replaced below
+    cutting = Cutting(
+        step=_duration("step", text(model.step)),
+        granularity=granularity,
+        is_strict=model.is_compare_strictly,
+    )
     if clamping is not None:
-        period = _Period.of(str(text(clamping.target)), clamping.target_details)
-        clamp = period.ceiling
+        period = _Period.of(text(clamping.target), clamping.target_details)
+        cutting = replace(cutting, clamp=period.ceiling)
         end = partial(period.last_before, end, granularity)
     return TimeCursor(
         field=text(model.cursor_field),
@@ -116,12 +117,7 @@ def time_cursor(model: DatetimeBasedCursor, config: Mapping[str, Any]) -> TimeCu
         start=_moment(model.start_datetime, model, config),
         end=end,
         lookback=_duration("lookback_window", text(model.lookback_window)),
-        cutting=Cutting(
-            step=_duration("step", text(model.step)),
-            granularity=granularity,
-            is_strict=model.is_compare_strictly,
-            clamp=clamp,
-        ),
+        cutting=cutting,
         names=(
             text(model.partition_field_start or _START),
             text(model.partition_field_end or _END),
@@ -144,7 +140,7 @@ def _duration(name: str, text: str | None) -> Gap | None:
         return None
     try:
         return duration(text)
-    except (ISO8601Error, ValueError, TypeError) as failure:
+    except ValueError as failure:
         raise ConfigurationError(
             f"The cursor's `{name}` is no duration: {text!r}.",
             hint="Durations are written as ISO 8601 has them: P1D, PT1H, P1M.",

@@ -23,7 +23,7 @@ def seconds_of(text: str, where: str) -> float:
         if not isinstance(span, timedelta):
             span = span.totimedelta(start=datetime.now(UTC))
         seconds = float(span.total_seconds())
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
         raise _no_span(text, where) from error
     if seconds <= 0:
         raise _no_span(text, where)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from chronolake.arrowrows import ArrowRows, to_spark
 from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
-from chronolake.rawlake import spelled
+from chronolake.rawlake import widened
 from chronolake.types import Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
@@ -210,11 +210,7 @@ def _cell(given: Column | None, kind: ColumnType) -> str:
     """A column's value in a type that is at least as wide, as SQL."""
     if given is None:
         return f"CAST(NULL AS {kind.sql})"
-    if given.type == kind:
-        return quoted(given.name)
-    if kind.kind is Kind.STRING:
-        return spelled(given)
-    return f"CAST({quoted(given.name)} AS {kind.sql})"
+    return widened(given, kind)
 
 
 def by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:

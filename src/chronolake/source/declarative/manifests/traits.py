@@ -59,8 +59,16 @@ def concurrency_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
     """How many requests the manifest allows at once."""
     level = manifest.content.get("concurrency_level")
     wanted = level.get("default_concurrency") if isinstance(level, dict) else None
-    if isinstance(wanted, str):
-        wanted = evaluated(wanted, {"config": config, "parameters": {}})
-    if not isinstance(wanted, int) or wanted < 1:
-        return _CONCURRENCY
-    return min(wanted, _MOST_CONCURRENCY)
+    return min(_count(wanted, config) or _CONCURRENCY, _MOST_CONCURRENCY)
+
+
+def reports_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
+    """How many reports are made at a time; one where the manifest says nothing of use."""
+    return _count(manifest.content.get("max_concurrent_async_job_count"), config) or 1
+
+
+def _count(told: Any, config: Mapping[str, Any]) -> int | None:
+    """A number of at least one, told as it is or by a template; None: it is no such number."""
+    if isinstance(told, str):
+        told = evaluated(told, {"config": config, "parameters": {}})
+    return told if isinstance(told, int) and told > 0 else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import jinja2
+from jinja2 import nodes
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.exchange.injection import Injection, merged
@@ -28,6 +28,7 @@ from chronolake.source.declarative.language.records import (
     XmlDecoder,
 )
 from chronolake.source.declarative.records.bodies import decoded
+from chronolake.source.declarative.templating.sandbox import syntax_of
 from chronolake.source.declarative.templating.templates import as_truth, evaluated
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ Token = Mapping[str, Any]
 
 _NAME = "next_page_token"
 _PLACE = "the paginator"
-_SYNTAX = jinja2.Environment(autoescape=True)
 
 
 class Headers(Mapping[str, Any]):
@@ -254,10 +254,5 @@ def _unites(extractor: Extractor | None) -> bool:
 @cache
 def _names(text: object, variable: str) -> bool:
     """Whether a template reads a variable."""
-    if not isinstance(text, str):
-        return False
-    try:
-        tree = _SYNTAX.parse(text)
-    except jinja2.TemplateSyntaxError:
-        return False
-    return any(name.name == variable for name in tree.find_all(jinja2.nodes.Name))
+    tree = syntax_of(text) if isinstance(text, str) else None
+    return tree is not None and any(name.name == variable for name in tree.find_all(nodes.Name))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import jinja2
 from jinja2 import nodes
 
 from chronolake.errors import ConfigurationError, SourceError
@@ -21,6 +20,7 @@ from chronolake.source.declarative.language.paging import (
     PageIncrement,
 )
 from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.templating.sandbox import syntax_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.language.streams import SimpleRetriever
     from chronolake.source.declarative.records.transformations import Record
 
-_SYNTAX: Final = jinja2.Environment(autoescape=True)
 _MIRRORED: Final = {"gt": "lt", "gteq": "lteq"}
 
 
@@ -245,11 +244,8 @@ def _obstacles(
 
 def _deciding(template: str) -> Iterator[nodes.Compare]:
     """The comparisons of which one alone can make a condition true."""
-    try:
-        body = _SYNTAX.parse(template).body
-    except jinja2.TemplateSyntaxError:
-        return
-    left: list[nodes.Node] = list(body) if len(body) == 1 else []
+    tree = syntax_of(template)
+    left: list[nodes.Node] = list(tree.body) if tree is not None and len(tree.body) == 1 else []
     while left:
         node = left.pop()
         if isinstance(node, nodes.Compare):

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from isodate import ISO8601Error
-
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.exchange.verdicts import Action
 from chronolake.source.declarative.paging.rereading import actions_of
@@ -136,7 +134,7 @@ def _shortest(text: str | None) -> timedelta | None:
         return None
     try:
         found = duration(text)
-    except (ISO8601Error, ValueError, TypeError):
+    except ValueError:
         found = timedelta(0)
     if not isinstance(found, timedelta) or found <= timedelta(0):
         raise ConfigurationError(

@@ -139,6 +139,14 @@ def compiled(text: str) -> Compiled:
     return Compiled(_ENVIRONMENT.from_string(tree), variables)
 
 
+def syntax_of(text: str) -> nodes.Template | None:
+    """What a template says, unevaluated; None: it is none."""
+    try:
+        return _ENVIRONMENT.parse(text)
+    except TemplateSyntaxError:
+        return None
+
+
 class _Measuring(NodeTransformer):
     """Puts counters where Jinja lets no one else listen: into loops, literals and `~`."""
 

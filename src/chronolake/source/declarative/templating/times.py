@@ -92,9 +92,13 @@ def duration(text: str) -> timedelta | isodate.Duration:
     """What an ISO 8601 duration spells: with years or months it is no fixed time.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or longer than any time.
+        TypeError: it is no text.
     """
-    return cast("timedelta | isodate.Duration", isodate.parse_duration(text))
+    try:
+        return cast("timedelta | isodate.Duration", isodate.parse_duration(text))
+    except OverflowError as failure:
+        raise ValueError(f"too long: {text}") from failure
 
 
 class Reader:
