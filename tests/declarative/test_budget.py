@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.exchange.answers import Answer
-from chronolake.source.declarative.exchange.budget import Budget
+from chronolake.source.declarative.exchange.budget import Budget, CountedCalls
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.exchange.requesting import Encoded, Request
 from chronolake.source.declarative.exchange.sending import Sender
@@ -60,7 +60,9 @@ def moving(*rates: tuple[int | str, str], matchers: Any = ()) -> dict[str, Any]:
 
 def budget(clock: Clock, *policies: dict[str, Any], **fields: Any) -> Budget:
     whole = {"type": "HTTPAPIBudget", "policies": list(policies), **fields}
-    return Budget(HTTPAPIBudget.model_validate(whole), {"limit": 3}, clock)
+    component = HTTPAPIBudget.model_validate(whole)
+    config = {"limit": 3}
+    return Budget(component, config, CountedCalls(component.policies, config, clock))
 
 
 def asked(url: str = "https://a.example/items", method: str = "GET", **headers: str) -> Encoded:

@@ -20,8 +20,8 @@ from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.exchange import answers
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
-from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.records import bodies, extracting
+from chronolake.source.declarative.slices import SliceReader, Work
 from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.trying import Result, read
 
@@ -91,11 +91,11 @@ class Desk:
             content["max_concurrent_async_job_count"] = at_once
         return of(mapped(content), MANIFEST)
 
-    def reader(self, manifest: Manifest) -> StreamReader:
+    def reader(self, manifest: Manifest) -> SliceReader:
         fields = {"sleep": self.clock.sleep, "now": self.clock.now, **self.network}
         api = api_of(manifest, {"minutes": 1, "places": 2}, Network(self.client, **fields))
         stream: Any = manifest.stream("items")
-        return StreamReader(stream, api)
+        return SliceReader(stream, api, {})
 
     def read(self, state: Any = None, **more: Any) -> Result:
         manifest = self.manifest(**more)
@@ -488,7 +488,7 @@ def test_a_download_may_be_larger_than_an_answer(
     )
     for _ in range(3):
         reader = desk.reader(desk.manifest(download_decoder=packed))
-        pages = [len(page) for page in reader.read(StreamSlice()).pages()]
+        pages = [len(page) for page in reader.read(Work(StreamSlice(), 0)).pages()]
         assert pages == [100] * 20
     assert all(file.closed for file in files)
 
@@ -522,7 +522,7 @@ def test_nothing_is_left_of_a_download_that_nobody_reads_on(
     desk.api.on("/files/1", Reply(b'{"id": 1}\n{"id": 2}\n'))
     reader = desk.reader(desk.manifest(download_decoder={"type": "JsonlDecoder"}))
 
-    pages = reader.read(StreamSlice()).pages()
+    pages = reader.read(Work(StreamSlice(), 0)).pages()
     assert next(pages) == [{"id": 1}]
     pages.close()  # type: ignore[attr-defined]
 
@@ -559,7 +559,7 @@ def test_only_so_many_reports_are_made_at_a_time(desk: Desk, at_once: Any, expec
     reader = desk.reader(desk.manifest(at_once=at_once))
 
     def all_of(number: int) -> list[Any]:
-        return list(reader.read(StreamSlice({"n": number})).pages())
+        return list(reader.read(Work(StreamSlice({"n": number}), 0)).pages())
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(all_of, range(6))) == [[[{"id": 1}]]] * 6
@@ -573,7 +573,9 @@ def test_nobody_waits_for_a_place_once_the_reading_is_cancelled(desk: Desk) -> N
     reader = desk.reader(desk.manifest(**desk.asking("abort")))
 
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(lambda: list(reader.read(StreamSlice()).pages())) for _ in range(2)]
+        waiting = [
+            pool.submit(lambda: list(reader.read(Work(StreamSlice(), 0)).pages())) for _ in range(2)
+        ]
         time.sleep(0.1)
         cancelled.set()
         for one in waiting:

@@ -193,6 +193,12 @@ class DeclarativeSource(Section):
         description="How many requests are in flight at once; what the manifest says, or 4, when "
         "left out.",
     )
+    spark_from_mib: int = Field(
+        default=64,
+        ge=0,
+        description="A stream of which so many MiB have been read is read on by Spark's tasks; "
+        "the driver alone reads smaller ones.",
+    )
     allowed_hosts: list[str] | None = Field(
         default=None,
         min_length=1,

@@ -45,6 +45,7 @@ class Api:
         manifest: the manifest, with the streams that configuration and API tell.
         config: what the user has set, as the manifest's rules make it.
         access: how requests get there.
+        budget: how often the API may be called; None: as often as we like.
         asked_again: streams that others read for their partitions: their answers are kept.
         reports: how many more of them the API may be making at a time.
     """
@@ -53,6 +54,7 @@ class Api:
     manifest: Manifest = field(repr=False)
     config: Mapping[str, Any] = field(repr=False)
     access: Access
+    budget: HTTPAPIBudget | None = None
     asked_again: frozenset[str] = frozenset()
     reports: threading.Semaphore = field(default_factory=threading.Semaphore)
 
@@ -93,15 +95,16 @@ def api_of(
         SourceError: the API does not tell its streams.
     """
     ready = made_ready(config, manifest)
-    access = Access(
-        network, ready, budget=_budget_of(manifest), remember=remember, recalled=recalled
-    )
+    budget = _budget_of(manifest)
+    access = Access(network, ready, budget=budget, remember=remember, recalled=recalled)
     reports = threading.Semaphore(reports_of(manifest, ready))
-    api = Api(manifest.file, manifest, ready, access, _asked_again(manifest), reports)
+    api = Api(
+        manifest.file, manifest, ready, access, budget, _asked_again(manifest, wanted), reports
+    )
     if manifest.lists(wanted):
         return api
     whole = expanded(manifest, api)
-    return replace(api, manifest=whole, asked_again=_asked_again(whole))
+    return replace(api, manifest=whole, asked_again=_asked_again(whole, wanted))
 
 
 @contextmanager
@@ -141,8 +144,14 @@ def opened(
         )
 
 
-def _asked_again(manifest: Manifest) -> frozenset[str]:
-    return frozenset(name for stream in manifest.streams.values() for name in _parents_of(stream))
+def _asked_again(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
+    """The streams that those which are wanted read for their partitions."""
+    return frozenset(
+        parent
+        for name, stream in manifest.streams.items()
+        if wanted is None or name in wanted
+        for parent in _parents_of(stream)
+    )
 
 
 def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.language.base import Component
-    from chronolake.source.declarative.language.options import RequestOption
     from chronolake.source.declarative.language.streams import ParentStreamConfig, PartitionRouter
 
 
@@ -53,10 +52,6 @@ class Router(Protocol):
 
     def parent_state(self) -> dict[str, Any] | None:
         """How far the parents that are read incrementally are, by name; None: nothing is."""
-        ...
-
-    def inject(self, into: Injection, partition: StreamSlice) -> None:
-        """Put a partition's values where the manifest wants them in requests."""
         ...
 
 
@@ -122,15 +117,36 @@ def named(component: Component, config: Mapping[str, Any], template: str) -> str
     return as_text(template, {"config": config, "parameters": component.parameters})
 
 
-def _put(
-    into: Injection,
-    option: RequestOption | None,
-    name: str,
-    partition: StreamSlice,
+def inject_partition(
+    routers: Sequence[PartitionRouter],
     config: Mapping[str, Any],
+    into: Injection,
+    partition: StreamSlice,
 ) -> None:
-    if option is not None and (value := partition.get(name)):
-        into.put(option, value, config)
+    """Put a partition's values where the manifest wants them in requests.
+
+    Groups and unions reach requests through templates only.
+
+    Args:
+        routers: as the manifest has them.
+        config: what the user has set.
+        into: the request.
+        partition: the partition, or a slice of it.
+    """
+    # Of two with one place the first counts.
+    for router in reversed(routers):
+        if isinstance(router, ListPartitionRouter):
+            told = [(router.request_option, named(router, config, router.cursor_field))]
+        elif isinstance(router, SubstreamPartitionRouter):
+            told = [
+                (one.request_option, named(one, config, one.partition_field))
+                for one in router.parent_stream_configs
+            ]
+        else:
+            continue
+        for option, name in told:
+            if option is not None and (value := partition.get(name)):
+                into.put(option, value, config)
 
 
 @dataclass(frozen=True)
@@ -169,9 +185,6 @@ class _Values:
 
     def parent_state(self) -> dict[str, Any] | None:
         return None
-
-    def inject(self, into: Injection, partition: StreamSlice) -> None:
-        _put(into, self.router.request_option, self.name, partition, self.config)
 
 
 class _Substream:
@@ -218,11 +231,6 @@ class _Substream:
             if one.incremental_dependency
         }
 
-    def inject(self, into: Injection, partition: StreamSlice) -> None:
-        for one in self._configs:
-            name = named(one, self._config, one.partition_field)
-            _put(into, one.request_option, name, partition, self._config)
-
 
 @dataclass(frozen=True)
 class _Groups:
@@ -259,9 +267,6 @@ class _Groups:
     def parent_state(self) -> dict[str, Any] | None:
         return self.underlying.parent_state()
 
-    def inject(self, into: Injection, partition: StreamSlice) -> None:
-        """Groups reach requests through templates only."""
-
 
 def _in_groups(items: Iterable[StreamSlice], size: int) -> Iterator[list[StreamSlice]]:
     iterator = iter(items)
@@ -291,9 +296,6 @@ class _Union:
         states = [one.parent_state() or {} for one in self.routers]
         return {name: state for one in states for name, state in one.items()}
 
-    def inject(self, into: Injection, partition: StreamSlice) -> None:
-        """Its partitions reach requests through templates only."""
-
 
 @dataclass(frozen=True)
 class _Product:
@@ -313,10 +315,6 @@ class _Product:
 
     def parent_state(self) -> dict[str, Any] | None:
         return None
-
-    def inject(self, into: Injection, partition: StreamSlice) -> None:
-        for one in reversed(self.routers):
-            one.inject(into, partition)
 
 
 @dataclass

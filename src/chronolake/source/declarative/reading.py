@@ -1,10 +1,9 @@
-"""Reading a stream: its slices, their pages, and what their records tell of its state."""
+"""Reading a stream: which slices there are, and what their records tell of its state."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -13,12 +12,10 @@ from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.counting import CountState, WholeState
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.cursors.timing import time_cursor
 from chronolake.source.declarative.language.cursors import (
     DatetimeBasedCursor,
     IncrementingCountCursor,
 )
-from chronolake.source.declarative.language.reports import AsyncRetriever
 from chronolake.source.declarative.language.streams import (
     GroupingPartitionRouter,
     SubstreamPartitionRouter,
@@ -26,24 +23,18 @@ from chronolake.source.declarative.language.streams import (
 )
 from chronolake.source.declarative.manifests.schemas import schema_of
 from chronolake.source.declarative.paging.embedded import is_embedded
-from chronolake.source.declarative.paging.pages import Retrieval
-from chronolake.source.declarative.paging.reports import Reports, downloads_of
-from chronolake.source.declarative.paging.rereading import Latest
 from chronolake.source.declarative.parents import chosen, parent_state_in
 from chronolake.source.declarative.partitions import OpenPartitions, named, router_of
-from chronolake.source.declarative.slices import Slice
+from chronolake.source.declarative.slices import SliceReader, Work
 from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from chronolake.source.declarative.api import Api
-    from chronolake.source.declarative.cursors.timing import TimeCursor
-    from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.language.cursors import IncrementalSync
     from chronolake.source.declarative.language.streams import DeclarativeStream, ParentStreamConfig
-    from chronolake.source.declarative.records.selection import Page
     from chronolake.source.declarative.records.transformations import Record
 
 log = structlog.get_logger(__name__)
@@ -73,19 +64,6 @@ class State(Protocol):
     def exported(self) -> dict[str, Any]:
         """The state as other readers of such manifests have it."""
         ...
-
-
-@dataclass(frozen=True)
-class Work:
-    """A slice that is to be read.
-
-    Attributes:
-        slice: the slice.
-        partition: the number of its partition in this run.
-    """
-
-    slice: StreamSlice
-    partition: int
 
 
 class StreamReader:
@@ -118,32 +96,20 @@ class StreamReader:
                 none of the stream's.
             SourceError: the API does not tell the schema.
         """
-        retriever = stream.retriever
-        self._reports: Reports | None = None
-        if isinstance(retriever, AsyncRetriever):
-            self._reports = Reports(retriever, api)
-            retriever = downloads_of(retriever)
         self.stream = stream
+        self.dated_by = dated_by
         self._api = api
         self._stored = stored or {}
         self._router = router_of(stream.retriever.partition_router, api.config, self._parent)
-        self.cursor: TimeCursor | None = None
-        self.state: State = self._state_of(stored, on_limit)
-        self._dated_by = self.cursor
-        if self.cursor is None and isinstance(dated_by, DatetimeBasedCursor):
-            self._dated_by = time_cursor(dated_by, api.config)
         self.schema = schema_of(stream, api)
-        self._retrieval = Retrieval(
-            retriever,
+        self.slices = SliceReader(
+            stream,
             api,
-            stream.name,
-            transformations=stream.transformations,
-            schema=self.schema,
-            cursor=self.cursor,
-            latest=self._latest_of_slice(),
-            inject=self._inject,
+            self.schema,
+            dated_by=dated_by,
             is_embedded=is_embedded(stream, stored),
         )
+        self.state: State = self._state_of(stored, on_limit)
         self._open = OpenPartitions(self.state.parent_state)
         self._left: Counter[int] = Counter()
         self._has_failed = False
@@ -159,12 +125,11 @@ class StreamReader:
                     hint="A stream with partitions needs a cursor over time.",
                 )
             return CountState(model, self._api.config, stored)
-        if not isinstance(model, DatetimeBasedCursor):
+        if not isinstance(model, DatetimeBasedCursor) or self.slices.cursor is None:
             return WholeState()
-        self.cursor = time_cursor(model, self._api.config)
         is_grouped = any(isinstance(one, GroupingPartitionRouter) for one in routers)
         return StreamState(
-            self.cursor,
+            self.slices.cursor,
             stored,
             is_partitioned=bool(routers),
             is_global=model.global_substream_cursor or is_grouped,
@@ -209,7 +174,7 @@ class StreamReader:
             self._left[number] = 1
             for one in self.state.slices(partition):
                 self._left[number] += 1
-                yield Work(one, number)
+                yield Work(one, number, self._wanted(one))
             self._finish(number)
 
     def done(self, work: Work, latest: Any) -> None:
@@ -245,83 +210,17 @@ class StreamReader:
         stored = parent_state_in(self._stored, config) if config.incremental_dependency else None
         return _Parent(StreamReader(chosen(config.stream, stored), self._api, stored))
 
-    # ------------------------------------------------------------------ reading a slice
+    def _wanted(self, one: StreamSlice) -> tuple[int, int] | None:
+        """From when and up to when records of a slice are wanted; None: all of them are."""
+        if not isinstance(self.state, StreamState):
+            return None
+        return micros_of(self.state.lowest(one)), micros_of(self.state.end)
 
-    def read(self, one: StreamSlice) -> Slice:
-        """Begin to read a slice."""
-        count = self.state.count_in if isinstance(self.state, CountState) else None
-        return Slice(
-            one,
-            self.pages(one),
-            cursor=self.cursor,
-            dated_by=self._dated_by,
-            count=count,
-            warn=self._warn_of_undated,
-        )
-
-    def pages(self, one: StreamSlice) -> Iterator[Page]:
-        """The pages of a slice, each read when it is asked for.
-
-        Raises:
-            SourceError: the API does not answer, or not with records.
-            ConfigurationError: the manifest and the configuration make no request.
-        """
-        keep = self._keep(one)
-        if self._reports is None:
-            yield from self._retrieval.pages(one, keep)
-            return
-        for batch in self._reports.batches(one):
-            yield self._retrieval.selected(batch, one, keep)
-
-    def _inject(self, into: Injection, one: StreamSlice) -> None:
-        """What the slice puts into a request."""
-        if self._router is not None:
-            self._router.inject(into, one)
-        model = self.stream.incremental_sync
-        options: list[tuple[Any, str]] = []
-        if isinstance(model, DatetimeBasedCursor) and self.cursor is not None:
-            begin, end = self.cursor.names
-            options = [(model.start_time_option, begin), (model.end_time_option, end)]
-        elif isinstance(model, IncrementingCountCursor):
-            options = [(model.start_value_option, "start")]
-        for option, name in options:
-            if option is not None:
-                into.put(option, one.get(name), self._api.config)
-
-    def _latest_of_slice(self) -> Callable[[], Latest] | None:
-        """What tells from which record on a slice can be asked for anew; None: nothing does."""
-        cursor, state = self.cursor, self.state
-        if cursor is not None:
-            read = cursor.reader.micros
-            return partial(
-                Latest,
-                lambda record: read(record.get(cursor.field)),
-                lambda record: cursor.formatted(cursor.parsed(record[cursor.field])),
-                cursor.names[0],
-            )
-        if isinstance(state, CountState):
-            return partial(Latest, state.count_in, state.count_in, "start")
-        return None
-
-    def _keep(self, one: StreamSlice) -> Callable[[Record], bool]:
-        """Whether a record is within what is wanted; one without a time is."""
-        state = self.state
-        if self.cursor is None or not isinstance(state, StreamState):
-            return lambda _: True
-        name, read = self.cursor.field, self.cursor.reader.micros
-        lowest, greatest = micros_of(state.lowest(one)), micros_of(state.end)
-
-        def keep(record: Record) -> bool:
-            at = read(record.get(name))
-            return at is None or lowest <= at <= greatest
-
-        return keep
-
-    def _warn_of_undated(self) -> None:
+    def warn_of_undated(self) -> None:
         """Say once that records lack their cursor."""
-        if not self._is_warned and self._dated_by is not None:
+        if not self._is_warned and self.slices.dated_by is not None:
             self._is_warned = True
-            name = self._dated_by.field
+            name = self.slices.dated_by.field
             log.warning("records_without_cursor", stream=self.stream.name, cursor=name)
 
 
@@ -333,7 +232,7 @@ class _Parent:
 
     def records(self) -> Iterator[tuple[StreamSlice, Record]]:
         for work in self.reader.work():
-            one = self.reader.read(work.slice)
+            one = self.reader.slices.read(work)
             last: Record | None = None
             for records in one.pages():
                 for record in records:

@@ -18,6 +18,7 @@ from chronolake.source.declarative.landing.parts import Waiting, by_columns, rec
 from chronolake.source.declarative.landing.place import Place
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.shape import Shape, declared_columns
+from chronolake.source.declarative.landing.slicefiles import SliceFiles
 from chronolake.source.declarative.manifests.configured import missing_in
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.manifests.traits import (
@@ -29,6 +30,7 @@ from chronolake.source.declarative.manifests.traits import (
 )
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
+from chronolake.source.declarative.tasks.cluster import cluster_for
 from chronolake.source.declarative.trying import findings_of, whole_of
 from chronolake.source.offered import (
     Failure,
@@ -192,9 +194,16 @@ class DeclarativeApi:
         identity = Identity.of(stream)
         declared = declared_columns(reader.schema)
         types = {**identity.typed(declared), **position.types}
-        shape = Shape(types, frozenset(declared))
-        run = Run(reader, identity, shape, waiting, api.access.cancelled)
         workers = self.config.concurrency or concurrency_of(self.manifest, api.config)
+        files = SliceFiles(waiting.folder, identity, Shape(types, frozenset(declared)))
+        run = Run(
+            reader,
+            files,
+            waiting,
+            api.access.cancelled,
+            cluster=cluster_for(lake.spark, api, reader, files, workers),
+            alone_bytes=self.config.spark_from_mib * 2**20,
+        )
         if is_whole:
             yield from self._whole(lake.spark, name, run, workers)
             return
@@ -215,7 +224,7 @@ class DeclarativeApi:
         if run.failure is not None:
             yield Failure(name, run.failure)
             return
-        columns = run.shape.columns(run.identity.columns)
+        columns = run.files.columns()
         if not any(column.primary_key for column in columns):
             # Nobody has ever seen a record.
             yield Piece(name, None, (), position)

@@ -68,7 +68,7 @@ def read(
     result = Result()
     try:
         for work in reader.work():
-            one = reader.read(work.slice)
+            one = reader.slices.read(work)
             try:
                 for records in one.pages():
                     result.records += records

@@ -9,7 +9,7 @@ from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.templating.templates import as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from chronolake.source.declarative.language.cursors import IncrementingCountCursor
 
@@ -58,7 +58,7 @@ class CountState:
         """
         context = {"config": config, "parameters": model.parameters}
         self.parent_state: dict[str, Any] | None = None
-        self.field = as_text(model.cursor_field, context)
+        self.field = _field_of(model, config)
         self._others = {name: value for name, value in (stored or {}).items() if name != self.field}
         start = as_text(str(model.start_value), context) if model.start_value is not None else "0"
         value = (stored or {}).get(self.field)
@@ -75,13 +75,6 @@ class CountState:
         """All from the state on."""
         begin = self.start if self._value is None else max(self._value, self.start)
         yield StreamSlice(partition.partition, {"start": begin, "end": float("inf")})
-
-    def count_in(self, record: Mapping[str, Any]) -> int | None:
-        """A record's number; None if it has none."""
-        try:
-            return int(record[self.field])
-        except (KeyError, TypeError, ValueError):
-            return None
 
     def note(self, one: StreamSlice, latest: int | None) -> None:  # noqa: ARG002 - there is one
         """The slice has been read.
@@ -103,3 +96,22 @@ class CountState:
     def exported(self) -> dict[str, Any]:
         """The state as other readers have it."""
         return {**self._others, self.field: self.start if self._value is None else self._value}
+
+
+def count_reader(
+    model: IncrementingCountCursor, config: Mapping[str, Any]
+) -> Callable[[Mapping[str, Any]], int | None]:
+    """What gives a record's number; None if it has none."""
+    name = _field_of(model, config)
+
+    def count_in(record: Mapping[str, Any]) -> int | None:
+        try:
+            return int(record[name])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    return count_in
+
+
+def _field_of(model: IncrementingCountCursor, config: Mapping[str, Any]) -> str:
+    return as_text(model.cursor_field, {"config": config, "parameters": model.parameters})

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httpx
 
+from chronolake.errors import SourceError
 from chronolake.source.declarative.exchange.authenticating import (
     JwtAuthentication,
     fixed_authentication,
     selected,
 )
-from chronolake.source.declarative.exchange.budget import Budget
+from chronolake.source.declarative.exchange.budget import Budget, Calls, CountedCalls
 from chronolake.source.declarative.exchange.caching import AnswerCache
 from chronolake.source.declarative.exchange.network import TIMEOUT
 from chronolake.source.declarative.exchange.oauth import OAuthAuthentication
@@ -41,6 +43,7 @@ from chronolake.source.declarative.templating.templates import as_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.exchange.network import Network
     from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.exchange.sending import Authentication
@@ -56,6 +59,36 @@ _EXPIRED_SESSION = DefaultErrorHandler(
 )
 
 
+#: They ask for tokens, which are one for all that read an API at once.
+_TOKENS: Final = (
+    OAuthAuthenticator,
+    SessionTokenAuthenticator,
+    LegacySessionTokenAuthenticator,
+)
+
+
+class Shared(Calls, Protocol):
+    """What all have in common that read an API at once, in several processes."""
+
+    def injection(self, identity: str) -> Injection:
+        """What goes into the next request of an authenticator."""
+
+    def renewed(self, identity: str, spent: Injection) -> bool:
+        """Gets others in place of credentials that were refused; False if there are no others."""
+
+
+@dataclass(frozen=True)
+class _SharedAuthentication:
+    shared: Shared
+    identity: str
+
+    def injection(self) -> Injection:
+        return self.shared.injection(self.identity)
+
+    def renewed(self, spent: Injection) -> bool:
+        return self.shared.renewed(self.identity, spent)
+
+
 class Access:
     """One connection's access to an API; any number of threads may use it.
 
@@ -67,6 +100,10 @@ class Access:
         budget: the manifest's `api_budget`, or None.
         remember: keeps what the next run is to recall: rotating tokens, a secret.
         recalled: what `remember` was given last.
+        shared: has the budget's calls and the tokens, where others read the API as well.
+
+    Attributes:
+        calls: that were made so far.
 
     Raises:
         ConfigurationError: the budget is none.
@@ -80,10 +117,14 @@ class Access:
         budget: HTTPAPIBudget | None = None,
         remember: Remember | None = None,
         recalled: Mapping[str, Any] | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self._network = network
         self._config = config
-        self._budget = Budget(budget, config, network.now) if budget is not None else None
+        self._shared = shared
+        policies = () if budget is None else budget.policies
+        self.calls: Calls = shared or CountedCalls(policies, config, network.now)
+        self._budget = None if budget is None else Budget(budget, config, self.calls)
         self._remember = remember
         self._remembered = dict(recalled or {})
         self._cache = AnswerCache()
@@ -132,13 +173,29 @@ class Access:
             ),
         )
 
+    def authentication(self, identity: str) -> Authentication:
+        """What proves who sends requests, by what tells authenticators apart.
+
+        Raises:
+            SourceError: no sender has asked for such a one.
+        """
+        with self._lock:
+            found = self._authentications.get(identity)
+        if found is None:
+            raise SourceError("A task asks for credentials that the stream does not have.")
+        return found
+
     def _authentication(self, component: Authenticator, api_url: str) -> tuple[Authentication, str]:
         if isinstance(component, SelectiveAuthenticator):
             return self._authentication(selected(component, self._config), api_url)
         identity = _identity(component, api_url)
         with self._lock:
             if identity not in self._authentications:
-                self._authentications[identity] = self._made(component, api_url, identity)
+                self._authentications[identity] = (
+                    _SharedAuthentication(self._shared, identity)
+                    if self._shared is not None and isinstance(component, _TOKENS)
+                    else self._made(component, api_url, identity)
+                )
             return self._authentications[identity], identity
 
     def _made(self, component: Authenticator, api_url: str, identity: str) -> Authentication:

@@ -22,7 +22,7 @@ from chronolake.source.declarative.language.budget import (
 from chronolake.source.declarative.templating.templates import as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from chronolake.source.declarative.exchange.answers import Answer
     from chronolake.source.declarative.exchange.requesting import Encoded
@@ -47,26 +47,66 @@ class _Window(Protocol):
         """Learns how many calls the API says are left, and when it starts counting anew."""
 
 
+class Calls(Protocol):
+    """The calls to an API so far, by the number of the policy that counts them."""
+
+    def taken(self, policy: int, weight: int) -> float:
+        """Takes calls and returns 0, or takes none and returns the seconds until there are some."""
+
+    def told(self, policy: int, left: int | None, reset: float | None) -> None:
+        """Learns how many calls the API says are left, and when it starts counting anew."""
+
+
+class CountedCalls:
+    """The calls that are made from this process; any number of threads may use it.
+
+    Args:
+        policies: of the budget, as the manifest has them.
+        config: for templates in them.
+        now: the time in seconds since 1970.
+
+    Raises:
+        ConfigurationError: a limit or an interval is none.
+    """
+
+    def __init__(
+        self, policies: Iterable[Policy], config: Mapping[str, Any], now: Callable[[], float]
+    ) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._windows = [_window(policy, config) for policy in policies]
+
+    def taken(self, policy: int, weight: int) -> float:
+        """Takes calls and returns 0, or takes none and returns the seconds until there are some.
+
+        Raises:
+            ConfigurationError: a request weighs more than the whole budget.
+        """
+        with self._lock:
+            return self._windows[policy].taken(weight, self._now())
+
+    def told(self, policy: int, left: int | None, reset: float | None) -> None:
+        """Learns how many calls the API says are left, and when it starts counting anew."""
+        with self._lock:
+            self._windows[policy].told(left, reset, self._now())
+
+
 class Budget:
     """An API's budget; any number of threads may use it.
 
     Args:
         component: as the manifest has it.
         config: for templates in it.
-        now: the time in seconds since 1970.
+        calls: counts them.
 
     Raises:
-        ConfigurationError: a limit, a weight, an interval or a pattern is none.
+        ConfigurationError: a weight or a pattern is none.
     """
 
-    def __init__(
-        self, component: HTTPAPIBudget, config: Mapping[str, Any], now: Callable[[], float]
-    ) -> None:
-        self._now = now
-        self._lock = threading.Lock()
-        self._policies = [
-            ([_Matcher.of(one, config) for one in policy.matchers], _window(policy, config))
-            for policy in component.policies
+    def __init__(self, component: HTTPAPIBudget, config: Mapping[str, Any], calls: Calls) -> None:
+        self._calls = calls
+        self._matchers = [
+            [_Matcher.of(one, config) for one in policy.matchers] for policy in component.policies
         ]
         self._reset_header = component.ratelimit_reset_header or _RESET
         self._remaining_header = component.ratelimit_remaining_header or _REMAINING
@@ -82,35 +122,30 @@ class Budget:
         Raises:
             ConfigurationError: the request weighs more than the whole budget.
         """
-        window, weight = self._matching(request)
-        if window is None:
+        policy, weight = self._matching(request)
+        if policy is None:
             return
-        while True:
-            with self._lock:
-                seconds = window.taken(weight, self._now())
-            if seconds <= 0:
-                return
+        while (seconds := self._calls.taken(policy, weight)) > 0:
             wait(seconds)
 
     def learn(self, request: Encoded, answer: Answer) -> None:
         """Takes over what an answer tells of the budget."""
-        window, _ = self._matching(request)
-        if window is None:
+        policy, _ = self._matching(request)
+        if policy is None:
             return
         left = _whole(answer.headers.get(self._remaining_header))
         if left is None and answer.status in self._hit:
             left = 0
-        reset = _whole(answer.headers.get(self._reset_header))
-        with self._lock:
-            window.told(left, reset, self._now())
+        self._calls.told(policy, left, _whole(answer.headers.get(self._reset_header)))
 
-    def _matching(self, request: Encoded) -> tuple[_Window | None, int]:
-        for matchers, window in self._policies:
+    def _matching(self, request: Encoded) -> tuple[int | None, int]:
+        """The number of the policy that counts a request, and how much it counts."""
+        for policy, matchers in enumerate(self._matchers):
             if not matchers:
-                return window, 1
+                return policy, 1
             for matcher in matchers:
                 if matcher.fits(request):
-                    return window, matcher.weight
+                    return policy, matcher.weight
         return None, 1
 
 

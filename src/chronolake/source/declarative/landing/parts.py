@@ -144,10 +144,6 @@ class Waiting:
         self.parts += parts
         self.bytes += sum(part.bytes for part in parts)
 
-    def writer(self) -> PartWriter:
-        """Writes the records of one more slice."""
-        return PartWriter(self.folder)
-
     def note(self, state: Mapping[str, Any]) -> None:
         """Make the files outlive this run, with the state that they lead to."""
         told = {"parts": [_part_as_json(part) for part in self.parts], "state": state}

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 import structlog
 
-from chronolake.changes import MODIFIED, SEQUENCE
 from chronolake.errors import ChronolakeError
 from chronolake.failpoints import reach
 from chronolake.source.declarative.landing.place import Place
-from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
     from concurrent.futures import Future
     from threading import Event
 
-    from chronolake.source.declarative.landing.identity import Identity
-    from chronolake.source.declarative.landing.parts import Part, PartWriter, Waiting
-    from chronolake.source.declarative.landing.shape import Shape
-    from chronolake.source.declarative.reading import StreamReader, Work
-    from chronolake.source.declarative.records.transformations import Record
-    from chronolake.source.declarative.slices import Slice
+    from chronolake.source.declarative.landing.parts import Waiting
+    from chronolake.source.declarative.landing.slicefiles import Read, SliceFiles
+    from chronolake.source.declarative.reading import StreamReader
+    from chronolake.source.declarative.slices import Work
+    from chronolake.source.declarative.tasks.cluster import Cluster
     from chronolake.source.offered import Position
 
 log = structlog.get_logger(__name__)
@@ -34,21 +31,10 @@ log = structlog.get_logger(__name__)
 #: What waits is landed when it has so many bytes, or so many seconds after the last landing.
 _LANDING_BYTES: Final = 256 * 2**20
 _LANDING_SECONDS: Final = 120.0
+#: So many slices can be told to Spark at once.
+_MOST_IN_WAVE: Final = 10_000
 #: Noting what is finished takes at most this part of the time.
 _NOTING_SHARE: Final = 0.05
-
-
-@dataclass(frozen=True)
-class Read:
-    """What one slice has brought.
-
-    Attributes:
-        parts: its records.
-        latest: the cursor of the latest of them (`Slice.latest`).
-    """
-
-    parts: list[Part]
-    latest: Any
 
 
 class Run:
@@ -61,33 +47,39 @@ class Run:
     def __init__(
         self,
         reader: StreamReader,
-        identity: Identity,
-        shape: Shape,
+        files: SliceFiles,
         waiting: Waiting,
         cancelled: Event,
+        *,
+        cluster: Cluster | None = None,
+        alone_bytes: int = 0,
     ) -> None:
         """Prepare to read.
 
         Args:
             reader: the stream.
-            identity: what tells its records apart.
-            shape: its columns so far.
-            waiting: where its records wait to be landed.
+            files: where its records are written while they are read.
+            waiting: where those of finished slices wait to be landed.
             cancelled: ends all requests when nobody wants the records any more.
+            cluster: reads a large stream's slices; None: they are all read here.
+            alone_bytes: what is read here before the cluster reads the rest.
         """
         self.reader = reader
         self._cancelled = cancelled
-        self.identity = identity
-        self.shape = shape
+        self.files = files
         self.waiting = waiting
         self.failure: ChronolakeError | None = None
+        self._cluster = cluster
+        self._alone_bytes = alone_bytes
+        self._slices = 0
+        self._bytes = 0
         self._noted = 0.0
         self._noting = 0.0
 
     @property
     def place(self) -> Position:
         """How far the stream is."""
-        return Place(self.reader.state.as_json(), self.shape.types).as_json()
+        return Place(self.reader.state.as_json(), self.files.shape.known()).as_json()
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Position]:
         """Read all slices; gives the stream's place each time when enough waits to be landed.
@@ -101,13 +93,14 @@ class Run:
         begun = time.monotonic()
         with ThreadPoolExecutor(workers, thread_name_prefix=self.reader.stream.name) as pool:
             try:
-                for work, read in self._finished(pool, workers):
-                    self._take(work, read, is_noted=not is_whole)
-                    is_late = time.monotonic() - begun > _LANDING_SECONDS
-                    is_large = is_late or self.waiting.bytes >= _LANDING_BYTES
-                    if self.waiting.parts and is_large and not is_whole:
-                        yield self.place
-                        begun = time.monotonic()
+                with closing(self._finished(pool, workers)) as finished:
+                    for work, read in finished:
+                        self._take(work, read, is_noted=not is_whole)
+                        is_late = time.monotonic() - begun > _LANDING_SECONDS
+                        is_due = is_late or self.waiting.bytes >= _LANDING_BYTES
+                        if self.waiting.parts and is_due and not is_whole:
+                            yield self.place
+                            begun = time.monotonic()
             except BaseException:
                 # Nobody waits for what is still being read.
                 self._cancelled.set()
@@ -118,33 +111,67 @@ class Run:
 
     def _finished(
         self, pool: ThreadPoolExecutor, workers: int
-    ) -> Iterator[tuple[Work, Future[Read]]]:
-        """The slices as they are done, a few of them begun ahead."""
-        pending: dict[Future[Read], Work] = {}
-        slices = self.reader.work()
-        is_over = False
-        while pending or not is_over:
-            while not is_over and len(pending) < 2 * workers:
-                try:
-                    work = next(slices)
-                except StopIteration:
-                    is_over = True
-                except ChronolakeError as failure:
-                    self._fail(failure)
-                    is_over = True
-                else:
-                    pending[pool.submit(self._read, self.reader.read(work.slice))] = work
-            done, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for one in done:
-                yield pending.pop(one), one
+    ) -> Generator[tuple[Work, Read | ChronolakeError]]:
+        """The slices as they are done."""
+        works = self._works()
+        yield from self._read_here(works, pool, workers, lambda: self._is_large)
+        while self._cluster is not None and (wave := list(islice(works, self._wave(workers)))):
+            if len(wave) > 1:
+                yield from self._cluster.read(wave)
+            else:
+                yield from self._read_here(iter(wave), pool, workers, lambda: False)
 
-    def _take(self, work: Work, read: Future[Read], *, is_noted: bool) -> None:
+    def _works(self) -> Iterator[Work]:
+        """The slices that have to be read; a failure to find them ends them."""
         try:
-            found = read.result()
+            yield from self.reader.work()
         except ChronolakeError as failure:
             self._fail(failure)
+
+    def _read_here(
+        self,
+        works: Iterator[Work],
+        pool: ThreadPoolExecutor,
+        workers: int,
+        is_enough: Callable[[], bool],
+    ) -> Iterator[tuple[Work, Read | ChronolakeError]]:
+        """Slices read by threads, a few of them begun ahead, until no more are to be begun."""
+        pending: dict[Future[Read], Work] = {}
+        while True:
+            while len(pending) < 2 * workers and not is_enough():
+                work = next(works, None)
+                if work is None:
+                    break
+                pending[pool.submit(self.files.read, self.reader.slices.read(work))] = work
+            if not pending:
+                return
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for one in done:
+                work = pending.pop(one)
+                try:
+                    yield work, one.result()
+                except ChronolakeError as failure:
+                    yield work, failure
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether so much has been read that the rest is for the cluster."""
+        return self._cluster is not None and self._bytes >= self._alone_bytes
+
+    def _wave(self, workers: int) -> int:
+        """How many slices the cluster gets at once: what they bring is landed together."""
+        each = max(1, self._bytes // max(1, self._slices))
+        return min(max(_LANDING_BYTES // each, workers), _MOST_IN_WAVE)
+
+    def _take(self, work: Work, found: Read | ChronolakeError, *, is_noted: bool) -> None:
+        if isinstance(found, ChronolakeError):
+            self._fail(found)
             return
+        if found.is_undated:
+            self.reader.warn_of_undated()
         self.waiting.add(found.parts)
+        self._slices += 1
+        self._bytes += sum(part.bytes for part in found.parts)
         self.reader.done(work, found.latest)
         reach("read.slice-done")
         if is_noted:
@@ -165,25 +192,3 @@ class Run:
         if self.failure is None:
             self.failure = failure
         log.warning("slice_failed", stream=self.reader.stream.name, reason=str(failure))
-
-    def _read(self, one: Slice) -> Read:
-        """Read a slice into files, in a thread of its own."""
-        writer = self.waiting.writer()
-        try:
-            for records in one.pages():
-                if records:
-                    self._write(writer, one, records)
-        except BaseException:
-            writer.discard()
-            raise
-        return Read(writer.close(), one.latest)
-
-    def _write(self, writer: PartWriter, one: Slice, records: list[Record]) -> None:
-        now = now_micros()
-        columns, arrays = self.shape.cells(self.identity.added(records), self.identity.columns)
-        facts = {
-            MODIFIED: pa.array([now if at is None else at for at in one.times], pa.int64()),
-            # Of two answers the later one counts, and in an answer the later record.
-            SEQUENCE: pa.array([f"{now:016x}{number:08x}" for number in range(len(records))]),
-        }
-        writer.add(columns, arrays, facts)

@@ -105,6 +105,18 @@ class Shape:
         with self._lock:
             return [Column(name, kind, name in key) for name, kind in self.types.items()]
 
+    def widen(self, types: Mapping[str, ColumnType]) -> None:
+        """Take over what others have found of the same stream's columns."""
+        with self._lock:
+            for name, kind in types.items():
+                known = self.types.get(name)
+                self.types[name] = kind if known is None else wider(known, kind)
+
+    def known(self) -> dict[str, ColumnType]:
+        """The columns' types so far."""
+        with self._lock:
+            return dict(self.types)
+
     def cells(
         self, records: Sequence[Mapping[str, Any]], key: Sequence[str]
     ) -> tuple[list[Column], list[pa.Array]]:

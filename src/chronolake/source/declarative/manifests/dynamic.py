@@ -134,7 +134,7 @@ def _told_by_api(resolver: HttpComponentsResolver, name: str, api: Api) -> Itera
         api,
     )
     for work in reader.work():
-        for page in reader.pages(work.slice):
+        for page in reader.slices.pages(work):
             for record in page.records:
                 yield {"components_values": record, "stream_slice": work.slice}
 
