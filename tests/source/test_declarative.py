@@ -98,7 +98,7 @@ spec:
     properties:
       token: {type: string, airbyte_secret: true}
 """
-_TOKEN = "very-secret-token"
+TOKEN = "very-secret-token"
 
 
 class Shop:
@@ -111,7 +111,7 @@ class Shop:
         self.customers: list[dict[str, Any]] = []
         self.notes: dict[int, list[dict[str, Any]]] = {}
         self.closed_days: set[str] = set()
-        api.on("/orders", self._orders)
+        api.on("/orders", self.answer_orders)
         api.on("/customers", lambda _: Reply({"data": self.customers}))
         self.configure()
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
@@ -127,7 +127,7 @@ class Shop:
       manifest: shop.yaml
       config:
         url: {self.api.url}
-        token: {_TOKEN}
+        token: {TOKEN}
         start: "2026-01-01T00:00:00Z"
         end: "{end}T00:00:00Z"
       {more}
@@ -145,8 +145,8 @@ class Shop:
             f"/orders/{number}/notes", lambda _: Reply({"data": self.notes.get(number, [])})
         )
 
-    def _orders(self, asked: Asked) -> Reply:
-        if asked.headers["authorization"] != f"Bearer {_TOKEN}":
+    def answer_orders(self, asked: Asked, token: str = TOKEN) -> Reply:
+        if asked.headers["authorization"] != f"Bearer {token}":
             return Reply({}, status=401)
         asks = asked.params
         if asks["since"][8:10] in self.closed_days:
@@ -335,4 +335,4 @@ def test_nothing_that_is_shown_has_the_secret(
     shop.put(1, "01", state="new")
     _, out, err = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
     assert "403" in out + err
-    assert _TOKEN not in out + err
+    assert TOKEN not in out + err

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from apis import Api
+from apis import Api, Asked, Reply
 from structlog.testing import capture_logs
-from test_declarative import Shop
+from test_declarative import TOKEN, Shop
 
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
+from processes import COMMAND, killed
 
 _DAYS = 12
 
@@ -78,3 +84,147 @@ def test_a_slice_that_fails_in_a_task_keeps_what_others_have_brought(shop: Shop)
     shop.synced()
     assert shop.days_asked()[:2] == ["02", "07"]
     assert len(shop.versions("id")) == _DAYS
+
+
+def test_all_tasks_together_keep_to_the_budget(shop: Shop) -> None:
+    budget = """
+api_budget:
+  type: HTTPAPIBudget
+  policies:
+    - type: MovingWindowCallRatePolicy
+      rates: [{type: Rate, limit: 4, interval: PT1S}]
+      matchers: []
+"""
+    manifest = shop.folder / "shop.yaml"
+    manifest.write_text(manifest.read_text() + budget)
+    shop.put(1, "01", state="new")
+    times = _times_of_calls(shop)
+    assert _spread(shop)
+    assert len(times) == _DAYS + 1
+    # The fifth call is made a second after the first at the earliest; it may take a while to come.
+    assert all(later - earlier > 0.9 for earlier, later in zip(times, times[4:], strict=False))
+
+
+def _times_of_calls(shop: Shop) -> list[float]:
+    times: list[float] = []
+
+    def answer(asked: Asked) -> Reply:
+        times.append(time.monotonic())
+        return shop.answer_orders(asked)
+
+    shop.api.on("/orders", answer)
+    return times
+
+
+def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
+    bearer = """{type: BearerAuthenticator, api_token: "{{ config['token'] }}"}"""
+    oauth = """
+      type: OAuthAuthenticator
+      token_refresh_endpoint: "{{ config['url'] }}/token"
+      client_id: we
+      client_secret: secret-of-ours
+      refresh_token: "{{ config['token'] }}"
+      refresh_token_updater: {refresh_token_config_path: [token]}
+    error_handler:
+      type: DefaultErrorHandler
+      response_filters:
+        - {type: HttpResponseFilter, http_codes: [401], action: REFRESH_TOKEN_THEN_RETRY}
+"""
+    manifest = shop.folder / "shop.yaml"
+    manifest.write_text(manifest.read_text().replace(bearer, oauth))
+    for number in range(1, _DAYS + 1):
+        shop.put(number, f"{number:02d}", state="new")
+    given: list[str] = []
+    lock = threading.Lock()
+
+    def token(asked: Asked) -> Reply:
+        # Each refresh token is good for once, and each access token for six requests.
+        with lock:
+            number = len(given)
+            assert asked.form["refresh_token"] == (f"refresh-{number}" if number else TOKEN)
+            given.append(f"access-{number + 1}")
+        told = {"access_token": given[-1], "refresh_token": f"refresh-{number + 1}"}
+        return Reply({**told, "expires_in": 3600})
+
+    used: dict[str, int] = {}
+
+    def orders(asked: Asked) -> Reply:
+        sent = asked.headers["authorization"].removeprefix("Bearer ")
+        with lock:
+            used[sent] = used.get(sent, 0) + 1
+            if sent != given[-1] or used[sent] > 6:
+                return Reply({"error": "token"}, status=401)
+        return shop.answer_orders(asked, token=sent)
+
+    shop.api.on("/token", token)
+    shop.api.on("/orders", orders)
+    assert _spread(shop)
+    assert len(shop.versions("id")) == _DAYS
+    assert 2 <= len(given) <= 5
+
+
+def test_a_task_that_is_killed_leaves_what_is_finished(shop: Shop) -> None:
+    for number in range(1, _DAYS + 1):
+        shop.put(number, f"{number:02d}", state="new")
+    calm = threading.Event()
+
+    def orders(asked: Asked) -> Reply:
+        if asked.params["since"][8:10] == "06" and not calm.is_set():
+            calm.set()
+            for worker in _python_workers():
+                os.kill(worker, signal.SIGKILL)
+        return shop.answer_orders(asked)
+
+    shop.api.on("/orders", orders)
+    with capture_logs():
+        (run,) = shop.sync().values()
+    assert run.status is Status.FAILED
+    assert "Spark's tasks have not read all slices" in str(run.error)
+    first = set(shop.days_asked())
+    shop.synced()
+    assert len(shop.versions("id")) == _DAYS
+    # Not all over again: what was told before the task died is not asked for once more.
+    assert len(first & set(shop.days_asked())) < _DAYS
+
+
+def _python_workers() -> list[int]:
+    """The processes that run Python for the Spark of this one."""
+    parents, workers = {}, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        parents[int(folder.name)] = int(stat[1])
+        if b"chronolake.workers" in words:
+            workers.append(int(folder.name))
+    # The daemon itself has a parent that is none.
+    return [
+        one for one in workers if parents[one] in workers and os.getpid() in _above(one, parents)
+    ]
+
+
+def _above(process: int, parents: dict[int, int]) -> Iterator[int]:
+    while process in parents:
+        process = parents[process]
+        yield process
+
+
+@pytest.mark.long
+def test_executors_of_their_own_read_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    monkeypatch.setenv("SPARK_HOME", str(Path(spec.origin).parent))
+    with Api() as api:
+        shop = Shop(tmp_path, api)
+        _only_orders(shop, "spark_from_mib: 0\n      concurrency: 4")
+        file = shop.project.file
+        file.write_text(file.read_text().replace("'local[2]'", "'local-cluster[2,1,1024]'"))
+        for number in range(1, 3 * _DAYS):
+            shop.put(number, f"{1 + number % _DAYS:02d}", state="new")
+        assert not killed(COMMAND, "sync", "shop", "--project", str(tmp_path), failpoint="")
+        assert [row[0] for row in shop.versions("id")] == list(range(1, 3 * _DAYS))
