@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from pyspark.sql import SparkSession
 
+from chronolake.lake import Lake
 from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.cursors.timing import time_cursor
@@ -37,14 +39,18 @@ from chronolake.source.declarative.landing.identity import Identity
 from chronolake.source.declarative.landing.parts import Waiting
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.shape import Shape, declared_columns
+from chronolake.source.declarative.landing.slicefiles import SliceFiles
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.manifests.manifest import mapped, of
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.tasks.cluster import cluster_for
 from measuring.clock import Times, machine, say, show
 
 OURS: Final = "ours"
 REFERENCE: Final = "airbyte-cdk 7.39.1"
+THREADS: Final = "the driver's threads"
+TASKS: Final = "two of Spark's tasks"
 PER_PAGE: Final = 1_000
 PYTHON: Final = Path(os.environ.get("CHRONOLAKE_COMPAT_PYTHON", ".venv-compat/bin/python"))
 HERE: Final = Path(__file__).parent
@@ -130,8 +136,17 @@ def serving(
             server.terminate()
 
 
-def read_ours(described: dict[str, Any], url: str, folder: Path, workers: int) -> tuple[int, float]:
-    """Read the stream into files; gives the number of records, and the seconds of reading."""
+def read_ours(
+    described: dict[str, Any],
+    url: str,
+    folder: Path,
+    workers: int,
+    spark: SparkSession | None = None,
+) -> tuple[int, float]:
+    """Read the stream into files; gives the number of records, and the seconds of reading.
+
+    With a session its tasks read all slices, without one this process does.
+    """
     found = of(mapped(described), folder / "manifest.yaml")
     (stream,) = found.streams.values()
     types = declared_columns(stream.schema_loader[0].schema_)
@@ -140,7 +155,10 @@ def read_ours(described: dict[str, Any], url: str, folder: Path, workers: int) -
         waiting, _ = Waiting.left(folder / "spool")
         identity = Identity.of(stream)
         shape = Shape(identity.typed(types), frozenset(types))
-        run = Run(StreamReader(stream, api), identity, shape, waiting, threading.Event())
+        files = SliceFiles(waiting.folder, identity, shape)
+        reader = StreamReader(stream, api)
+        cluster = None if spark is None else cluster_for(spark, api, reader, files, workers)
+        run = Run(reader, files, waiting, threading.Event(), cluster=cluster)
         rows = 0
         begin = time.perf_counter()
         for _ in run.read(workers):
@@ -207,6 +225,34 @@ def side_by_side(folder: Path) -> None:
     show("ten slices, 100 ms a request", ("requests in flight", "seconds", "as fast"), rows)
 
 
+def across(folder: Path, pages: int, rounds: int) -> None:
+    """Thirty slices of many records, read by the driver's threads and by two tasks."""
+    described = manifest(step="P1D", cursor_granularity="PT1S", end_datetime="2026-01-30T23:59:59Z")
+    expected = 30 * pages * PER_PAGE
+    times = Times()
+    with serving(folder, pages) as url:
+        spark = Lake.open(folder / "lake").spark
+        for number in range(rounds + 1):
+            for name, session in ((THREADS, None), (TASKS, spark)):
+                found, seconds = read_ours(described, url, folder, 4, session)
+                if found != expected:
+                    raise RuntimeError(f"of {expected} records {found} were read")
+                if number:
+                    times.add(name, seconds)
+    alone = times.median(THREADS)
+    rows = [
+        (
+            name,
+            times.median(name),
+            f"{expected / times.median(name):,.0f}",
+            alone / times.median(name),
+        )
+        for name in (THREADS, TASKS)
+    ]
+    header = ("four requests in flight", "seconds", "records a second", "as fast")
+    show(f"{expected:,} records in thirty slices", header, rows)
+
+
 def partitions(counts: dict[str, tuple[int, int]]) -> None:
     """Time and memory of planning, reading nothing, and keeping state."""
     rows = []
@@ -271,6 +317,7 @@ def main() -> None:
         folder = Path(place)
         speed(folder, 500 // scale, 1 if options.quick else options.repeat)
         side_by_side(folder)
+        across(folder, 40 // scale, 1 if options.quick else options.repeat)
     partitions(
         {
             "state of their own": (1_000 // scale, 10_000 // scale),

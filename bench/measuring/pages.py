@@ -59,7 +59,11 @@ def main() -> None:
         def log_message(self, format: str, *words: object) -> None:  # noqa: A002
             """Nobody looks."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    class Server(ThreadingHTTPServer):
+        # A connection that finds no place is tried again only after a second.
+        request_queue_size = 64
+
+    server = Server(("127.0.0.1", 0), Api)
     file.with_suffix(".new").write_text(str(server.server_address[1]))
     file.with_suffix(".new").replace(file)
     server.serve_forever()

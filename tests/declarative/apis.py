@@ -56,6 +56,11 @@ class Reply:
         return self.body if isinstance(self.body, bytes) else orjson.dumps(self.body)
 
 
+class _Server(ThreadingHTTPServer):
+    # A connection that finds no place is tried again only after a second.
+    request_queue_size = 64
+
+
 Answering = Reply | Callable[[Asked], Reply]
 
 
@@ -70,7 +75,7 @@ class Api:
             self.on(
                 path, *([answers] if isinstance(answers, Reply) or callable(answers) else answers)
             )
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server = _Server(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 

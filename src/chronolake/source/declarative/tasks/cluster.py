@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 #: A data source is found by its name, which all sessions of the process share.
 _registering = threading.Lock()
 _HOST: Final = "spark.driver.host"
+_LOOPBACK: Final = "127.0.0.1"
 
 
 def cluster_for(
@@ -122,7 +123,9 @@ class Cluster:
         wave = _Wave(list(works), self.shape)
         # One more, so that a task is heard while all others wait for a token.
         callers = self.requests + 1
-        host = context.getConf().get(_HOST) or "localhost"
+        host = _LOOPBACK
+        if not context.master.startswith("local"):
+            host = context.getConf().get(_HOST) or host
         with Coordinator(host, self.access, wave, callers=callers) as coordinator:
             each = max(1, self.requests // tasks)
             share = Share(self.shape.known(), coordinator.address, each)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import cast
 
 import isodate
@@ -143,7 +143,9 @@ _EARLIEST = _micros(datetime.min.replace(tzinfo=UTC) - _EPOCH)
 _LATEST = _micros(datetime.max.replace(tzinfo=UTC) - _EPOCH)
 
 
+@lru_cache(maxsize=256)
 def _reading(format: str) -> _Read:  # noqa: A002
+    # Every slice reads times, and the tables of a format take a millisecond to make.
     if unit := _UNITS.get(format):
         return _counting(unit)
     known = _LAYOUT.fullmatch(format)
