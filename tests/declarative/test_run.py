@@ -1,0 +1,62 @@
+"""A run over a stream: what it keeps in memory."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import orjson
+from apis import Api, Asked, Reply
+from readings import option, retriever, stream
+
+from chronolake.source.declarative.api import api_of
+from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.landing.identity import Identity
+from chronolake.source.declarative.landing.parts import Waiting
+from chronolake.source.declarative.landing.run import Run
+from chronolake.source.declarative.landing.shape import Shape
+from chronolake.source.declarative.landing.slicefiles import SliceFiles
+from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.reading import StreamReader
+
+_ROWS = 500
+_PAGES = {
+    "type": "DefaultPaginator",
+    "page_token_option": option("page"),
+    "pagination_strategy": {"type": "PageIncrement", "page_size": _ROWS},
+}
+
+
+def test_memory_is_a_pages_and_not_the_streams(tmp_path: Path) -> None:
+    few, many = (_most_memory(tmp_path / str(pages), pages) for pages in (5, 60))
+    assert many < 1.3 * few
+
+
+def _most_memory(folder: Path, pages: int) -> int:
+    """Bytes at most while a stream of so many pages is read into files."""
+    records = [{"id": number, "text": f"{number} " * 40} for number in range(_ROWS)]
+    body, nothing = orjson.dumps({"data": records}), orjson.dumps({"data": []})
+
+    def answer(asked: Asked) -> Reply:
+        api.asked.clear()
+        return Reply(body if int(asked.params.get("page", 0)) < pages else nothing)
+
+    described: Any = stream(primary_key="id", retriever=retriever(paginator=_PAGES))
+    manifest = of(mapped({"streams": [described]}), folder / "manifest.yaml")
+    found: Any = manifest.stream("items")
+    folder.mkdir()
+    with Api() as api, http_client() as client:
+        api.on("/items", answer)
+        shared = api_of(manifest, {"api": api.url}, Network(client))
+        waiting, _ = Waiting.left(folder / "spool")
+        files = SliceFiles(waiting.folder, Identity.of(found), Shape({}))
+        run = Run(StreamReader(found, shared), files, waiting, threading.Event())
+        tracemalloc.start()
+        try:
+            for _ in run.read(1):
+                assert sum(part.rows for part in waiting.parts) == pages * _ROWS
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
