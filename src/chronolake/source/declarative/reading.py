@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +12,7 @@ import structlog
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.components.preparing import prepare
 from chronolake.source.declarative.cursors.counting import CountState, WholeState
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.cursors.timing import time_cursor
@@ -18,9 +20,12 @@ from chronolake.source.declarative.language.cursors import (
     DatetimeBasedCursor,
     IncrementingCountCursor,
 )
+from chronolake.source.declarative.language.custom import CustomStateMigration
 from chronolake.source.declarative.language.reports import AsyncRetriever
 from chronolake.source.declarative.language.streams import (
+    CustomPartitionRouter,
     GroupingPartitionRouter,
+    LegacyToPerPartitionStateMigration,
     SubstreamPartitionRouter,
     UnionPartitionRouter,
 )
@@ -118,6 +123,7 @@ class StreamReader:
                 none of the stream's.
             SourceError: the API does not tell the schema.
         """
+        stored = self._made_ready(stream, api, stored)
         retriever = stream.retriever
         self._reports: Reports | None = None
         if isinstance(retriever, AsyncRetriever):
@@ -149,6 +155,18 @@ class StreamReader:
         self._has_failed = False
         self._is_warned = False
 
+    def _made_ready(
+        self, stream: DeclarativeStream, api: Api, stored: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """Make what the connector's own classes are needed for; gives the state as they want it."""
+        prepare(stream, api.access, api.config, self._parent)
+        for one in stream.state_migrations:
+            if isinstance(one, CustomStateMigration) and stored:
+                state = deepcopy(dict(stored))
+                if one.calls.call("should_migrate", state):
+                    stored = dict(one.calls.call("migrate", state))
+        return stored
+
     def _state_of(self, stored: Mapping[str, Any] | None, on_limit: OnPartitionLimit) -> State:
         model = self.stream.incremental_sync
         routers = self.stream.retriever.partition_router
@@ -175,12 +193,16 @@ class StreamReader:
     def _legacy_field(self) -> str | None:
         """What tells partitions apart in states by their values, if such ones are migrated."""
         routers = self.stream.retriever.partition_router
-        if not (self.stream.state_migrations and len(routers) == 1):
+        migrations = self.stream.state_migrations
+        is_migrated = any(isinstance(one, LegacyToPerPartitionStateMigration) for one in migrations)
+        if not (is_migrated and len(routers) == 1):
             return None
         router = routers[0]
         if isinstance(router, UnionPartitionRouter):
             return named(router, self._api.config, router.partition_field)
-        if not isinstance(router, SubstreamPartitionRouter):
+        if not isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
+            return None
+        if not router.parent_stream_configs:
             return None
         (parent, *others) = router.parent_stream_configs
         return None if others else named(parent, self._api.config, parent.partition_field)

@@ -19,6 +19,8 @@ import structlog
 import xmltodict
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.components.responses import response_of
+from chronolake.source.declarative.language.custom import CustomDecoder
 from chronolake.source.declarative.language.records import (
     ContentDecoder,
     CsvDecoder,
@@ -59,7 +61,7 @@ _UNREADABLE = (
 _log = structlog.get_logger(__name__)
 
 
-def decoded(decoder: Decoder, answer: Answer) -> Iterable[Any]:
+def decoded(decoder: Decoder, answer: Answer) -> Iterable[Any]:  # noqa: PLR0911 - one for each
     """The bodies in an answer: one, or the items of a root array, or the lines or rows.
 
     A JSON or XML document that cannot be read is an empty object, as in the reference: such an
@@ -81,8 +83,16 @@ def decoded(decoder: Decoder, answer: Answer) -> Iterable[Any]:
             return _guarded(_archived(decoder.decoder, answer), decoder.type)
         case JsonItemsDecoder():
             return _guarded(_nested_items(decoder, answer.whole()), decoder.type)
+        case CustomDecoder():
+            return _own(decoder, answer)
         case _:
             return _guarded(_streamed(decoder, answer), decoder.type)
+
+
+def _own(decoder: CustomDecoder, answer: Answer) -> Iterable[Any]:
+    """What a class of the connector's own makes of an answer."""
+    bodies: list[Any] = decoder.calls.listed("decode", response_of(answer))
+    return bodies
 
 
 @dataclass
