@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.components.routing import OwnRouter
 from chronolake.source.declarative.language.streams import (
     CustomPartitionRouter,
     GroupingPartitionRouter,
@@ -27,20 +26,12 @@ from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.templating.templates import as_text, evaluated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.language.base import Component
     from chronolake.source.declarative.language.options import RequestOption
     from chronolake.source.declarative.language.streams import ParentStreamConfig, PartitionRouter
-
-#: Where a router of the connector's own has what goes into requests.
-_PLACES: Final = {
-    "get_request_params": "params",
-    "get_request_headers": "headers",
-    "get_request_body_data": "body_data",
-    "get_request_body_json": "body_json",
-}
 
 
 class Parent(Protocol):
@@ -102,7 +93,7 @@ def _router_of(
     if isinstance(router, SubstreamPartitionRouter):
         return _Substream(router, config, parent_of)
     if isinstance(router, CustomPartitionRouter):
-        return _Own(router)
+        return OwnRouter(router)
     if isinstance(router, UnionPartitionRouter):
         name = named(router, config, router.partition_field)
         if any(other != name for one in router.partition_routers for other in _names(one, config)):
@@ -235,36 +226,6 @@ class _Substream:
         for one in self._configs:
             name = named(one, self._config, one.partition_field)
             _put(into, one.request_option, name, partition, self._config)
-
-
-@dataclass(frozen=True)
-class _Own:
-    """Partitions that a class of the connector's own tells."""
-
-    router: CustomPartitionRouter
-
-    def partitions(self) -> Iterator[StreamSlice]:
-        for one in self.router.calls.each("stream_slices"):
-            if hasattr(one, "partition") and hasattr(one, "extra_fields"):
-                yield StreamSlice(dict(one.partition), {}, dict(one.extra_fields or {}))
-            elif isinstance(one, Mapping):
-                yield StreamSlice(dict(one))
-            else:
-                raise SourceError(
-                    f"{self.router.class_name}.stream_slices gives what is no slice.",
-                    hint="A slice is names with their values.",
-                )
-
-    def parent_state(self) -> dict[str, Any] | None:
-        calls = self.router.calls
-        state = calls.call("get_stream_state") if calls.has("get_stream_state") else None
-        return None if state is None else dict(state)
-
-    def inject(self, into: Injection, partition: StreamSlice) -> None:
-        calls, one = self.router.calls, slice_seen(partition)
-        for method, place in _PLACES.items():
-            if calls.has(method) and (found := calls.call(method, stream_slice=one)):
-                getattr(into, place).update(found)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class Calls:
 
     def has(self, method: str) -> bool:
         """Whether there is such a method."""
-        return callable(getattr(type(self._instance), method, None))
+        # A class can always be called; that is not what is asked for.
+        return inspect.getattr_static(self._instance, method, None) is not None
 
     def takes(self, method: str, argument: str) -> bool:
         """Whether a method knows an argument by its name."""
@@ -69,7 +70,7 @@ class Calls:
 
     def value(self, name: str, default: Any = None) -> Any:
         """An attribute, or a default where there is none."""
-        if not hasattr(type(self._instance), name) and name not in vars(self._instance):
+        if inspect.getattr_static(self._instance, name, self) is self:
             return default
         with self._lock:
             return self._run(name, lambda: getattr(self._instance, name))

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.components.handles import Decoding, reading, requesting
+from chronolake.source.declarative.components.loading import class_of
 from chronolake.source.declarative.components.making import Setting, made
 from chronolake.source.declarative.components.parentstreams import parent_config_of
 from chronolake.source.declarative.language.custom import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from chronolake.source.declarative.exchange.access import Access
+    from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.partitions import Parent
 
 _JSON = JsonDecoder(type="JsonDecoder")
@@ -55,7 +57,7 @@ def prepare(
         ConfigurationError: a class is not there, or a part of it is not as it has to be.
         SourceError: a constructor fails.
     """
-    for component, decoder in _components_in(stream, _JSON):
+    for component, decoder in _components_in(stream, _JSON, ParentStreamConfig):
         if isinstance(component, CustomAuthenticator):
             continue
         given: dict[str, Any] = {}
@@ -67,6 +69,16 @@ def prepare(
                 for one in component.parent_stream_configs
             ]
         ready(component, access, config, **given)
+
+
+def check(stream: AnyStream) -> None:
+    """Import the classes that a stream and its parents need; none is made.
+
+    Raises:
+        ConfigurationError: one is not there.
+    """
+    for component, _ in _components_in(stream, _JSON):
+        class_of(component.class_name, component.origin.file)
 
 
 def ready(
@@ -107,14 +119,22 @@ def _once(make: Callable[[], Parent]) -> Callable[[], Parent]:
     return give
 
 
-def _components_in(value: Any, decoder: Decoder) -> Iterator[tuple[CustomComponent, Decoder]]:
-    """The components of a stream, with the decoders of the answers that they see."""
+def _components_in(
+    value: Any, decoder: Decoder, but: type[Any] | tuple[()] = ()
+) -> Iterator[tuple[CustomComponent, Decoder]]:
+    """The components of a stream, with the decoders of the answers that they see.
+
+    Args:
+        value: the stream, or a part of it.
+        decoder: of the answers there.
+        but: what is passed over with all that is in it.
+    """
     if isinstance(value, list | tuple):
         for one in value:
-            yield from _components_in(one, decoder)
+            yield from _components_in(one, decoder, but)
     elif isinstance(value, dict):
-        yield from _components_in(list(value.values()), decoder)
-    elif isinstance(value, BaseModel) and not isinstance(value, ParentStreamConfig):
+        yield from _components_in(list(value.values()), decoder, but)
+    elif isinstance(value, BaseModel) and not isinstance(value, but):
         if isinstance(value, CustomComponent):
             yield value, decoder
         if isinstance(value, SimpleRetriever | AsyncRetriever):
@@ -122,4 +142,4 @@ def _components_in(value: Any, decoder: Decoder) -> Iterator[tuple[CustomCompone
         for name, inner in value:
             of_downloads = isinstance(value, AsyncRetriever) and name == "download_extractor"
             download = getattr(value, "download_decoder", None) if of_downloads else None
-            yield from _components_in(inner, download or decoder)
+            yield from _components_in(inner, download or decoder, but)
