@@ -209,6 +209,22 @@ def test_a_constructor_that_fails_is_named(tmp_path: Path) -> None:
         found.reading(api)
 
 
+def test_what_stands_within_a_component_is_checked_too(tmp_path: Path) -> None:
+    code = """
+    class Holding:
+        def __init__(self, inner):
+            self.inner = inner
+    """
+    inner = {"type": "DpathExtractor", "field_path": 7}
+    described = extracting(own("RecordExtractor", "Holding", inner=inner))
+    found = connector(tmp_path, code, described)
+    with (
+        Api() as api,
+        pytest.raises(ConfigurationError, match=r"components\.Holding is wrong: .*field_path"),
+    ):
+        found.reading(api)
+
+
 def test_what_a_class_may_not_give_is_refused(tmp_path: Path) -> None:
     code = """
     class Shrugging:

@@ -41,6 +41,10 @@ class Parent(Protocol):
         """The records with the slices they stand in, of those slices that its state leaves."""
         ...
 
+    def slices(self) -> Iterator[tuple[StreamSlice, Callable[[], Iterator[Mapping[str, Any]]]]]:
+        """The same slice by slice, each with what reads its records; each is to be read once."""
+        ...
+
     def state(self) -> Mapping[str, Any]:
         """How far it has been read."""
         ...

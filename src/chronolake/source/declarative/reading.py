@@ -353,21 +353,40 @@ class _Parent:
 
     reader: StreamReader
 
+    _open: int = 0
+    _are_all_known: bool = False
+
     def records(self) -> Iterator[tuple[StreamSlice, Record]]:
+        for one, read in self.slices():
+            for record in read():
+                yield one, record
+
+    def slices(self) -> Iterator[tuple[StreamSlice, Callable[[], Iterator[Record]]]]:
         for work in self.reader.work():
-            one = self.reader.read(work.slice)
-            last: Record | None = None
-            for records in one.pages():
-                for record in records:
-                    if last is not None:
-                        yield work.slice, last
-                    last = record
-            # The last record comes when the slice counts as read: its partition is the one that
-            # carries the parent's state on.
-            self.reader.done(work, one.latest)
-            if last is not None:
-                yield work.slice, last
-        self.reader.complete()
+            self._open += 1
+            yield work.slice, partial(self._read, work)
+        self._are_all_known = True
+        self._complete()
+
+    def _read(self, work: Work) -> Iterator[Record]:
+        one = self.reader.read(work.slice)
+        last: Record | None = None
+        for records in one.pages():
+            for record in records:
+                if last is not None:
+                    yield last
+                last = record
+        # The last record comes when the slice counts as read: its partition is the one that
+        # carries the parent's state on.
+        self.reader.done(work, one.latest)
+        self._open -= 1
+        if last is not None:
+            yield last
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._are_all_known and not self._open:
+            self.reader.complete()
 
     def state(self) -> dict[str, Any]:
         return self.reader.state.exported()

@@ -49,6 +49,11 @@ class Calls:
         self._instance: Any = None
         self._instance = self._run("__init__", make)
 
+    @property
+    def instance(self) -> Any:
+        """The instance, for what calls it by itself."""
+        return self._instance
+
     def of(self, instance: Any) -> Calls:
         """Calls of something that the instance has."""
         return Calls(type(instance).__name__, self._origin, lambda: instance, mask=self._mask)

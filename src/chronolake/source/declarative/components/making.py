@@ -79,7 +79,8 @@ def _made_here(
     hints = _hints(kind)
 
     def handle(described: Mapping[str, Any]) -> Any:
-        return setting.requesting(described) or setting.reading(described)
+        found = setting.requesting(described)
+        return setting.reading(described) if found is None else found
 
     fields = {
         "config": dict(setting.config),

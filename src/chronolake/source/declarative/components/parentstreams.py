@@ -5,7 +5,6 @@ They have what such classes ask the reference's streams for, and are read as all
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,27 +72,14 @@ class _Option:
         self.put(into, value)
 
 
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """A slice that equals nothing but itself."""
-
-    slice: StreamSlice
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.slice is self.slice
-
-    def __hash__(self) -> int:
-        return id(self.slice)
-
-
 @dataclass(frozen=True)
 class _Partition:
     slice: StreamSlice
-    rows: Iterator[tuple[StreamSlice, Mapping[str, Any]]]
+    rows: Callable[[], Iterator[Mapping[str, Any]]]
 
     def read(self) -> Iterator[ParentRecord]:
-        for one, record in self.rows:
-            yield ParentRecord(record, one)
+        for record in self.rows():
+            yield ParentRecord(record, self.slice)
 
     def to_slice(self) -> StreamSlice:
         return self.slice
@@ -132,10 +118,9 @@ class ParentStream:
         return _Cursor(self.parent)
 
     def generate_partitions(self) -> Iterator[_Partition]:
-        """Its slices that have records, one after the other."""
-        rows = self.parent().records()
-        for same, group in itertools.groupby(rows, key=lambda row: _Same(row[0])):
-            yield _Partition(same.slice, group)
+        """Its slices, one after the other; the next may be asked for before one is read."""
+        for one, rows in self.parent().slices():
+            yield _Partition(one, rows)
 
     def read_records(self, *_: Any, **__: Any) -> Iterator[ParentRecord]:
         """Its records."""

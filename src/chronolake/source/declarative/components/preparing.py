@@ -13,6 +13,7 @@ from chronolake.source.declarative.components.loading import class_of
 from chronolake.source.declarative.components.making import Setting, made
 from chronolake.source.declarative.components.parentstreams import parent_config_of
 from chronolake.source.declarative.language.custom import (
+    RUNNABLE,
     CustomAuthenticator,
     CustomComponent,
     CustomPaginationStrategy,
@@ -30,6 +31,7 @@ from chronolake.source.declarative.language.streams import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from chronolake.source.declarative.components.calls import Calls
     from chronolake.source.declarative.exchange.access import Access
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.partitions import Parent
@@ -83,28 +85,36 @@ def check(stream: AnyStream) -> None:
 
 def ready(
     component: CustomComponent, access: Access, config: Mapping[str, Any], **given: Any
-) -> Any:
-    """The instance of a component (`Calls`); arguments and errors as of `prepare`, and `made`."""
-    try:
-        return made(component, _setting(component, access, config), **given)
-    except ValidationError as failure:
-        (first, *_) = failure.errors(include_url=False, include_input=False)
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(
-            f"What the manifest gives {component.class_name} is wrong: {where}: {first['msg']}.",
-            hint="Components within it are written as they are elsewhere.",
-        ) from failure
-
-
-def _setting(component: CustomComponent, access: Access, config: Mapping[str, Any]) -> Setting:
+) -> Calls:
+    """The instance of a component; arguments and errors as of `prepare`, and of `made`."""
     origin = component.origin
-    return Setting(
+
+    def within(described: Mapping[str, Any], handle: Callable[[Mapping[str, Any]], Any]) -> Any:
+        try:
+            return handle(described)
+        except ValidationError as failure:
+            (first, *_) = failure.errors(include_url=False, include_input=False)
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigurationError(
+                f"What {origin.file} gives {component.class_name} is wrong: {where}: "
+                f"{first['msg']}.",
+                hint="Components within it are written as they are elsewhere.",
+            ) from failure
+
+    def of_requests(described: Mapping[str, Any]) -> Any:
+        if described["type"] not in RUNNABLE:
+            return requesting(described, access, config, origin)
+        inner = CustomComponent.model_validate(dict(described), context=origin)
+        return ready(inner, access, config).instance
+
+    setting = Setting(
         owner=access,
         config=config,
         mask=access.network.mask,
-        requesting=lambda one: requesting(one, access, config, origin),
-        reading=lambda one: reading(one, config, origin),
+        requesting=lambda one: within(one, of_requests),
+        reading=lambda one: within(one, lambda same: reading(same, config, origin)),
     )
+    return made(component, setting, **given)
 
 
 def _once(make: Callable[[], Parent]) -> Callable[[], Parent]:
