@@ -8,7 +8,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import orjson
 import pytest
+import yaml
 from apis import Api, Asked, Reply
 from folders import HIDDEN, Connector, connector, own
 from readings import retriever, stream
@@ -22,6 +24,7 @@ from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.trying import findings_of
 from chronolake.source.offered import Level
+from commands import ran_words
 
 ITEMS = {"data": [{"id": 1}, {"id": 2}]}
 PLAIN = """
@@ -72,6 +75,30 @@ def test_a_stream_that_needs_code_says_so_and_nothing_of_it_runs(tmp_path: Path)
     assert level is Level.WARNING
     assert "the stream child: retriever.partition_router" in words.replace("streams[2].", "")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_project_says_whether_code_may_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], allowed: bool
+) -> None:
+    connector(tmp_path / "shop", PLAIN, extracting(own("RecordExtractor", "Plain")))
+    project = tmp_path / "chronolake.yml"
+    with Api({"/items": Reply(ITEMS)}) as api:
+        source: dict[str, Any] = {"type": "declarative", "manifest": "./shop"}
+        source["config"] = {"api": api.url}
+        if allowed:
+            source["allow_components"] = True
+        pipelines = {"shop": {"source": source}}
+        project.write_text(yaml.safe_dump({"lake": {"path": "./lake"}, "pipelines": pipelines}))
+        words = ("read", "shop", "items", "--json", "--project", str(tmp_path))
+        code, out, err = ran_words(capsys, *words)
+    if allowed:
+        assert code == 0
+        assert orjson.loads(out)["records"] == ITEMS["data"]
+    else:
+        assert code != 0
+        assert "runs only with `allow_components: true`" in out + err
+        assert api.asked == []
 
 
 def test_check_tells_of_each_stream_whether_its_classes_are_there(tmp_path: Path) -> None:
