@@ -277,6 +277,39 @@ def test_what_a_class_may_not_give_is_refused(tmp_path: Path) -> None:
     assert "Odd.stream_slices gives what is no slice" in str(routed)
 
 
+def test_records_are_what_json_has_whatever_a_class_puts_into_them(tmp_path: Path) -> None:
+    code = """
+    from datetime import UTC, datetime
+
+    class Timed:
+        def transform(self, record, **kwargs):
+            record.update(at=datetime(2024, 1, 2, tzinfo=UTC), both=(1, 2))
+
+    class Odd:
+        def transform(self, record, **kwargs):
+            record["odd"] = {1, 2}
+
+    class Pairs:
+        def get_auth_header(self):
+            return [("a", "b")]
+    """
+    asks = {"authenticator": own("Authenticator", "Pairs")}
+    found = connector(
+        tmp_path,
+        code,
+        stream("timed", transformations=[own("Transformation", "Timed")]),
+        stream("odd", transformations=[own("Transformation", "Odd")]),
+        stream("pairs", retriever=retriever(asks=asks)),
+    )
+    with Api({"/items": Reply(ITEMS)}) as api:
+        timed = found.reading(api, "timed").result.records
+        odd = found.reading(api, "odd").result.failure
+        pairs = found.reading(api, "pairs").result.failure
+    assert timed[0] == {"id": 1, "at": "2024-01-02T00:00:00+00:00", "both": [1, 2]}
+    assert "makes records of what JSON does not have" in str(odd)
+    assert "Pairs.get_auth_header, which the stream pairs needs, gives list" in str(pairs)
+
+
 def test_an_instance_is_called_by_one_thread_at_a_time(tmp_path: Path) -> None:
     code = """
     import threading, time

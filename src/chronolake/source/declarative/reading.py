@@ -164,7 +164,7 @@ class StreamReader:
             if isinstance(one, CustomStateMigration) and stored:
                 state = deepcopy(dict(stored))
                 if one.calls.call("should_migrate", state):
-                    stored = dict(one.calls.call("migrate", state))
+                    stored = one.calls.mapping("migrate", stream_state=state)
         return stored
 
     def _state_of(self, stored: Mapping[str, Any] | None, on_limit: OnPartitionLimit) -> State:

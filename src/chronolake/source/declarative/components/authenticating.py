@@ -34,10 +34,10 @@ class ComponentAuthentication:
             ("get_request_body_data", "body_data"),
             ("get_request_body_json", "body_json"),
         ):
-            if self.calls.has(method) and (found := self.calls.call(method)):
-                setattr(credentials, place, found if isinstance(found, str) else dict(found))
+            if self.calls.has(method):
+                setattr(credentials, place, self.calls.mapping(method))
         if not self._signs and self.calls.has("get_auth_header"):
-            credentials.headers = dict(self.calls.call("get_auth_header") or {})
+            credentials.headers = self.calls.mapping("get_auth_header")
         return credentials
 
     def signed(self, request: Encoded, credentials: Injection) -> tuple[Encoded, Injection]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ChronolakeError, SourceError
@@ -99,6 +100,17 @@ class Calls:
         with self._lock:
             found: list[Any] = self._run(method, all_of_it)
         return found
+
+    def mapping(self, method: str, **named: Any) -> dict[str, Any]:
+        """The names and values that a method gives; none for None."""
+        found = self.call(method, **named)
+        if found is not None and not isinstance(found, Mapping):
+            raise SourceError(
+                f"{self._name}.{method}, which the stream {self._origin.stream} needs, gives "
+                f"{type(found).__name__}, and no names with values.",
+                hint="It is the connector's own code; mend it there.",
+            )
+        return dict(found or {})
 
     def each(self, method: str, **named: Any) -> Iterator[Any]:
         """What a method gives, as it comes. Other methods may be called meanwhile."""

@@ -157,10 +157,15 @@ def where(failure: BaseException, home: Path) -> str:
     found, trace = "", failure.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if Path(file).is_relative_to(home):
+        if _is_in(Path(file), home):
             found = f"{file}, line {trace.tb_lineno}:"
         trace = trace.tb_next
     return found
+
+
+def _is_in(file: Path, home: Path) -> bool:
+    """Whether a file is the connector's own, and not of what is installed below its folder."""
+    return file.is_relative_to(home) and "site-packages" not in file.relative_to(home).parts
 
 
 def is_of_cdk(kind: type[Any]) -> bool:

@@ -60,12 +60,11 @@ class OwnRouter:
     def parent_state(self) -> dict[str, Any] | None:
         """How far the parents are, if the class tells it."""
         calls = self.router.calls
-        state = calls.call("get_stream_state") if calls.has("get_stream_state") else None
-        return None if state is None else dict(state)
+        return calls.mapping("get_stream_state") if calls.has("get_stream_state") else None
 
     def inject(self, into: Injection, partition: StreamSlice) -> None:
         """What the class puts into requests for a partition."""
         calls, one = self.router.calls, slice_seen(partition)
         for method, place in _PLACES.items():
-            if calls.has(method) and (found := calls.call(method, stream_slice=one)):
-                getattr(into, place).update(found)
+            if calls.has(method):
+                getattr(into, place).update(calls.mapping(method, stream_slice=one))

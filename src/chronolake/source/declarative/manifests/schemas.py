@@ -66,7 +66,8 @@ def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[s
     if isinstance(loader, DynamicSchemaLoader):
         return schema_in(next(_records(loader.retriever, api), None), loader, api.config)
     if isinstance(loader, CustomSchemaLoader):
-        return dict(loader.calls.call("get_json_schema"))
+        schema: dict[str, Any] = loader.calls.mapping("get_json_schema")
+        return schema
     if not loader.file_path:
         return _read(file.parent / "schemas" / f"{stream.name}.json")
     told = as_text(loader.file_path, {"config": api.config, "parameters": loader.parameters})

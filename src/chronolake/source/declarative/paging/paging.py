@@ -216,7 +216,7 @@ class Pages:
             told = (
                 strategy.calls.call("get_page_size") if strategy.calls.has("get_page_size") else 0
             )
-            return told or None
+            return told if isinstance(told, int) and told else None
         size = strategy.page_size
         if isinstance(size, str) and size:
             context = {**variables, "config": self._config, "parameters": strategy.parameters}

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from chronolake.errors import SourceError
 from chronolake.source.declarative.components.responses import slice_seen
 from chronolake.source.declarative.language.custom import (
+    CustomComponent,
     CustomRecordFilter,
     CustomSchemaNormalization,
 )
@@ -84,8 +87,20 @@ class Selection:
         self._own_filter = (
             self._filter.calls if isinstance(self._filter, CustomRecordFilter) else None
         )
+        transformations = tuple(transformations)
         self._steps = [step_of(one, config) for one in transformations]
         self._convert = _conversion(selector.schema_normalization, schema) if schema else None
+        #: Whether classes of the connector's own have a hand in it.
+        self._is_own = any(
+            isinstance(one, CustomComponent)
+            for one in (
+                selector.extractor,
+                selector.record_filter,
+                selector.schema_normalization,
+                decoder,
+                *transformations,
+            )
+        )
         before = selector.transform_before_filtering
         self._is_transformed_first = is_client_side if before is None else before
         self._config = config
@@ -142,6 +157,8 @@ class Selection:
         if self._convert is not None:
             for record in records:
                 self._convert(record)
+        if self._is_own:
+            records = _plain(records)
         return Page(records, found.count)
 
     def _kept(self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]) -> list[Any]:
@@ -184,6 +201,18 @@ def _conversion(
         calls = how.calls
         return lambda record: calls.call("transform", record, schema)
     return converter_of(schema).within if how == "Default" else None
+
+
+def _plain(records: list[Record]) -> list[Record]:
+    """Records of nothing but what JSON has, whatever classes have put into them."""
+    try:
+        plain: list[Record] = orjson.loads(orjson.dumps(records, option=orjson.OPT_NON_STR_KEYS))
+    except TypeError as failure:
+        raise SourceError(
+            f"The connector's own code makes records of what JSON does not have: {failure}.",
+            hint="Let it give texts, numbers, truth values, times, lists and objects.",
+        ) from failure
+    return plain
 
 
 def _objects(records: list[Any]) -> list[Record]:
