@@ -35,9 +35,9 @@ class ComponentAuthentication:
             ("get_request_body_json", "body_json"),
         ):
             if self.calls.has(method):
-                setattr(credentials, place, self.calls.mapping(method))
+                setattr(credentials, place, self.calls.mapping(method) or {})
         if not self._signs and self.calls.has("get_auth_header"):
-            credentials.headers = self.calls.mapping("get_auth_header")
+            credentials.headers = self.calls.mapping("get_auth_header") or {}
         return credentials
 
     def signed(self, request: Encoded, credentials: Injection) -> tuple[Encoded, Injection]:

@@ -101,8 +101,8 @@ class Calls:
             found: list[Any] = self._run(method, all_of_it)
         return found
 
-    def mapping(self, method: str, **named: Any) -> dict[str, Any]:
-        """The names and values that a method gives; none for None."""
+    def mapping(self, method: str, **named: Any) -> dict[str, Any] | None:
+        """The names and values that a method gives, or None."""
         found = self.call(method, **named)
         if found is not None and not isinstance(found, Mapping):
             raise SourceError(
@@ -110,7 +110,7 @@ class Calls:
                 f"{type(found).__name__}, and no names with values.",
                 hint="It is the connector's own code; mend it there.",
             )
-        return dict(found or {})
+        return None if found is None else dict(found)
 
     def each(self, method: str, **named: Any) -> Iterator[Any]:
         """What a method gives, as it comes. Other methods may be called meanwhile."""

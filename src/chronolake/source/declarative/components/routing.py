@@ -67,4 +67,4 @@ class OwnRouter:
         calls, one = self.router.calls, slice_seen(partition)
         for method, place in _PLACES.items():
             if calls.has(method):
-                getattr(into, place).update(calls.mapping(method, stream_slice=one))
+                getattr(into, place).update(calls.mapping(method, stream_slice=one) or {})

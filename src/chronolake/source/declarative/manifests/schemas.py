@@ -66,7 +66,7 @@ def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[s
     if isinstance(loader, DynamicSchemaLoader):
         return schema_in(next(_records(loader.retriever, api), None), loader, api.config)
     if isinstance(loader, CustomSchemaLoader):
-        schema: dict[str, Any] = loader.calls.mapping("get_json_schema")
+        schema: dict[str, Any] = loader.calls.mapping("get_json_schema") or {}
         return schema
     if not loader.file_path:
         return _read(file.parent / "schemas" / f"{stream.name}.json")
