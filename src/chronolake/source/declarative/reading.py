@@ -164,7 +164,7 @@ class StreamReader:
             if isinstance(one, CustomStateMigration) and stored:
                 state = deepcopy(dict(stored))
                 if one.calls.call("should_migrate", state):
-                    stored = one.calls.mapping("migrate", stream_state=state)
+                    stored = one.calls.mapping("migrate", state)
         return stored
 
     def _state_of(self, stored: Mapping[str, Any] | None, on_limit: OnPartitionLimit) -> State:

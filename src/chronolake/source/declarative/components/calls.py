@@ -101,9 +101,9 @@ class Calls:
             found: list[Any] = self._run(method, all_of_it)
         return found
 
-    def mapping(self, method: str, **named: Any) -> dict[str, Any] | None:
+    def mapping(self, method: str, *arguments: Any, **named: Any) -> dict[str, Any] | None:
         """The names and values that a method gives, or None."""
-        found = self.call(method, **named)
+        found = self.call(method, *arguments, **named)
         if found is not None and not isinstance(found, Mapping):
             raise SourceError(
                 f"{self._name}.{method}, which the stream {self._origin.stream} needs, gives "
