@@ -5,6 +5,7 @@ Cases stand in `cases/*.yaml`, a list under `cases:` in each file. A case has
 - `name`, `shows` (the behaviour, in a sentence) and `uses` (the components and features it covers),
 - `manifest`, `stream` (the one that is read; else the first) and `config` (which gets `api`, the
   server's address),
+- `components`, the Python code beside the manifest, if there is any,
 - `api`, the routes the server is programmed with (see `api.py`),
 - `syncs`, one after the other; each with a `state` to begin from (`handed`: the last one's), an
   `api` of its own where it changes, and what to `expect` of the reference: `records` (a number, or
@@ -66,6 +67,12 @@ class Case:
     uses: tuple[str, ...] = ()
     compare: Mapping[str, Any] = field(default_factory=dict)
     partition_limit: int | None = None
+    components: str | None = None
+
+    @property
+    def is_of_cdk(self) -> bool:
+        """Whether its code needs the reference's base classes."""
+        return "airbyte_cdk" in (self.components or "")
 
     def configured(self, address: str) -> dict[str, Any]:
         """The config, which knows the server."""
@@ -98,7 +105,7 @@ def _whole_streams(value: Any) -> Any:
 def _case(told: Mapping[str, Any]) -> Case:
     unknown = set(told) - {
         *("name", "shows", "uses", "manifest", "stream", "config", "api", "syncs", "compare"),
-        "partition_limit",
+        *("partition_limit", "components"),
     }
     if unknown:
         raise ValueError(f"{told['name']}: what is {sorted(unknown)}?")
@@ -123,6 +130,7 @@ def _case(told: Mapping[str, Any]) -> Case:
         uses=tuple(told.get("uses", ())),
         compare=told.get("compare", {}),
         partition_limit=told.get("partition_limit"),
+        components=told.get("components"),
     )
 
 

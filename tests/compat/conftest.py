@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from readers import PYTHON, Reference, reference, reference_python
+from readers import PYTHON, Reference, ours_with_cdk, reference, reference_python
 from serving import Server, serving
 
 
@@ -21,4 +21,14 @@ def reader() -> Iterator[Reference]:
     if python is None:
         pytest.skip(f"the reference is not installed at {PYTHON}: `make test-compat` installs it")
     with reference(python) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def beside() -> Iterator[Reference]:
+    """Our reader where airbyte-cdk is installed, too."""
+    python = reference_python()
+    if python is None:
+        pytest.skip(f"the reference is not installed at {PYTHON}: `make test-compat` installs it")
+    with ours_with_cdk(python) as running:
         yield running

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from outcome import Outcome
@@ -43,27 +44,49 @@ def outcome(
     config: Mapping[str, Any],
     stream: str,
     state: Any,
+    components: str | None = None,
 ) -> Outcome:
     """Our reading of a stream from an API programmed for it."""
     programmed = server.program(routes)
+    told = read_all(manifest, config, stream, state, components)
+    return Outcome(**told, requests=list(programmed.asked))
+
+
+def read_all(
+    manifest: Mapping[str, Any],
+    config: Mapping[str, Any],
+    stream: str,
+    state: Any,
+    components: str | None,
+) -> dict[str, Any]:
+    """The records, state, failure and waits of a reading."""
     clock = Clock()
-    try:
-        result = _read(manifest, config, stream, deepcopy(state), clock)
-    except ChronolakeError as failure:
-        result = Result(failure=failure)
-    return Outcome(
-        records=[dict(record) for record in result.records],
-        state=result.state,
-        failure=None if result.failure is None else str(result.failure),
-        waits=clock.waits,
-        requests=list(programmed.asked),
-    )
+    with TemporaryDirectory() as folder:
+        file = MANIFEST
+        if components is not None:
+            file = Path(folder) / MANIFEST.name
+            file.with_name("components.py").write_text(components)
+        try:
+            result = _read(file, manifest, config, stream, deepcopy(state), clock)
+        except ChronolakeError as failure:
+            result = Result(failure=failure)
+    return {
+        "records": [dict(record) for record in result.records],
+        "state": result.state,
+        "failure": None if result.failure is None else str(result.failure),
+        "waits": clock.waits,
+    }
 
 
 def _read(
-    manifest: Mapping[str, Any], config: Mapping[str, Any], stream: str, state: Any, clock: Clock
+    file: Path,
+    manifest: Mapping[str, Any],
+    config: Mapping[str, Any],
+    stream: str,
+    state: Any,
+    clock: Clock,
 ) -> Result:
-    described = of(mapped(deepcopy(dict(manifest))), MANIFEST)
+    described = of(mapped(deepcopy(dict(manifest))), file, allow_components=True)
     with http_client() as client:
         network = Network(client, sleep=clock.sleep, now=clock.now)
         api = api_of(described, config, network, wanted=[stream])

@@ -58,6 +58,7 @@ class Reference:
         stream: str,
         state: Any,
         partition_limit: int | None = None,
+        components: str | None = None,
     ) -> Outcome:
         """The reference's reading of a stream from an API programmed for it."""
         programmed = server.program(api)
@@ -67,6 +68,7 @@ class Reference:
             stream=stream,
             state=state,
             partition_limit=partition_limit,
+            components=components,
         )
         failure = answer["failure"]
         return Outcome(
@@ -83,8 +85,23 @@ class Reference:
 def reference(python: Path) -> Iterator[Reference]:
     """The reference, ready to read; its process ends with the block."""
     script = Path(__file__).with_name("reference.py")
+    with _answering([python, "-I", script]) as ready:
+        yield ready
+
+
+@contextmanager
+def ours_with_cdk(python: Path) -> Iterator[Reference]:
+    """Our reader in a process where airbyte-cdk is there too; it ends with the block."""
+    script = Path(__file__).with_name("ours_with_cdk.py")
+    packages = next(python.parent.parent.glob("lib/python3.*/site-packages"))
+    with _answering([sys.executable, script, packages]) as ready:
+        yield ready
+
+
+@contextmanager
+def _answering(command: list[str | Path]) -> Iterator[Reference]:
     with subprocess.Popen(
-        [python, "-I", script],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -95,7 +112,7 @@ def reference(python: Path) -> Iterator[Reference]:
         assert process.stdout is not None
         ready = process.stdout.readline()
         if "ready" not in ready:
-            raise RuntimeError(f"the reference does not start: {python} {script}")
+            raise RuntimeError(f"the reader does not start: {command}")
         try:
             yield Reference(process)
         finally:
@@ -116,6 +133,7 @@ def readings(case: Case, reader: Reference, server: Server) -> Iterator[tuple[An
             stream=case.stream,
             state=state,
             partition_limit=case.partition_limit,
+            components=case.components,
         )
         last = steady(outcome.state)
         yield state, outcome

@@ -121,6 +121,14 @@ def source_of(question: dict[str, Any]) -> tuple[Any, Any]:
     return source, (question["config"], catalog, messages)
 
 
+def register(code: str) -> None:
+    """Have the code that a manifest has beside it, where the reference looks for it."""
+    module = ModuleType("source_declarative_manifest.components")
+    sys.modules["source_declarative_manifest"] = ModuleType("source_declarative_manifest")
+    sys.modules[module.__name__] = module
+    exec(compile(code, "components.py", "exec"), module.__dict__)  # noqa: S102 - a test's own
+
+
 def reading(question: dict[str, Any]) -> dict[str, Any]:
     """What the reference gives for a stream: its records, its last state, its failure."""
     waits = patched()
@@ -133,6 +141,8 @@ def reading(question: dict[str, Any]) -> dict[str, Any]:
     failures: list[dict[str, Any]] = []
     if limit := question.get("partition_limit"):
         ConcurrentPerPartitionCursor.SWITCH_TO_GLOBAL_LIMIT = limit
+    if code := question.get("components"):
+        register(code)
     try:
         source, (config, catalog, messages) = source_of(question)
         logger = logging.getLogger("airbyte")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ours
 import pytest
 from case import PARTS, Case, cases
-from outcome import differences, unmet
+from outcome import Outcome, differences, unmet
 from readers import Reference, readings
 from serving import Server
 
@@ -24,19 +25,36 @@ def apart(differs: Any) -> set[str]:
     return {"records" if part == "ids" else part for part in expected} & set(PARTS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.is_of_cdk], ids=named)
 def test_read_as_the_reference_reads(case: Case, reader: Reference, server: Server) -> None:
+    _compared(case, reader, server, ours.outcome)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_of_cdk], ids=named)
+def test_classes_of_the_reference_do_here_what_they_do_there(
+    case: Case, reader: Reference, beside: Reference, server: Server
+) -> None:
+    def outcome(server: Server, api: list[dict[str, Any]], **question: Any) -> Outcome:
+        return beside.outcome(server, api, **question)
+
+    _compared(case, reader, server, outcome)
+
+
+def _compared(
+    case: Case, reader: Reference, server: Server, outcome: Callable[..., Outcome]
+) -> None:
     for number, (sync, (state, theirs)) in enumerate(
         zip(case.syncs, readings(case, reader, server), strict=True)
     ):
         assert not unmet(theirs, sync.expect), f"{case.name} #{number}: not what the case shows"
-        found = ours.outcome(
+        found = outcome(
             server,
             sync.api,
             manifest=case.manifest,
             config=case.configured(server.address),
             stream=case.stream,
             state=state,
+            components=case.components,
         )
         told = differences(theirs, found, case.compare, apart(sync.differs))
         if sync.differs:

@@ -91,7 +91,10 @@ def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     assert (16, "streams[1].incremental_sync.cursor_field", "two") in told
     assert {one.stream for one in found.problems} == {"one", "two"}
     (custom,) = [one for one in found.problems if one.line == 7]
-    assert custom.message == "CustomRequester is Python code beside the manifest, which is not run"
+    assert custom.message == (
+        "CustomRequester is Python code in place of what makes requests and bounds them, which is "
+        "not run"
+    )
     with pytest.raises(ConfigurationError, match=r"line 7: streams\[0\].retriever.requester.type"):
         found.stream("one")
 

@@ -64,7 +64,9 @@ def read(
             f"{wanted.file}: pipelines.{pipeline} has no manifest.",
             hint="`chronolake read` is for sources of the type declarative.",
         )
-    manifest = load(find(source.manifest, beside=wanted.file.parent))
+    manifest = load(
+        find(source.manifest, beside=wanted.file.parent), allow_components=source.allow_components
+    )
     state = None if from_state is None else _state_in(from_state)
     found = sample(manifest, source, stream, limit=limit, state=state)
     if json:

@@ -205,6 +205,11 @@ class DeclarativeSource(Section):
         description="The hosts that requests may go to, as api.example.com or *.example.com; any "
         "when left out.",
     )
+    allow_components: bool = Field(
+        default=False,
+        description="Whether Python classes of the connector may run, which stand in components.py "
+        "beside the manifest or in its package; nothing bounds what they do.",
+    )
     on_partition_limit: OnPartitionLimit = Field(
         default=OnPartitionLimit.DROP_OLDEST,
         description="Beyond 10,000 partitions: drop_oldest reads forgotten ones in full next "

@@ -14,6 +14,7 @@ from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.language.budget import HTTPAPIBudget
 from chronolake.source.declarative.language.streams import (
+    CustomPartitionRouter,
     DeclarativeStream,
     GroupingPartitionRouter,
     SubstreamPartitionRouter,
@@ -184,7 +185,7 @@ def _parents_of(stream: AnyStream) -> Iterator[str]:
                 routers.append(router.underlying_partition_router)
             elif isinstance(router, UnionPartitionRouter):
                 routers += router.partition_routers
-            elif isinstance(router, SubstreamPartitionRouter):
+            elif isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
                 for parent in router.parent_stream_configs:
                     yield parent.stream.name
                     yield from _parents_of(parent.stream)

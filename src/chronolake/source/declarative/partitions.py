@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.components.routing import OwnRouter, inject_own
 from chronolake.source.declarative.language.streams import (
+    CustomPartitionRouter,
     GroupingPartitionRouter,
     ListPartitionRouter,
     SubstreamPartitionRouter,
@@ -36,6 +38,10 @@ class Parent(Protocol):
 
     def records(self) -> Iterator[tuple[StreamSlice, Mapping[str, Any]]]:
         """The records with the slices they stand in, of those slices that its state leaves."""
+        ...
+
+    def slices(self) -> Iterator[tuple[StreamSlice, Callable[[], Iterator[Mapping[str, Any]]]]]:
+        """The same slice by slice, each with what reads its records; each is to be read once."""
         ...
 
     def state(self) -> Mapping[str, Any]:
@@ -85,6 +91,8 @@ def _router_of(
         return _Values(router, config)
     if isinstance(router, SubstreamPartitionRouter):
         return _Substream(router, config, parent_of)
+    if isinstance(router, CustomPartitionRouter):
+        return OwnRouter(router)
     if isinstance(router, UnionPartitionRouter):
         name = named(router, config, router.partition_field)
         if any(other != name for one in router.partition_routers for other in _names(one, config)):
@@ -135,6 +143,9 @@ def inject_partition(
     """
     # Of two with one place the first counts.
     for router in reversed(routers):
+        if isinstance(router, CustomPartitionRouter):
+            inject_own(router, into, partition)
+            continue
         if isinstance(router, ListPartitionRouter):
             told = [(router.request_option, named(router, config, router.cursor_field))]
         elif isinstance(router, SubstreamPartitionRouter):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.components.preparing import prepare
 from chronolake.source.declarative.cursors.counting import CountState, WholeState
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.language.cursors import (
     DatetimeBasedCursor,
     IncrementingCountCursor,
 )
+from chronolake.source.declarative.language.custom import CustomStateMigration
 from chronolake.source.declarative.language.streams import (
+    CustomPartitionRouter,
     GroupingPartitionRouter,
+    LegacyToPerPartitionStateMigration,
     SubstreamPartitionRouter,
     UnionPartitionRouter,
 )
@@ -30,7 +36,7 @@ from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.language.cursors import IncrementalSync
@@ -96,6 +102,7 @@ class StreamReader:
                 none of the stream's.
             SourceError: the API does not tell the schema.
         """
+        stored = self._made_ready(stream, api, stored)
         self.stream = stream
         self.dated_by = dated_by
         self._api = api
@@ -114,6 +121,18 @@ class StreamReader:
         self._left: Counter[int] = Counter()
         self._has_failed = False
         self._is_warned = False
+
+    def _made_ready(
+        self, stream: DeclarativeStream, api: Api, stored: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """Make what the connector's own classes are needed for; gives the state as they want it."""
+        prepare(stream, api.access, api.config, self._parent)
+        for one in stream.state_migrations:
+            if isinstance(one, CustomStateMigration) and stored:
+                state = deepcopy(dict(stored))
+                if one.calls.call("should_migrate", state):
+                    stored = one.calls.mapping("migrate", state)
+        return stored
 
     def _state_of(self, stored: Mapping[str, Any] | None, on_limit: OnPartitionLimit) -> State:
         model = self.stream.incremental_sync
@@ -140,12 +159,16 @@ class StreamReader:
     def _legacy_field(self) -> str | None:
         """What tells partitions apart in states by their values, if such ones are migrated."""
         routers = self.stream.retriever.partition_router
-        if not (self.stream.state_migrations and len(routers) == 1):
+        migrations = self.stream.state_migrations
+        is_migrated = any(isinstance(one, LegacyToPerPartitionStateMigration) for one in migrations)
+        if not (is_migrated and len(routers) == 1):
             return None
         router = routers[0]
         if isinstance(router, UnionPartitionRouter):
             return named(router, self._api.config, router.partition_field)
-        if not isinstance(router, SubstreamPartitionRouter):
+        if not isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
+            return None
+        if not router.parent_stream_configs:
             return None
         (parent, *others) = router.parent_stream_configs
         return None if others else named(parent, self._api.config, parent.partition_field)
@@ -230,21 +253,40 @@ class _Parent:
 
     reader: StreamReader
 
+    _open: int = 0
+    _are_all_known: bool = False
+
     def records(self) -> Iterator[tuple[StreamSlice, Record]]:
+        for one, read in self.slices():
+            for record in read():
+                yield one, record
+
+    def slices(self) -> Iterator[tuple[StreamSlice, Callable[[], Iterator[Record]]]]:
         for work in self.reader.work():
-            one = self.reader.slices.read(work)
-            last: Record | None = None
-            for records in one.pages():
-                for record in records:
-                    if last is not None:
-                        yield work.slice, last
-                    last = record
-            # The last record comes when the slice counts as read: its partition is the one that
-            # carries the parent's state on.
-            self.reader.done(work, one.latest)
-            if last is not None:
-                yield work.slice, last
-        self.reader.complete()
+            self._open += 1
+            yield work.slice, partial(self._read, work)
+        self._are_all_known = True
+        self._complete()
+
+    def _read(self, work: Work) -> Iterator[Record]:
+        one = self.reader.slices.read(work)
+        last: Record | None = None
+        for records in one.pages():
+            for record in records:
+                if last is not None:
+                    yield last
+                last = record
+        # The last record comes when the slice counts as read: its partition is the one that
+        # carries the parent's state on.
+        self.reader.done(work, one.latest)
+        self._open -= 1
+        if last is not None:
+            yield last
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._are_all_known and not self._open:
+            self.reader.complete()
 
     def state(self) -> dict[str, Any]:
         return self.reader.state.exported()

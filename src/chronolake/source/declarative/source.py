@@ -75,7 +75,10 @@ class DeclarativeApi:
         Raises:
             ConfigurationError: there is none, or it cannot be read at all.
         """
-        return load(find(self.config.manifest, beside=self.project.file.parent))
+        return load(
+            find(self.config.manifest, beside=self.project.file.parent),
+            allow_components=self.config.allow_components,
+        )
 
     @cached_property
     def _known(self) -> Manifest:

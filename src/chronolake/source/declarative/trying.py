@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from chronolake.config import OnPartitionLimit
-from chronolake.errors import ChronolakeError
+from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.limits import check_mode
 from chronolake.source.declarative.api import opened
+from chronolake.source.declarative.components.preparing import check
 from chronolake.source.declarative.manifests.configured import made_ready, missing_in
 from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
 from chronolake.source.declarative.parents import chosen, is_outdated
@@ -182,7 +183,12 @@ def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Findi
             )
     names = [name for name in wanted or manifest.streams if name in manifest.streams]
     for name in names:
-        yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
+        try:
+            check(manifest.streams[name])
+        except ConfigurationError as refusal:
+            yield Finding(f"stream {name}", Level.FAILED, refusal.message, refusal.hint)
+        else:
+            yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
     if missing:
         yield Finding(
             "config",

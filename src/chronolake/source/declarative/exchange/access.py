@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import httpx
 
 from chronolake.errors import SourceError
+from chronolake.source.declarative.components.authenticating import ComponentAuthentication
+from chronolake.source.declarative.components.preparing import ready
 from chronolake.source.declarative.exchange.authenticating import (
     JwtAuthentication,
     fixed_authentication,
@@ -30,6 +32,7 @@ from chronolake.source.declarative.language.auth import (
     LegacySessionTokenAuthenticator,
     OAuthAuthenticator,
 )
+from chronolake.source.declarative.language.custom import CustomAuthenticator
 from chronolake.source.declarative.language.errorhandling import (
     DefaultErrorHandler,
     HttpResponseFilter,
@@ -157,7 +160,7 @@ class Access:
                 requester.url or requester.url_base or "",
                 {"config": self._config, "parameters": requester.parameters},
             )
-            authentication, identity = self._authentication(requester.authenticator, url)
+            authentication, identity = self._identified(requester.authenticator, url)
         keep = requester.use_cache if cached is None else cached
         return Sender(
             self._network,
@@ -173,8 +176,8 @@ class Access:
             ),
         )
 
-    def authentication(self, identity: str) -> Authentication:
-        """What proves who sends requests, by what tells authenticators apart.
+    def issued(self, identity: str) -> Authentication:
+        """The authentication that a sender has, by what tells authenticators apart.
 
         Raises:
             SourceError: no sender has asked for such a one.
@@ -185,9 +188,13 @@ class Access:
             raise SourceError("A task asks for credentials that the stream does not have.")
         return found
 
-    def _authentication(self, component: Authenticator, api_url: str) -> tuple[Authentication, str]:
+    def authentication(self, component: Authenticator, api_url: str) -> Authentication:
+        """What proves who sends requests to a URL; raises what `sender` raises."""
+        return self._identified(component, api_url)[0]
+
+    def _identified(self, component: Authenticator, api_url: str) -> tuple[Authentication, str]:
         if isinstance(component, SelectiveAuthenticator):
-            return self._authentication(selected(component, self._config), api_url)
+            return self._identified(selected(component, self._config), api_url)
         identity = _identity(component, api_url)
         with self._lock:
             if identity not in self._authentications:
@@ -198,7 +205,9 @@ class Access:
                 )
             return self._authentications[identity], identity
 
-    def _made(self, component: Authenticator, api_url: str, identity: str) -> Authentication:
+    def _made(self, component: Authenticator, api_url: str, identity: str) -> Authentication:  # noqa: PLR0911 - one for each
+        if isinstance(component, CustomAuthenticator):
+            return ComponentAuthentication(ready(component, self, self._config))
         if isinstance(component, OAuthAuthenticator):
             assertion = component.profile_assertion
             return OAuthAuthentication(
@@ -224,7 +233,7 @@ class Access:
                 component, self._config, api_url, sender, self._network
             )
         if isinstance(component, SelectiveAuthenticator):
-            return self._authentication(component, api_url)[0]
+            return self._identified(component, api_url)[0]
         return fixed_authentication(component, self._config)
 
     def _keep(self, identity: str, tokens: Mapping[str, Any]) -> None:
@@ -241,7 +250,8 @@ def _identity(component: Authenticator, api_url: str) -> str:
     """
     whole = component.model_dump(mode="json")
     plain = _without_parameters(whole)
-    if "parameters" not in json.dumps(plain):
+    is_own = isinstance(component, CustomAuthenticator)
+    if not is_own and "parameters" not in json.dumps(plain):
         whole = plain
     legacy = isinstance(component, LegacySessionTokenAuthenticator)
     text = json.dumps([whole, api_url if legacy else ""], sort_keys=True)

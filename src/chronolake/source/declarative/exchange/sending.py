@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import httpx
 
 from chronolake.errors import SourceError
+from chronolake.source.declarative.components.authenticating import ComponentAuthentication
 from chronolake.source.declarative.exchange.answers import Answer
 from chronolake.source.declarative.exchange.injection import Injection
 from chronolake.source.declarative.exchange.network import (
@@ -170,12 +171,10 @@ class Sender:
                 outcome = kept
             else:
                 credentials = self._authentication.injection()
-                outcome = self._outcome(
-                    encoded(request.with_injection(credentials)),
-                    attempt,
-                    credentials,
-                    in_file=in_file,
-                )
+                whole = encoded(request.with_injection(credentials))
+                if isinstance(self._authentication, ComponentAuthentication):
+                    whole, credentials = self._authentication.signed(whole, credentials)
+                outcome = self._outcome(whole, attempt, credentials, in_file=in_file)
             verdict = verdict_on(outcome, self._handler, self._config)
             if verdict.action in {Action.SUCCESS, Action.IGNORE}:
                 return outcome if isinstance(outcome, Answer) and outcome.ok else None

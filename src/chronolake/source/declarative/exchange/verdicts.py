@@ -7,18 +7,20 @@ handlers surprising, and the surprises are kept: manifests are written with them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from chronolake.errors import SourceError
+from chronolake.source.declarative.components.responses import outcome_of
 from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.language.custom import CustomErrorHandler
 from chronolake.source.declarative.language.errorhandling import CompositeErrorHandler
 from chronolake.source.declarative.templating.templates import as_text, as_truth
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import httpx
 
     from chronolake.source.declarative.language.errorhandling import (
@@ -115,6 +117,8 @@ def verdict_on(
             if verdict.action in _FINAL:
                 break
         return verdict
+    if isinstance(handler, CustomErrorHandler):
+        return _own(outcome, handler)
     if isinstance(outcome, Answer):
         for wanted in (handler and handler.response_filters) or ():
             if wanted.action is not None and _fits(wanted, outcome):
@@ -128,6 +132,23 @@ def error_text(answer: Answer) -> str | None:
         return _error_text(answer.json())
     except ValueError:
         return answer.body.decode(errors="replace")
+
+
+def _own(outcome: Answer | httpx.RequestError, handler: CustomErrorHandler) -> Verdict:
+    """What a class of the connector's own says."""
+    found = handler.calls.call("interpret_response", outcome_of(outcome))
+    told = (
+        found if isinstance(found, Mapping) else vars(found) if hasattr(found, "__dict__") else {}
+    )
+    action = told.get("response_action")
+    name = getattr(action, "value", action)
+    if name not in set(Action):
+        raise SourceError(
+            f"{handler.class_name}.interpret_response gives no response_action, but {name!r}.",
+            hint=f"It is one of {', '.join(Action)}.",
+        )
+    message = told.get("error_message")
+    return Verdict(Action(name), None if message is None else str(message))
 
 
 def _by_itself(outcome: Answer | httpx.RequestError) -> Verdict:

@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.components.calls import Calls
+from chronolake.source.declarative.components.responses import outcome_of
 from chronolake.source.declarative.exchange.answers import Answer
 from chronolake.source.declarative.exchange.verdicts import Action
+from chronolake.source.declarative.language.custom import (
+    CustomBackoffStrategy,
+    CustomErrorHandler,
+)
 from chronolake.source.declarative.language.errorhandling import (
     CompositeErrorHandler,
     ConstantBackoffStrategy,
@@ -35,6 +41,16 @@ if TYPE_CHECKING:
         ErrorHandler,
     )
 
+    #: As the manifest has it, or as a class of the connector's own does.
+    Strategy = BackoffStrategy | Calls
+    WrittenStrategy = (
+        ConstantBackoffStrategy
+        | ExponentialBackoffStrategy
+        | WaitTimeFromHeader
+        | WaitTimeFromResponse
+        | WaitUntilTimeFromHeader
+    )
+
 _RETRIES: Final = 5
 _SECONDS: Final = 600.0
 #: A strategy's wait is in whole seconds of the server's clock as a rule.
@@ -49,9 +65,15 @@ def retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> int:
     """
     if isinstance(handler, CompositeErrorHandler):
         return retries_of(handler.error_handlers[0], config)
-    if handler is None or handler.max_retries is None:
+    if handler is None:
         return _RETRIES
-    wanted: Any = handler.max_retries
+    wanted: Any = (
+        handler.calls.value("max_retries")
+        if isinstance(handler, CustomErrorHandler)
+        else handler.max_retries
+    )
+    if wanted is None:
+        return _RETRIES
     if isinstance(wanted, str):
         context = {"config": config, "parameters": handler.parameters}
         wanted = evaluated(wanted, context, default=str(_RETRIES))
@@ -63,15 +85,18 @@ def retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> int:
         ) from error
 
 
-def strategies_of(handler: ErrorHandler | None) -> list[BackoffStrategy]:
+def strategies_of(handler: ErrorHandler | None) -> list[Strategy]:
     """The strategies of a handler; those of a chain together, whichever handler spoke."""
     if isinstance(handler, CompositeErrorHandler):
         return [each for one in handler.error_handlers for each in strategies_of(one)]
+    if isinstance(handler, CustomErrorHandler):
+        calls = handler.calls
+        return [calls.of(one) for one in calls.value("backoff_strategies") or ()]
     return list((handler and handler.backoff_strategies) or ())
 
 
 def strategic_wait(
-    strategies: list[BackoffStrategy],
+    strategies: list[Strategy],
     outcome: Answer | httpx.RequestError,
     config: Mapping[str, Any],
     *,
@@ -92,7 +117,12 @@ def strategic_wait(
         ConfigurationError: a template of a strategy gives no number.
     """
     for strategy in strategies:
-        seconds = _wait(strategy, outcome, config, attempt, now)
+        own = strategy.calls if isinstance(strategy, CustomBackoffStrategy) else strategy
+        seconds = (
+            _own_wait(own, outcome, attempt)
+            if isinstance(own, Calls)
+            else _wait(own, outcome, config, attempt, now)
+        )
         if seconds:
             return seconds
     return None
@@ -154,8 +184,17 @@ class Retries:
         self._counts[level + 1 :] = [_Count(start, start) for _ in range(2 - level)]
 
 
+def _own_wait(strategy: Calls, outcome: Answer | httpx.RequestError, attempt: int) -> float | None:
+    """What a class of the connector's own wants."""
+    return _finite(
+        strategy.call(
+            "backoff_time", response_or_exception=outcome_of(outcome), attempt_count=attempt
+        )
+    )
+
+
 def _wait(
-    strategy: BackoffStrategy,
+    strategy: WrittenStrategy,
     outcome: Answer | httpx.RequestError,
     config: Mapping[str, Any],
     attempt: int,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from chronolake.source.declarative.language.base import Component, Number
+from chronolake.source.declarative.language.custom import CustomBackoffStrategy, CustomErrorHandler
 
 
 class ConstantBackoffStrategy(Component):
@@ -57,7 +58,8 @@ BackoffStrategy = Annotated[
     | ExponentialBackoffStrategy
     | WaitTimeFromHeader
     | WaitUntilTimeFromHeader
-    | WaitTimeFromResponse,
+    | WaitTimeFromResponse
+    | CustomBackoffStrategy,
     Field(discriminator="type"),
 ]
 
@@ -102,5 +104,7 @@ class CompositeErrorHandler(Component):
     error_handlers: list[ErrorHandler] = Field(min_length=1)
 
 
-ErrorHandler = Annotated[DefaultErrorHandler | CompositeErrorHandler, Field(discriminator="type")]
+ErrorHandler = Annotated[
+    DefaultErrorHandler | CompositeErrorHandler | CustomErrorHandler, Field(discriminator="type")
+]
 CompositeErrorHandler.model_rebuild()

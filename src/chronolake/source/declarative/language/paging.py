@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from chronolake.source.declarative.language.base import Component
+from chronolake.source.declarative.language.custom import CustomPaginationStrategy
 from chronolake.source.declarative.language.options import RequestOption, RequestPath
 
 
@@ -37,7 +38,8 @@ class CursorPagination(Component):
 
 
 PaginationStrategy = Annotated[
-    PageIncrement | OffsetIncrement | CursorPagination, Field(discriminator="type")
+    PageIncrement | OffsetIncrement | CursorPagination | CustomPaginationStrategy,
+    Field(discriminator="type"),
 ]
 PageTokenOption = Annotated[RequestOption | RequestPath, Field(discriminator="type")]
 

@@ -7,6 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from chronolake.source.declarative.language.base import Component
+from chronolake.source.declarative.language.custom import (
+    CustomDecoder,
+    CustomRecordExtractor,
+    CustomRecordFilter,
+    CustomSchemaNormalization,
+    CustomTransformation,
+)
 
 
 class JsonDecoder(Component):
@@ -80,7 +87,8 @@ Decoder = Annotated[
     | XmlDecoder
     | CsvDecoder
     | GzipDecoder
-    | ZipfileDecoder,
+    | ZipfileDecoder
+    | CustomDecoder,
     Field(discriminator="type"),
 ]
 
@@ -124,7 +132,9 @@ class CombinedExtractor(Component):
     skip_empty_records: bool = False
 
 
-Extractor = Annotated[DpathExtractor | CombinedExtractor, Field(discriminator="type")]
+Extractor = Annotated[
+    DpathExtractor | CombinedExtractor | CustomRecordExtractor, Field(discriminator="type")
+]
 CombinedExtractor.model_rebuild()
 
 
@@ -135,13 +145,16 @@ class RecordFilter(Component):
     condition: str = ""
 
 
+AnyRecordFilter = Annotated[RecordFilter | CustomRecordFilter, Field(discriminator="type")]
+
+
 class RecordSelector(Component):
     """From a response to records."""
 
     type: Literal["RecordSelector"]
     extractor: Extractor
-    record_filter: RecordFilter | None = None
-    schema_normalization: Literal["None", "Default"] = "None"
+    record_filter: AnyRecordFilter | None = None
+    schema_normalization: Literal["None", "Default"] | CustomSchemaNormalization = "None"
     transform_before_filtering: bool | None = None
 
 
@@ -222,6 +235,7 @@ Transformation = Annotated[
     | KeysToSnakeCase
     | KeysReplace
     | FlattenFields
-    | DpathFlattenFields,
+    | DpathFlattenFields
+    | CustomTransformation,
     Field(discriminator="type"),
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from chronolake.source.declarative.language.base import SEVERAL, Component
+from chronolake.source.declarative.language.custom import CustomErrorHandler, CustomRecordExtractor
 from chronolake.source.declarative.language.errorhandling import CompositeErrorHandler, ErrorHandler
 from chronolake.source.declarative.language.paging import Paginator
 from chronolake.source.declarative.language.records import (
@@ -59,7 +60,8 @@ class ResponseToFileExtractor(Component):
 
 
 DownloadExtractor = Annotated[
-    DpathExtractor | CombinedExtractor | ResponseToFileExtractor, Field(discriminator="type")
+    DpathExtractor | CombinedExtractor | ResponseToFileExtractor | CustomRecordExtractor,
+    Field(discriminator="type"),
 ]
 
 
@@ -98,7 +100,7 @@ class AsyncRetriever(Component):
 
 
 def _actions_of(handler: ErrorHandler | None) -> set[str]:
-    if handler is None:
+    if handler is None or isinstance(handler, CustomErrorHandler):
         return set()
     if isinstance(handler, CompositeErrorHandler):
         return set().union(*map(_actions_of, handler.error_handlers))

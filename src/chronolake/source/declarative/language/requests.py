@@ -16,6 +16,7 @@ from chronolake.source.declarative.language.auth import (
     OAuthAuthenticator,
 )
 from chronolake.source.declarative.language.base import Component
+from chronolake.source.declarative.language.custom import CustomAuthenticator
 from chronolake.source.declarative.language.errorhandling import ErrorHandler
 from chronolake.source.declarative.language.options import RequestBody, RequestOption, RequestPath
 from chronolake.source.declarative.language.records import JsonDecoder, XmlDecoder
@@ -100,7 +101,8 @@ Authenticator = Annotated[
     | JwtAuthenticator
     | SessionTokenAuthenticator
     | LegacySessionTokenAuthenticator
-    | SelectiveAuthenticator,
+    | SelectiveAuthenticator
+    | CustomAuthenticator,
     Field(discriminator="type"),
 ]
 

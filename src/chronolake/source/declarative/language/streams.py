@@ -9,6 +9,11 @@ from pydantic import Field, field_validator, model_validator
 
 from chronolake.source.declarative.language.base import SEVERAL, Component, Unsupported
 from chronolake.source.declarative.language.cursors import IncrementalSync
+from chronolake.source.declarative.language.custom import (
+    CustomComponent,
+    CustomSchemaLoader,
+    CustomStateMigration,
+)
 from chronolake.source.declarative.language.options import RequestOption
 from chronolake.source.declarative.language.paging import (
     PageSizeReduction,
@@ -21,8 +26,8 @@ from chronolake.source.declarative.language.properties import (
     QueryProperties,
 )
 from chronolake.source.declarative.language.records import (
+    AnyRecordFilter,
     Decoder,
-    RecordFilter,
     RecordSelector,
     Transformation,
 )
@@ -82,6 +87,13 @@ class ListPartitionRouter(Component):
     request_option: RequestOption | None = None
 
 
+class CustomPartitionRouter(CustomComponent):
+    """Partitions that a class of the connector's own tells."""
+
+    type: Literal["CustomPartitionRouter"]
+    parent_stream_configs: tuple[ParentStreamConfig, ...] = ()
+
+
 class UnionPartitionRouter(Component):
     """The partitions of several routers, each once."""
 
@@ -89,7 +101,10 @@ class UnionPartitionRouter(Component):
     partition_field: str
     partition_routers: tuple[
         Annotated[
-            SubstreamPartitionRouter | ListPartitionRouter | UnionPartitionRouter,
+            SubstreamPartitionRouter
+            | ListPartitionRouter
+            | UnionPartitionRouter
+            | CustomPartitionRouter,
             Field(discriminator="type"),
         ],
         ...,
@@ -119,14 +134,21 @@ class GroupingPartitionRouter(Component):
     type: Literal["GroupingPartitionRouter"]
     group_size: int = Field(ge=1)
     underlying_partition_router: Annotated[
-        SubstreamPartitionRouter | ListPartitionRouter | UnionPartitionRouter,
+        SubstreamPartitionRouter
+        | ListPartitionRouter
+        | UnionPartitionRouter
+        | CustomPartitionRouter,
         Field(discriminator="type"),
     ]
     deduplicate: bool = True
 
 
 PartitionRouter = Annotated[
-    SubstreamPartitionRouter | ListPartitionRouter | UnionPartitionRouter | GroupingPartitionRouter,
+    SubstreamPartitionRouter
+    | ListPartitionRouter
+    | UnionPartitionRouter
+    | GroupingPartitionRouter
+    | CustomPartitionRouter,
     Field(discriminator="type"),
 ]
 
@@ -182,7 +204,7 @@ class DynamicSchemaLoader(Component):
     type: Literal["DynamicSchemaLoader"]
     retriever: Retriever
     schema_type_identifier: SchemaTypeIdentifier
-    schema_filter: RecordFilter | None = None
+    schema_filter: AnyRecordFilter | None = None
     schema_transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
 
     @field_validator("retriever")
@@ -194,7 +216,8 @@ class DynamicSchemaLoader(Component):
 
 
 SchemaLoader = Annotated[
-    InlineSchemaLoader | JsonFileSchemaLoader | DynamicSchemaLoader, Field(discriminator="type")
+    InlineSchemaLoader | JsonFileSchemaLoader | DynamicSchemaLoader | CustomSchemaLoader,
+    Field(discriminator="type"),
 ]
 
 
@@ -202,6 +225,11 @@ class LegacyToPerPartitionStateMigration(Component):
     """State by the partitions' values, as old connectors have it."""
 
     type: Literal["LegacyToPerPartitionStateMigration"]
+
+
+StateMigration = Annotated[
+    LegacyToPerPartitionStateMigration | CustomStateMigration, Field(discriminator="type")
+]
 
 
 class DeclarativeStream(Component):
@@ -214,7 +242,7 @@ class DeclarativeStream(Component):
     incremental_sync: IncrementalSync | None = None
     schema_loader: Annotated[tuple[SchemaLoader, ...], SEVERAL] = ()
     transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
-    state_migrations: Annotated[tuple[LegacyToPerPartitionStateMigration, ...], SEVERAL] = ()
+    state_migrations: Annotated[tuple[StateMigration, ...], SEVERAL] = ()
     file_uploader: Unsupported = None
 
 
@@ -236,6 +264,7 @@ for _component in (
     AsyncRetriever,
     ParentStreamConfig,
     SubstreamPartitionRouter,
+    CustomPartitionRouter,
     UnionPartitionRouter,
     GroupingPartitionRouter,
     SimpleRetriever,

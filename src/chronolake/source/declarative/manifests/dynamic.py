@@ -72,7 +72,7 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
         SourceError: the API does not tell its streams.
         ConfigurationError: a template cannot be evaluated, or has no place for a value.
     """
-    found = Gathering()
+    found = Gathering(manifest.file, allow_components=manifest.allow_components)
     found.streams.update(manifest.streams)
     for one in manifest.conditional:
         if as_truth(one.condition, {"config": api.config, "parameters": {}}):

@@ -6,6 +6,8 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import SourceError
+from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.source.declarative.language.custom import CustomRecordFilter
 from chronolake.source.declarative.language.schemas import ComplexFieldType
 from chronolake.source.declarative.records.fieldpaths import MISSING, only_value, path_of
 from chronolake.source.declarative.records.transformations import step_of
@@ -146,6 +148,16 @@ def _kept(
     """The fields for which the filter holds; it sees each as an object with that one key."""
     if loader.schema_filter is None:
         return properties
+    if isinstance(loader.schema_filter, CustomRecordFilter):
+        fields = [{name: one} for name, one in properties.items()]
+        kept = loader.schema_filter.calls.listed(
+            "filter_records",
+            fields,
+            stream_state={},
+            stream_slice=slice_seen(StreamSlice()),
+            next_page_token=None,
+        )
+        return {name: one for field in kept for name, one in field.items()}
     condition = loader.schema_filter.condition
     variables = {
         "config": config,

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.language.configuration import ConfigNormalizationRules
+from chronolake.source.declarative.language.custom import Origin
 from chronolake.source.declarative.language.dynamic import (
     ConditionalStreams,
     DynamicDeclarativeStream,
@@ -22,7 +23,12 @@ from chronolake.source.declarative.language.dynamic import (
 from chronolake.source.declarative.language.streams import AnyStream
 from chronolake.source.declarative.manifests.inheritance import inherited
 from chronolake.source.declarative.manifests.located import Listed, Mapped, read, resolved
-from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
+from chronolake.source.declarative.manifests.problems import (
+    Problem,
+    Spot,
+    problems_in,
+    problems_of_code,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -74,6 +80,7 @@ class Manifest:
         content: all of it, for what is no stream.
         conditional: streams that only the configuration tells.
         dynamic: streams that only the configuration or the API tells.
+        allow_components: whether the connector's own Python classes may run.
     """
 
     file: Path
@@ -82,6 +89,7 @@ class Manifest:
     content: Mapped = field(repr=False)
     conditional: tuple[Conditional, ...] = ()
     dynamic: tuple[Dynamic, ...] = ()
+    allow_components: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -169,17 +177,21 @@ def find(given: str, *, beside: Path) -> Path:
     )
 
 
-def load(file: Path) -> Manifest:
+def load(file: Path, *, allow_components: bool = False) -> Manifest:
     """Read a manifest, and find everything that is wrong with it.
+
+    Args:
+        file: the manifest.
+        allow_components: whether the connector's own Python classes may run; none runs by loading.
 
     Raises:
         ConfigurationError: the file is no YAML, or a reference in it refers to nothing.
     """
-    return of(read(file), file)
+    return of(read(file), file, allow_components=allow_components)
 
 
-def of(content: Mapped, file: Path) -> Manifest:
-    """A manifest of what its file holds.
+def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manifest:
+    """A manifest of what its file holds; arguments as of `load`.
 
     Raises:
         ConfigurationError: a reference in it refers to nothing.
@@ -187,7 +199,7 @@ def of(content: Mapped, file: Path) -> Manifest:
     whole = resolved(content, file=str(file))
     whole.setdefault("type", "DeclarativeSource")
     whole = inherited(whole)
-    found = Gathering()
+    found = Gathering(file, allow_components=allow_components)
     found.problems += rules_of(whole)[1]
     if not whole.get("streams") and not whole.get(_DYNAMIC):
         found.problems.append(Spot.of(whole, ("streams",)).problem("there are no streams"))
@@ -201,7 +213,13 @@ def of(content: Mapped, file: Path) -> Manifest:
     for described, spot in _listed(whole, _DYNAMIC):
         dynamic += _dynamic(described, spot, found)
     return Manifest(
-        file, found.streams, tuple(found.problems), whole, tuple(conditional), tuple(dynamic)
+        file,
+        found.streams,
+        tuple(found.problems),
+        whole,
+        tuple(conditional),
+        tuple(dynamic),
+        allow_components,
     )
 
 
@@ -221,13 +239,27 @@ class Gathering:
     """The streams of a manifest while they are found, and what is wrong with them.
 
     Attributes:
+        file: the manifest.
+        allow_components: whether the connector's own Python classes may run.
         streams: the streams that can be read, by name.
         problems: what is wrong.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path, *, allow_components: bool) -> None:
+        self.file = file
+        self.allow_components = allow_components
         self.streams: dict[str, AnyStream] = {}
         self.problems: list[Problem] = []
+
+    def nothing(self) -> Gathering:
+        """Another one of the same manifest, with nothing found yet."""
+        return Gathering(self.file, allow_components=self.allow_components)
+
+    def may_run(self, described: Any, spot: Spot, name: str) -> bool:
+        """Whether the Python code of a stream may run, if it needs any; if not, that is wrong."""
+        refused = [] if self.allow_components else problems_of_code(described, spot, name)
+        self.problems += refused
+        return not refused
 
     def add(self, described: Any, spot: Spot) -> None:
         """Take a stream in, or what is wrong with it.
@@ -239,11 +271,14 @@ class Gathering:
         if not isinstance(described, Mapped):
             self.problems.append(spot.problem("a stream is keys and values"))
             return
+        name = str(described.get("name") or spot.path)
+        may_run = self.may_run(described, spot, name)
         try:
-            stream = _STREAM.validate_python(described)
+            stream = _STREAM.validate_python(described, context=Origin(self.file, name))
         except ValidationError as failure:
-            name = str(described.get("name") or spot.path)
             self.problems += problems_in(failure, described, spot, name)
+            return
+        if not may_run:
             return
         if not stream.name:
             self.problems.append(spot.problem("the stream has no name"))
@@ -268,7 +303,7 @@ def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Condit
     except ValidationError as failure:
         found.problems += problems_in(failure, described, spot, spot.path)
         return []
-    tried = Gathering()
+    tried = found.nothing()
     streams = [
         (one, spot.within(described, ("streams", number)))
         for number, one in enumerate(described["streams"])
@@ -285,15 +320,18 @@ def _dynamic(described: Any, spot: Spot, found: Gathering) -> list[Dynamic]:
         found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
         return []
     name = str(described.get("name") or spot.path)
+    if not found.may_run(described, spot, name):
+        return []
+    origin = Origin(found.file, name)
     try:
-        definition = DynamicDeclarativeStream.model_validate(described)
+        definition = DynamicDeclarativeStream.model_validate(described, context=origin)
     except ValidationError as failure:
         found.problems += problems_in(failure, described, spot, name)
         return []
     template: Mapped = described["stream_template"]
     place = spot.within(described, ("stream_template",))
     try:
-        _STREAM.validate_python(template)
+        _STREAM.validate_python(template, context=origin)
     except ValidationError as failure:
         mappings = definition.components_resolver.components_mapping
         paths = [one.field_path for one in mappings]

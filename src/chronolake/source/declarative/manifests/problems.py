@@ -7,17 +7,26 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.source.declarative.language.custom import RUNNABLE
 from chronolake.source.declarative.manifests.located import line_of, value_of
 from chronolake.source.declarative.templating.templates import is_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
 #: What pydantic puts into the path of a value to say what it was taken for.
 _KIND: Final = re.compile(r"[A-Z]\w*|(tagged-union|tuple|function|nullable)\[.*\]")
+
+
+#: What classes are meant to take the place of that cannot be run.
+_IN_PLACE: Final = {
+    "CustomIncrementalSync": "in place of the cursor, by which slices, state and history are made",
+    "CustomRequester": "in place of what makes requests and bounds them",
+    "CustomRetriever": "in place of what reads slices page by page",
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,37 @@ def problems_in(
     ]
 
 
+def problems_of_code(described: Any, spot: Spot, stream: str) -> list[Problem]:
+    """The Python components of a stream, as what keeps it from being read as long as none may run.
+
+    Args:
+        described: the stream.
+        spot: where it stands.
+        stream: its name.
+    """
+    return [
+        spot.within(described, (*keys, "class_name")).problem(
+            f"a {kind} is Python code, which runs only with `allow_components: true`", stream
+        )
+        for keys, kind in _code_in(described, ())
+    ]
+
+
+def _code_in(
+    value: Any, keys: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, dict):
+        kind = value.get("type")
+        if isinstance(kind, str) and kind in RUNNABLE and "class_name" in value:
+            yield keys, kind
+        for key, inner in value.items():
+            if key != "$parameters":
+                yield from _code_in(inner, (*keys, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _code_in(inner, (*keys, number))
+
+
 def _keys_of(place: Iterable[int | str]) -> list[int | str]:
     """The keys and numbers of a place, without the kinds that values there are taken for."""
     return [part for part in place if not _KIND.fullmatch(str(part))]
@@ -152,6 +192,10 @@ def _words(error: ErrorDetails, described: Any) -> str:
 
 
 def _unknown_kind(kind: str) -> str:
+    if kind in RUNNABLE:
+        return f"{kind} cannot stand here"
     if kind.startswith("Custom"):
-        return f"{kind} is Python code beside the manifest, which is not run"
+        return (
+            f"{kind} is Python code {_IN_PLACE.get(kind, 'beside the manifest')}, which is not run"
+        )
     return f"{kind} is not supported here"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.language.custom import CustomSchemaLoader
 from chronolake.source.declarative.language.reports import AsyncRetriever
 from chronolake.source.declarative.language.streams import DynamicSchemaLoader, InlineSchemaLoader
 from chronolake.source.declarative.manifests.fieldtypes import schema_in
@@ -64,6 +65,9 @@ def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[s
         return loader.schema_
     if isinstance(loader, DynamicSchemaLoader):
         return schema_in(next(_records(loader.retriever, api), None), loader, api.config)
+    if isinstance(loader, CustomSchemaLoader):
+        schema: dict[str, Any] = loader.calls.mapping("get_json_schema") or {}
+        return schema
     if not loader.file_path:
         return _read(file.parent / "schemas" / f"{stream.name}.json")
     told = as_text(loader.file_path, {"config": api.config, "parameters": loader.parameters})

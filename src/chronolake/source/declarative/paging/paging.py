@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import nodes
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.components.responses import response_of, slice_seen
 from chronolake.source.declarative.exchange.injection import Injection, merged
+from chronolake.source.declarative.language.custom import CustomDecoder, CustomPaginationStrategy
 from chronolake.source.declarative.language.options import RequestOption, RequestPath
 from chronolake.source.declarative.language.paging import (
     CursorPagination,
@@ -93,6 +95,9 @@ class Pages:
                 return {_NAME: page}
             case OffsetIncrement(inject_on_first_request=True):
                 return {_NAME: 0}
+            case CustomPaginationStrategy(calls=calls):
+                token = calls.value("initial_token")
+                return None if token is None else {_NAME: token}
         return None
 
     @property
@@ -162,6 +167,18 @@ class Pages:
                 "page_size": size or self._size,
             }
             value = self._cursor(strategy, answer, variables)
+        elif isinstance(strategy, CustomPaginationStrategy):
+            more: dict[str, Any] = {} if size is None else {"page_size_override": size}
+            if strategy.calls.takes("next_page_token", "stream_slice"):
+                more["stream_slice"] = slice_seen(stream_slice)
+            value = strategy.calls.call(
+                "next_page_token",
+                response=response_of(answer, extracted=extracted),
+                last_page_size=last_page_size,
+                last_record=last_record,
+                last_page_token_value=last,
+                **more,
+            )
         elif extracted == 0 or extracted < (size or self._requested_size(strategy, answer) or 0):
             value = None
         elif isinstance(strategy, PageIncrement):
@@ -195,6 +212,11 @@ class Pages:
     def _evaluated_size(
         self, strategy: PaginationStrategy, variables: Mapping[str, Any]
     ) -> int | None:
+        if isinstance(strategy, CustomPaginationStrategy):
+            told = (
+                strategy.calls.call("get_page_size") if strategy.calls.has("get_page_size") else 0
+            )
+            return told if isinstance(told, int) and told else None
         size = strategy.page_size
         if isinstance(size, str) and size:
             context = {**variables, "config": self._config, "parameters": strategy.parameters}
@@ -242,7 +264,7 @@ def _is_told_by_answers(strategy: PaginationStrategy) -> bool:
 
 def _is_seen_by_templates(decoder: Decoder) -> bool:
     within = decoder.decoder if isinstance(decoder, GzipDecoder) else decoder
-    return isinstance(within, JsonDecoder) or isinstance(decoder, XmlDecoder)
+    return isinstance(within, JsonDecoder) or isinstance(decoder, XmlDecoder | CustomDecoder)
 
 
 def _unites(extractor: Extractor | None) -> bool:

@@ -12,6 +12,7 @@ from jinja2 import nodes
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.exchange.verdicts import Action
+from chronolake.source.declarative.language.custom import CustomErrorHandler
 from chronolake.source.declarative.language.errorhandling import CompositeErrorHandler
 from chronolake.source.declarative.language.options import RequestPath
 from chronolake.source.declarative.language.paging import (
@@ -34,8 +35,8 @@ _MIRRORED: Final = {"gt": "lt", "gteq": "lteq"}
 
 
 def actions_of(handler: ErrorHandler | None) -> frozenset[str]:
-    """All that an error handler may want done."""
-    if handler is None:
+    """All that an error handler may want done, as far as the manifest tells it."""
+    if handler is None or isinstance(handler, CustomErrorHandler):
         return frozenset()
     if isinstance(handler, CompositeErrorHandler):
         return frozenset().union(*map(actions_of, handler.error_handlers))

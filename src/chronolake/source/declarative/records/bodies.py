@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import structlog
 import xmltodict
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.components.responses import response_of
+from chronolake.source.declarative.language.custom import CustomDecoder
 from chronolake.source.declarative.language.records import (
     ContentDecoder,
     CsvDecoder,
@@ -46,6 +49,7 @@ MOST_OF_LINES = 1 << 38
 _LONGEST_LINE = 1 << 29
 
 _GZIP = b"\x1f\x8b"
+_ENTITIES = re.compile(rb"<!DOCTYPE[^>\[]*\[[^\]]*<!ENTITY")
 _UNREADABLE = (
     ValueError,
     RecursionError,
@@ -59,7 +63,7 @@ _UNREADABLE = (
 _log = structlog.get_logger(__name__)
 
 
-def decoded(decoder: Decoder, answer: Answer) -> Iterable[Any]:
+def decoded(decoder: Decoder, answer: Answer) -> Iterable[Any]:  # noqa: PLR0911 - one for each
     """The bodies in an answer: one, or the items of a root array, or the lines or rows.
 
     A JSON or XML document that cannot be read is an empty object, as in the reference: such an
@@ -81,8 +85,16 @@ def decoded(decoder: Decoder, answer: Answer) -> Iterable[Any]:
             return _guarded(_archived(decoder.decoder, answer), decoder.type)
         case JsonItemsDecoder():
             return _guarded(_nested_items(decoder, answer.whole()), decoder.type)
+        case CustomDecoder():
+            return _own(decoder, answer)
         case _:
             return _guarded(_streamed(decoder, answer), decoder.type)
+
+
+def _own(decoder: CustomDecoder, answer: Answer) -> Iterable[Any]:
+    """What a class of the connector's own makes of an answer."""
+    bodies: list[Any] = decoder.calls.listed("decode", response_of(answer))
+    return bodies
 
 
 @dataclass
@@ -168,16 +180,23 @@ def _xml(answer: Answer) -> Any:
     header["Content-Type"] = answer.headers.get("content-type", "")
     charset = header.get_content_charset()
     body = answer.whole()
+    if _ENTITIES.search(body):
+        # Not every version of xmltodict refuses them; some read texts without them.
+        raise _entities()
     text = body if charset is None else body.decode(_codec(charset), "replace")
     try:
         return xmltodict.parse(text)
     except ExpatError:
         return {}
     except ValueError as error:
-        raise SourceError(
-            "An XML answer declares entities, which could grow without bounds.",
-            hint="Ask the API for another format.",
-        ) from error
+        raise _entities() from error
+
+
+def _entities() -> SourceError:
+    return SourceError(
+        "An XML answer declares entities, which could grow without bounds.",
+        hint="Ask the API for another format.",
+    )
 
 
 def _codec(name: str) -> str:

@@ -11,7 +11,9 @@ from typing import Any, Final
 import structlog
 
 from chronolake.errors import SourceError
+from chronolake.source.declarative.components.responses import response_of
 from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.language.custom import CustomRecordExtractor
 from chronolake.source.declarative.language.records import (
     CombinedExtractor,
     CsvDecoder,
@@ -89,6 +91,8 @@ def extraction_of(
     """
     if isinstance(component, CombinedExtractor):
         return _combined(component, decoder, config, fetch_of)
+    if isinstance(component, CustomRecordExtractor):
+        return _own(component)
     find = _finder(component, config, fetch_of)
 
     def extracted(answer: Answer) -> Extracted:
@@ -108,7 +112,7 @@ def batches_of(
     Raises:
         ConfigurationError: the extractor's parts do not go together.
     """
-    if isinstance(component, CombinedExtractor):
+    if isinstance(component, CombinedExtractor | CustomRecordExtractor):
         extraction = extraction_of(component, decoder, config)
         return lambda answer: iter([extraction(answer)])
     if isinstance(component, ResponseToFileExtractor):
@@ -180,6 +184,18 @@ def _records_of(found: Any) -> list[Any]:
     if isinstance(found, list):
         return found
     return [found] if found else []
+
+
+def _own(component: CustomRecordExtractor) -> Extraction:
+    """What a class of the connector's own finds."""
+    calls = component.calls
+
+    def extracted(answer: Answer) -> Extracted:
+        found = calls.listed("extract_records", response_of(answer))
+        records = [dict(one) if isinstance(one, Mapping) else one for one in found]
+        return Extracted(records, len(records))
+
+    return extracted
 
 
 def _combined(

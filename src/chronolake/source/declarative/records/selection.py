@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from chronolake.errors import SourceError
+from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.source.declarative.language.custom import (
+    CustomComponent,
+    CustomRecordFilter,
+    CustomSchemaNormalization,
+)
+from chronolake.source.declarative.language.records import RecordFilter
 from chronolake.source.declarative.records.extracting import Extracted, extraction_of
 from chronolake.source.declarative.records.normalization import converter_of
 from chronolake.source.declarative.records.transformations import Record, step_of
@@ -73,10 +82,25 @@ class Selection:
             ConfigurationError: the manifest uses what is not supported.
         """
         self._extraction = extraction_of(selector.extractor, decoder, config, fetch_of)
+        # As in the reference, an empty condition holds for nothing, unless the cursor filters, too.
         self._filter = selector.record_filter
+        self._own_filter = (
+            self._filter.calls if isinstance(self._filter, CustomRecordFilter) else None
+        )
+        transformations = tuple(transformations)
         self._steps = [step_of(one, config) for one in transformations]
-        is_converted = selector.schema_normalization == "Default" and schema
-        self._converter = converter_of(schema) if schema and is_converted else None
+        self._convert = _conversion(selector.schema_normalization, schema) if schema else None
+        #: Whether classes of the connector's own have a hand in it.
+        self._is_own = any(
+            isinstance(one, CustomComponent)
+            for one in (
+                selector.extractor,
+                selector.record_filter,
+                selector.schema_normalization,
+                decoder,
+                *transformations,
+            )
+        )
         before = selector.transform_before_filtering
         self._is_transformed_first = is_client_side if before is None else before
         self._config = config
@@ -130,16 +154,28 @@ class Selection:
         else:
             kept = self._kept(found.records, keep, {**context, "next_page_token": next_page_token})
             records = self._transformed(kept, context)
-        if self._converter is not None:
+        if self._convert is not None:
             for record in records:
-                self._converter.within(record)
+                self._convert(record)
+        if self._is_own:
+            records = _plain(records)
         return Page(records, found.count)
 
     def _kept(self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]) -> list[Any]:
         if keep is not None:
             records = [record for record in _objects(records) if keep(record)]
-        # As in the reference, an empty condition holds for nothing, unless the cursor filters, too.
-        if self._filter is None or (keep is not None and not self._filter.condition):
+        if self._own_filter is not None:
+            kept: list[Any] = self._own_filter.listed(
+                "filter_records",
+                records,
+                stream_state={},
+                stream_slice=slice_seen(context["stream_slice"]),
+                next_page_token=context["next_page_token"],
+            )
+            return kept
+        if not isinstance(self._filter, RecordFilter) or (
+            keep is not None and not self._filter.condition
+        ):
             return records
         condition = self._filter.condition
         variables = {**context, "parameters": self._filter.parameters}
@@ -155,6 +191,28 @@ class Selection:
         for step in self._steps if records else ():
             records = list(map(step(context), records))
         return records
+
+
+def _conversion(
+    how: str | CustomSchemaNormalization, schema: Mapping[str, Any]
+) -> Callable[[Record], object] | None:
+    """What converts a record's values in place; None: nothing does."""
+    if isinstance(how, CustomSchemaNormalization):
+        calls = how.calls
+        return lambda record: calls.call("transform", record, schema)
+    return converter_of(schema).within if how == "Default" else None
+
+
+def _plain(records: list[Record]) -> list[Record]:
+    """Records of nothing but what JSON has, whatever classes have put into them."""
+    try:
+        plain: list[Record] = orjson.loads(orjson.dumps(records, option=orjson.OPT_NON_STR_KEYS))
+    except TypeError as failure:
+        raise SourceError(
+            f"The connector's own code makes records of what JSON does not have: {failure}.",
+            hint="Let it give texts, numbers, truth values, times, lists and objects.",
+        ) from failure
+    return plain
 
 
 def _objects(records: list[Any]) -> list[Record]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, assert_never
 
+from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.source.declarative.language.custom import CustomTransformation
 from chronolake.source.declarative.language.records import (
     AddedFieldDefinition,
     AddFields,
@@ -74,9 +76,31 @@ def step_of(component: Transformation, config: Mapping[str, Any]) -> Step:
             step = _always(lambda record: {key.lower(): one for key, one in record.items()})
         case KeysToSnakeCase():
             step = _always(partial(_renamed, name=_snake_case))
+        case CustomTransformation():
+            step = _own(component)
         case _:
             assert_never(component)
     return step
+
+
+def _own(component: CustomTransformation) -> Step:
+    """What a class of the connector's own does to records; what it returns does not count."""
+    calls = component.calls
+
+    def of_page(context: Context) -> Change:
+        told = {
+            "config": context["config"],
+            "stream_state": {},
+            "stream_slice": slice_seen(context["stream_slice"]),
+        }
+
+        def change(record: Record) -> Record:
+            calls.call("transform", record, **told)
+            return record
+
+        return change
+
+    return of_page
 
 
 def _always(change: Change) -> Step:

@@ -12,6 +12,7 @@ import structlog
 from pyspark import InheritableThread
 
 from chronolake.errors import ChronolakeError, SourceError
+from chronolake.source.declarative.components.preparing import has_components
 from chronolake.source.declarative.language.reports import AsyncRetriever
 from chronolake.source.declarative.language.streams import SubstreamPartitionRouter
 from chronolake.source.declarative.tasks.coordinator import Coordinator
@@ -79,11 +80,13 @@ def can_be_spread(stream: DeclarativeStream, api: Api) -> bool:
     """Whether tasks can read slices of a stream by themselves.
 
     Reports are asked for by the driver, which counts those that are being made; where others read a
-    stream for their partitions its answers are kept in the driver's memory; and pages that stand
-    within parents' records need no requests.
+    stream for their partitions its answers are kept in the driver's memory; pages that stand within
+    parents' records need no requests; and instances of the connector's own classes stay where they
+    were made.
     """
     return not (
-        isinstance(stream.retriever, AsyncRetriever)
+        has_components(stream)
+        or isinstance(stream.retriever, AsyncRetriever)
         or stream.name in api.asked_again
         or any(
             isinstance(router, SubstreamPartitionRouter)

@@ -81,8 +81,8 @@ class Coordinator:
         self._methods: dict[str, Any] = {
             "taken": access.calls.taken,
             "told": access.calls.told,
-            "injection": lambda identity: access.authentication(identity).injection(),
-            "renewed": lambda identity, spent: access.authentication(identity).renewed(spent),
+            "injection": lambda identity: access.issued(identity).injection(),
+            "renewed": lambda identity, spent: access.issued(identity).renewed(spent),
             "left": slices.left,
             "read": slices.take,
         }

@@ -1,0 +1,116 @@
+"""Answers, failures and requests as the connector's own classes know them: those of `requests`."""
+
+from __future__ import annotations
+
+import io
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx
+import requests
+from requests.structures import CaseInsensitiveDict
+from requests.utils import get_encoding_from_headers
+
+from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.exchange.requesting import Encoded
+from chronolake.source.declarative.streamslice import StreamSlice
+
+#: Where airbyte-cdk's own ways of paging look for the number of records that an answer had.
+_COUNT: Final = "_airbyte_extracted_record_count"
+_FAILURES: Final = (
+    (httpx.ConnectTimeout, requests.ConnectTimeout),
+    (httpx.TimeoutException, requests.ReadTimeout),
+    (httpx.TooManyRedirects, requests.TooManyRedirects),
+    (httpx.DecodingError, requests.exceptions.ContentDecodingError),
+    (httpx.RemoteProtocolError, requests.exceptions.ChunkedEncodingError),
+)
+
+
+def response_of(answer: Answer, *, extracted: int | None = None) -> requests.Response:
+    """An answer as `requests` would have given it.
+
+    Args:
+        answer: the answer.
+        extracted: how many records were found in it, if that is known.
+    """
+    response = requests.Response()
+    response.status_code = answer.status
+    response.url = answer.url
+    response.headers = CaseInsensitiveDict(answer.headers.items())
+    response.encoding = get_encoding_from_headers(response.headers)
+    response.request = _prepared(answer.method, answer.url)
+    try:
+        response.reason = HTTPStatus(answer.status).phrase
+    except ValueError:
+        response.reason = None
+    if answer.file is None:
+        response._content = answer.body  # noqa: SLF001 - requests has no other way in
+        response._content_consumed = True  # noqa: SLF001 - the same
+        response.raw = io.BytesIO(answer.body)
+    else:
+        response.raw = answer.opened()
+    if extracted is not None:
+        setattr(response, _COUNT, extracted)
+    return response
+
+
+def answer_of(response: requests.Response) -> Answer:
+    """What `response_of` was made of, or what a class has got by itself."""
+    return Answer(
+        status=response.status_code,
+        headers=httpx.Headers(dict(response.headers)),
+        body=response.content or b"",
+        url=response.url or "",
+        method=(response.request.method if response.request is not None else None) or "GET",
+    )
+
+
+def outcome_of(outcome: Answer | httpx.RequestError) -> requests.Response | Exception:
+    """An answer, or why there is none, as `requests` would have given it."""
+    if isinstance(outcome, Answer):
+        return response_of(outcome)
+    for theirs, ours in _FAILURES:
+        if isinstance(outcome, theirs):
+            return ours(type(outcome).__name__)
+    return requests.ConnectionError(type(outcome).__name__)
+
+
+def _prepared(method: str, url: str) -> requests.PreparedRequest:
+    prepared = requests.PreparedRequest()
+    prepared.method, prepared.url = method, url
+    prepared.headers = CaseInsensitiveDict()
+    return prepared
+
+
+def request_for(encoded: Encoded) -> requests.PreparedRequest:
+    """A request before it is sent, which a class may change."""
+    prepared = _prepared(encoded.method, encoded.url)
+    prepared.headers = CaseInsensitiveDict(encoded.headers)
+    prepared.body = encoded.body
+    return prepared
+
+
+def encoded_from(prepared: Any) -> Encoded:
+    """What a class has made of a request."""
+    body = prepared.body
+    return Encoded(
+        method=str(prepared.method),
+        url=str(prepared.url),
+        headers={
+            str(name): value.decode("latin-1") if isinstance(value, bytes) else str(value)
+            for name, value in prepared.headers.items()
+            # Its length is told by who sends it.
+            if value is not None and str(name).lower() != "content-length"
+        },
+        body=body.encode() if isinstance(body, str) else body,
+    )
+
+
+class _Seen(StreamSlice):
+    def __bool__(self) -> bool:
+        return bool(len(self) or self.extra_fields)
+
+
+def slice_seen(one: StreamSlice) -> StreamSlice:
+    """A slice as classes know it: one with nothing in it is false."""
+    return _Seen(one.partition, one.cursor_slice, one.extra_fields)

@@ -1,0 +1,45 @@
+"""Our reader in an environment that has airbyte-cdk, as users of connectors' own classes have it.
+
+One JSON line in, `{manifest, config, stream, state, components}`, gives one JSON line out. The
+reference's packages come last on the path, so that only what is not ours is taken from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from typing import Any
+
+import ours
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """What our reader gives, or what has broken it."""
+    told = [question[name] for name in ("manifest", "config", "stream", "state", "components")]
+    written = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(written):
+            found = ours.read_all(*told)
+    except Exception as error:  # noqa: BLE001 - the tests must hear of it
+        return {"broken": repr(error)}
+    if written.getvalue():
+        return {"broken": f"it wrote: {written.getvalue()[:200]}"}
+    failure = found["failure"]
+    told_failure = failure and {"kind": "SourceError", "message": failure}
+    return {**found, "failure": told_failure, "log": []}
+
+
+def main() -> None:
+    sys.path.append(sys.argv[1])
+    sys.stdout.write(json.dumps({"ready": sys.executable}) + "\n")
+    sys.stdout.flush()
+    out = sys.stdout
+    for line in sys.stdin:
+        out.write(json.dumps(answer(json.loads(line))) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()
