@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError
 from chronolake.limits import check_mode
 from chronolake.source.declarative.api import opened
-from chronolake.source.declarative.manifests.configured import made_ready, missing_in
+from chronolake.source.declarative.manifests.checked import checked_streams
+from chronolake.source.declarative.manifests.configured import missing_in
 from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
@@ -160,15 +162,32 @@ def whole_of(
 
 def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
     """What a manifest and a configuration are like: all that is wrong, and each stream."""
-    wanted = source.only
     missing = missing_in(source.config, manifest)
-    failure: ChronolakeError | None = None
-    if not missing:
+    if missing:
+        yield from _described(manifest, source.only)
+        yield Finding(
+            "config",
+            Level.FAILED,
+            f"{', '.join(missing)} is missing, which the manifest requires.",
+            "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
+        )
+        return
+    exchanges: list[Exchange] = []
+    with ExitStack() as stack:
         try:
-            made_ready(source.config, manifest)
-            manifest = whole_of(manifest, source)
-        except ChronolakeError as refusal:
-            failure = refusal
+            there = opened(manifest, source, wanted=source.only, log=exchanges.append)
+            api = stack.enter_context(there)
+        except ChronolakeError as failure:
+            yield from _described(manifest, source.only)
+            yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
+            return
+        yield from _described(api.manifest, source.only)
+        for name in checked_streams(api.manifest, source.only):
+            yield _connection(api, name, exchanges)
+
+
+def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[Finding]:
+    """What is wrong with a manifest, and what its streams can do."""
     for problem in manifest.problems:
         if problem.stream is None or wanted is None or problem.stream in wanted:
             # A stream that nobody asked for by name is left out.
@@ -180,41 +199,27 @@ def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Findi
                 Level.WARNING if is_left_out else Level.FAILED,
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
             )
-    names = [name for name in wanted or manifest.streams if name in manifest.streams]
-    for name in names:
-        yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
-    if missing:
-        yield Finding(
-            "config",
-            Level.FAILED,
-            f"{', '.join(missing)} is missing, which the manifest requires.",
-            "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
-        )
-        return
-    if failure is not None:
-        yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
-        return
-    yield from _connections(manifest, source, names)
+    for name in wanted or manifest.streams:
+        if name in manifest.streams:
+            yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
 
 
-def _connections(
-    manifest: Manifest, source: DeclarativeSource, names: Collection[str]
-) -> Iterator[Finding]:
-    """Whether the streams that tell it can be read."""
-    tried = [name for name in manifest.checked_streams if name in manifest.streams]
-    for name in tried or list(names)[:1]:
-        what = f"connection, by {name}"
-        try:
-            found = sample(manifest, source, name, limit=1)
-        except ChronolakeError as failure:
-            yield Finding(what, Level.FAILED, failure.message, failure.hint)
-            continue
-        if found.failure is not None and not found.records:
-            yield Finding(what, Level.FAILED, found.failure.message, found.failure.hint)
-            continue
-        asked = f"{len(found.exchanges)} requests" if len(found.exchanges) > 1 else "one request"
-        got = "a record came" if found.records else "no record came"
-        yield Finding(what, Level.OK, f"{asked}, {got}")
+def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:
+    """Whether a stream can be read, by its first slice."""
+    what = f"connection, by {name}"
+    exchanges.clear()
+    try:
+        reader = StreamReader(chosen(api.manifest.stream(name), None), api)
+        work = next(reader.work(), None)
+        if work is None:
+            told = "there is nothing to ask for: the streams that it depends on have no records"
+            return Finding(what, Level.WARNING, told)
+        has_records = any(reader.read(work.slice).pages())
+    except ChronolakeError as failure:
+        return Finding(what, Level.FAILED, failure.message, failure.hint)
+    asked = f"{len(exchanges)} requests" if len(exchanges) > 1 else "one request"
+    got = "a record came" if has_records else "no record came"
+    return Finding(what, Level.OK, f"{asked}, {got}")
 
 
 def _words(stream: AnyStream) -> str:

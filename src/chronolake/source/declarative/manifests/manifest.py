@@ -20,12 +20,15 @@ from chronolake.source.declarative.language.dynamic import (
     DynamicDeclarativeStream,
 )
 from chronolake.source.declarative.language.streams import AnyStream
+from chronolake.source.declarative.manifests.checked import check_of
 from chronolake.source.declarative.manifests.inheritance import inherited
 from chronolake.source.declarative.manifests.located import Listed, Mapped, read, resolved
 from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from chronolake.source.declarative.language.checking import CheckDynamicStream, CheckStream
 
 #: The manifest's name in a folder or a package.
 FILE_NAME: Final = "manifest.yaml"
@@ -53,11 +56,13 @@ class Dynamic:
     """Streams that are made of a template.
 
     Attributes:
+        name: what they are called together.
         definition: how.
         template: the template, with the lines it stands in.
         spot: where it stands.
     """
 
+    name: str
     definition: DynamicDeclarativeStream
     template: Mapped
     spot: Spot
@@ -74,6 +79,8 @@ class Manifest:
         content: all of it, for what is no stream.
         conditional: streams that only the configuration tells.
         dynamic: streams that only the configuration or the API tells.
+        generated: the names of those that were told, by what they are called together.
+        check: by which streams a connection is tried, or None.
     """
 
     file: Path
@@ -82,6 +89,8 @@ class Manifest:
     content: Mapped = field(repr=False)
     conditional: tuple[Conditional, ...] = ()
     dynamic: tuple[Dynamic, ...] = ()
+    generated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    check: CheckStream | CheckDynamicStream | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -98,16 +107,6 @@ class Manifest:
         spec = self.content.get("spec")
         found = spec.get("connection_specification") if isinstance(spec, dict) else None
         return found if isinstance(found, dict) else {}
-
-    @property
-    def checked_streams(self) -> tuple[str, ...]:
-        """The streams that tell whether a connection works; empty if the manifest names none."""
-        check = self.content.get("check")
-        count = check.get("stream_count") if isinstance(check, dict) else None
-        if isinstance(count, int):
-            return tuple(self.streams)[:count]
-        names = check.get("stream_names") if isinstance(check, dict) else None
-        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def stream(self, name: str) -> AnyStream:
         """A stream of the manifest.
@@ -198,10 +197,19 @@ def of(content: Mapped, file: Path) -> Manifest:
         else:
             found.add(described, spot)
     dynamic: list[Dynamic] = []
-    for described, spot in _listed(whole, _DYNAMIC):
-        dynamic += _dynamic(described, spot, found)
+    templates: list[str] = []
+    for number, (described, spot) in enumerate(_listed(whole, _DYNAMIC)):
+        templates.append(_called(described, number))
+        dynamic += _dynamic(described, spot, found, templates[-1])
+    check, wrong = check_of(whole, templates)
     return Manifest(
-        file, found.streams, tuple(found.problems), whole, tuple(conditional), tuple(dynamic)
+        file,
+        found.streams,
+        (*found.problems, *wrong),
+        whole,
+        tuple(conditional),
+        tuple(dynamic),
+        check=check,
     )
 
 
@@ -279,7 +287,13 @@ def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Condit
     return [Conditional(condition, tuple(streams))]
 
 
-def _dynamic(described: Any, spot: Spot, found: Gathering) -> list[Dynamic]:
+def _called(described: Any, number: int) -> str:
+    """What the streams of a template are called together."""
+    name = described.get("name") if isinstance(described, Mapped) else None
+    return f"dynamic_stream_{number}" if name is None else str(name)
+
+
+def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[Dynamic]:
     """Streams of a template, if all is right that can be known before they are made."""
     if not isinstance(described, Mapped):
         found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
@@ -301,7 +315,7 @@ def _dynamic(described: Any, spot: Spot, found: Gathering) -> list[Dynamic]:
         if wrong:
             found.problems += wrong
             return []
-    return [Dynamic(definition, template, place)]
+    return [Dynamic(called, definition, template, place)]
 
 
 def mapped(value: Any) -> Any:
