@@ -269,6 +269,8 @@ def applies(when: dict[str, Any] | None, request: Request) -> bool:
 def packed(body: bytes, how: str | None) -> bytes:
     if how == "gzip":
         return gzip.compress(body, mtime=0)
+    if how == "utf-16":
+        return body.decode().encode("utf-16")
     if how == "zip":
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:

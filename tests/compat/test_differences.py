@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def listed() -> dict[str, list[str]]:
     return found
 
 
+@cache
 def shown() -> dict[str, set[str]]:
     """The differences that cases and tests show, with the files that they stand in."""
     found: dict[str, set[str]] = defaultdict(set)

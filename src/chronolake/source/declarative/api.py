@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.exchange.network import Exchange
-    from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.exchange.sending import Sender
     from chronolake.source.declarative.language.requests import HttpRequester
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
+    from chronolake.source.offered import Memory
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def api_of(
     network: Network,
     *,
     wanted: Collection[str] | None = None,
-    remember: Remember | None = None,
-    recalled: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> Api:
     """The API of a manifest; it is asked for its streams if it takes that to know them.
 
@@ -84,8 +83,7 @@ def api_of(
         network: where requests go.
         wanted: the streams that matter, or None: all of them. If the manifest lists these, others
             are not looked for.
-        remember: keeps what the next run is to recall: tokens that change with each use.
-        recalled: what it was given last.
+        memory: keeps what the next run has to know: tokens that change with each use.
 
     Raises:
         ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
@@ -93,9 +91,7 @@ def api_of(
         SourceError: the API does not tell its streams.
     """
     ready = made_ready(config, manifest)
-    access = Access(
-        network, ready, budget=_budget_of(manifest), remember=remember, recalled=recalled
-    )
+    access = Access(network, ready, budget=_budget_of(manifest), memory=memory)
     reports = threading.Semaphore(reports_of(manifest, ready))
     api = Api(manifest.file, manifest, ready, access, _asked_again(manifest), reports)
     if manifest.lists(wanted):
@@ -110,8 +106,7 @@ def opened(
     source: DeclarativeSource,
     *,
     wanted: Collection[str] | None,
-    remember: Remember | None = None,
-    recalled: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
     log: Callable[[Exchange], None] | None = None,
 ) -> Iterator[Api]:
     """The API of a source, over connections that are closed when the block ends.
@@ -119,9 +114,8 @@ def opened(
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        wanted: as of `api_of`; so are `remember` and `recalled`.
-        remember: keeps what the next run is to recall.
-        recalled: what it was given last.
+        wanted: as of `api_of`.
+        memory: as of `api_of`.
         log: is told of each request and its answer.
 
     Raises:
@@ -136,8 +130,7 @@ def opened(
             source.config,
             network,
             wanted=wanted,
-            remember=remember,
-            recalled=recalled,
+            memory=memory,
         )
 
 

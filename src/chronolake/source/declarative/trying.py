@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.exchange.network import Exchange
-    from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.records.transformations import Record
+    from chronolake.source.offered import Memory
 
 
 @dataclass
@@ -114,8 +114,9 @@ def sample(
     *,
     limit: int,
     state: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> Sample:
-    """Read some records of a stream; nothing is kept of them.
+    """Read some records of a stream; nothing is kept of them, but of tokens that change.
 
     Args:
         manifest: the manifest.
@@ -123,6 +124,7 @@ def sample(
         name: the stream.
         limit: how many records at most.
         state: from where on, or None: from the beginning.
+        memory: keeps tokens that change with each use.
 
     Raises:
         ConfigurationError: there is no such stream, or the manifest and the configuration make no
@@ -130,7 +132,7 @@ def sample(
         SourceError: the API does not tell its streams, or the schema of this one.
     """
     exchanges: list[Exchange] = []
-    with opened(manifest, source, wanted=[name], log=exchanges.append) as api:
+    with opened(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
 
@@ -139,16 +141,14 @@ def whole_of(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
-    remember: Remember | None = None,
-    recalled: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> Manifest:
     """A manifest with all the streams that are wanted; the API is asked where only it knows them.
 
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        remember: keeps what the next run is to recall: tokens that change with each use.
-        recalled: what it was given last.
+        memory: keeps tokens that change with each use.
 
     Raises:
         ConfigurationError: the configuration is not as the manifest wants it, or makes no streams.
@@ -156,12 +156,20 @@ def whole_of(
     """
     if manifest.lists(source.only):
         return manifest
-    with opened(manifest, source, wanted=source.only, remember=remember, recalled=recalled) as api:
+    with opened(manifest, source, wanted=source.only, memory=memory) as api:
         return api.manifest
 
 
-def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
-    """What a manifest and a configuration are like: all that is wrong, and each stream."""
+def findings_of(
+    manifest: Manifest, source: DeclarativeSource, *, memory: Memory | None = None
+) -> Iterator[Finding]:
+    """What a manifest and a configuration are like: all that is wrong, and each stream.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        memory: keeps tokens that change with each use.
+    """
     missing = missing_in(source.config, manifest)
     if missing:
         yield from _described(manifest, source.only)
@@ -175,8 +183,9 @@ def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Findi
     exchanges: list[Exchange] = []
     with ExitStack() as stack:
         try:
-            there = opened(manifest, source, wanted=source.only, log=exchanges.append)
-            api = stack.enter_context(there)
+            api = stack.enter_context(
+                opened(manifest, source, wanted=source.only, memory=memory, log=exchanges.append)
+            )
         except ChronolakeError as failure:
             yield from _described(manifest, source.only)
             yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
