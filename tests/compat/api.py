@@ -99,7 +99,10 @@ def placed(body: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def filled(value: Any, names: Mapping[str, Any]) -> Any:
-    """A value with `{server}`, `{n}` and the path's names put in, wherever text holds them."""
+    """A value with the names put in, wherever text holds them.
+
+    They are the path's, `{server}`, `{elsewhere}` (the server as another host) and `{n}`.
+    """
     if isinstance(value, str):
         whole = re.fullmatch(r"\{(\w+)\}", value)
         if whole and whole[1] in names:
@@ -150,7 +153,12 @@ class Api:
         slow = float((fault or {}).get("slow", 0))
         if fault is not None and "cut" in fault:
             return Answer(cut=fault["cut"], slow=slow, body=b'{"data": [{"id": 1}, {"id')
-        names = {**names, "server": self.address, "n": self._counted(place, route, request)}
+        names = {
+            **names,
+            "server": self.address,
+            "elsewhere": self.address.replace("127.0.0.1", "localhost"),
+            "n": self._counted(place, route, request),
+        }
         if fault is not None and "status" in fault:
             return self._fixed({"body": {"error": "refused"}, **fault}, names, slow)
         if not self._let_in(route.get("auth"), request):
@@ -261,6 +269,8 @@ def applies(when: dict[str, Any] | None, request: Request) -> bool:
 def packed(body: bytes, how: str | None) -> bytes:
     if how == "gzip":
         return gzip.compress(body, mtime=0)
+    if how == "utf-16":
+        return body.decode().encode("utf-16")
     if how == "zip":
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:

@@ -11,9 +11,10 @@ Cases stand in `cases/*.yaml`, a list under `cases:` in each file. A case has
   `api` of its own where it changes, and what to `expect` of the reference: `records` (a number, or
   all of them), `ids`, `requests` (a number, or lines), `sent` (lines with headers and body),
   `state`, `failure`, `waits`,
-- `compare`, for what two readers may rightly do apart from each other: `requests: set` where a
-  request may be repeated, or `waits: false`,
-- `differs` in a sync: the `reason` why ours gives something else here, and what to `expect` of it.
+- `compare`, for what is not compared in full: `requests: set` where a request may be repeated, or
+  `waits: false`, `because` of what is left to chance, or for a `difference`,
+- `differs` in a sync: the `difference` between the two readers that it shows, by the name that
+  `docs/sources/declarative.md` lists it under, the `reason` for it, and what to `expect` of ours.
 
 What each manifest must say and no case is about (version, check, empty schemas) is put in here.
 """
@@ -32,6 +33,7 @@ FOLDER = Path(__file__).parent / "cases"
 #: A sync that begins where the one before it ended.
 HANDED = "handed"
 PARTS = ("records", "requests", "state", "failure", "waits")
+_DIFFERING = dict.fromkeys(("difference", "reason", "expect"))
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,6 +76,12 @@ class Case:
         """Whether its code needs the reference's base classes."""
         return "airbyte_cdk" in (self.components or "")
 
+    @property
+    def differences(self) -> set[str]:
+        """The names of the differences that it shows."""
+        told = [sync.differs["difference"] for sync in self.syncs if sync.differs]
+        return {*told, *([self.compare["difference"]] if "difference" in self.compare else [])}
+
     def configured(self, address: str) -> dict[str, Any]:
         """The config, which knows the server."""
         return {"api": address, **deepcopy(dict(self.config))}
@@ -109,6 +117,12 @@ def _case(told: Mapping[str, Any]) -> Case:
     }
     if unknown:
         raise ValueError(f"{told['name']}: what is {sorted(unknown)}?")
+    compare = told.get("compare", {})
+    if compare and not {"because", "difference"} & compare.keys():
+        raise ValueError(f"{told['name']}: why is not everything compared?")
+    for sync in told["syncs"]:
+        if sync.get("differs", _DIFFERING).keys() != _DIFFERING.keys():
+            raise ValueError(f"{told['name']}: what differs, and why?")
     manifest = whole(told["manifest"])
     streams = manifest.get("streams", [])
     syncs = tuple(
@@ -128,7 +142,7 @@ def _case(told: Mapping[str, Any]) -> Case:
         config=told.get("config", {}),
         syncs=syncs,
         uses=tuple(told.get("uses", ())),
-        compare=told.get("compare", {}),
+        compare=compare,
         partition_limit=told.get("partition_limit"),
         components=told.get("components"),
     )
@@ -137,9 +151,14 @@ def _case(told: Mapping[str, Any]) -> Case:
 def cases() -> Iterator[Case]:
     """All cases, by file, in the order in which they are written."""
     for path in sorted(FOLDER.glob("*.yaml")):
-        told = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
-        for one in told["cases"]:
-            try:
-                yield _case(one)
-            except KeyError as missing:
-                raise ValueError(f"{path.name}: {one.get('name')} lacks {missing}") from missing
+        yield from cases_in(path)
+
+
+def cases_in(path: Path) -> Iterator[Case]:
+    """The cases of a file."""
+    told = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+    for one in told["cases"]:
+        try:
+            yield _case(one)
+        except KeyError as missing:
+            raise ValueError(f"{path.name}: {one.get('name')} lacks {missing}") from missing

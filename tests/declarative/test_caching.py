@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from chronolake.source.declarative.exchange.answers import Answer
 from chronolake.source.declarative.exchange.caching import AnswerCache
 
 
+@pytest.mark.differs("answers that are kept")
 def test_only_so_much_is_kept() -> None:
     cache = AnswerCache(limit=100)
     answer = Answer(200, httpx.Headers(), b"x" * 40, "u", "GET")

@@ -140,6 +140,7 @@ def test_a_cursor_of_a_connectors_own_is_refused(tmp_path: Path) -> None:
     assert "in place of the cursor, by which slices, state and history are made" in problem.message
 
 
+@pytest.mark.differs("classes of components")
 @pytest.mark.parametrize(
     "name",
     [
@@ -310,6 +311,7 @@ def test_records_are_what_json_has_whatever_a_class_puts_into_them(tmp_path: Pat
     assert "Pairs.get_auth_header, which the stream pairs needs, gives list" in str(pairs)
 
 
+@pytest.mark.differs("an instance of a component")
 def test_an_instance_is_called_by_one_thread_at_a_time(tmp_path: Path) -> None:
     code = """
     import threading, time

@@ -10,6 +10,7 @@ import pytest
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.language.streams import DeclarativeStream
 from chronolake.source.declarative.manifests.manifest import Manifest, find, load
+from chronolake.source.declarative.manifests.traits import concurrency_of
 
 _REAL = Path(__file__).parents[3] / "shared" / "data" / "manifests"
 
@@ -130,6 +131,25 @@ def test_a_manifest_is_found_by_file_and_folder(tmp_path: Path) -> None:
         find("airbyte-source-none", beside=tmp_path)
     with pytest.raises(ConfigurationError, match=r"There is no manifest other\.yaml"):
         find("other.yaml", beside=tmp_path)
+
+
+@pytest.mark.differs("requests in flight")
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("", 4),
+        ("concurrency_level: {default_concurrency: 7}", 7),
+        ("concurrency_level: {default_concurrency: '{{ config.workers }}'}", 9),
+        ("concurrency_level: {default_concurrency: '{{ config.workers }}', max_concurrency: 5}", 5),
+        ("concurrency_level: {default_concurrency: 1000}", 64),
+    ],
+)
+def test_a_manifest_says_how_many_requests_are_in_flight(
+    tmp_path: Path, level: str, expected: int
+) -> None:
+    found = manifest(tmp_path, f"streams: []\n{level}")
+
+    assert concurrency_of(found, {"workers": 9}) == expected
 
 
 @pytest.mark.skipif(not _REAL.is_dir(), reason="the shared manifests are not here")

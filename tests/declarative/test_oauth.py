@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +108,7 @@ def test_refresh_in_the_url_and_by_basic_authentication(api: Api, client: httpx.
     assert "first" not in visit.log[0].url
 
 
+@pytest.mark.differs("refresh tokens that change")
 def test_rotating_refresh_tokens_are_remembered(api: Api, client: httpx.Client) -> None:
     numbers = iter(range(1, 9))
 
@@ -129,7 +129,6 @@ def test_rotating_refresh_tokens_are_remembered(api: Api, client: httpx.Client) 
     assert visit.asks(wanted).headers["authorization"] == "Bearer t2"
     refreshed = [each.form["next"] for each in api.asked if each.path == "/token"]
     assert refreshed == ["first", "r1"]
-    assert json.loads(json.dumps(visit.kept[-1])) == visit.kept[-1]
 
     # Signed in again: what was remembered belongs to the token from before.
     config["credentials"]["refresh_token"] = "anew"

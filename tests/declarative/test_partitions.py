@@ -79,6 +79,18 @@ def test_each_partition_of_several_routers_comes_once() -> None:
     assert found.result.state["parent_state"] == {}
 
 
+@pytest.mark.differs("a partition that comes twice")
+def test_a_partition_that_has_a_cursor_comes_once() -> None:
+    rows = Reply({"data": [{"id": 5, "updated": "2024-01-02"}]})
+    with Api({f"/teams/{team}/items": rows for team in "ab"}) as api:
+        found = reading(_children(_list("a", "b", "a"), incremental_sync=_DAYS), api)
+        paths = api.paths()
+
+    assert paths == ["/teams/a/items", "/teams/b/items"]
+    assert found.result.state is not None
+    assert len(found.result.state["states"]) == 2
+
+
 def _paths(*teams: int) -> list[str]:
     return [f"/teams/{team}/items" for team in teams]
 

@@ -207,3 +207,22 @@ def test_only_arrays_have_items() -> None:
     assert "only an array has items" in [one.message for one in manifest.problems]
     with pytest.raises(ConfigurationError):
         manifest.stream("items")
+
+
+@pytest.mark.differs("schemas outside of the manifest's folder")
+def test_a_schema_is_read_below_the_manifest_alone(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text('{"properties": {"id": {"type": "integer"}}}')
+    folder = tmp_path / "manifest"
+    folder.mkdir()
+    loader = {"type": "JsonFileSchemaLoader", "file_path": "../there.json"}
+    stream = {
+        "type": "DeclarativeStream",
+        "name": "items",
+        "retriever": _retriever("/items"),
+        "schema_loader": loader,
+    }
+    found = of(mapped({"streams": [stream]}), folder / "manifest.yaml")
+    with http_client() as client:
+        api = api_of(found, {"url": server.url}, Network(client))
+        with pytest.raises(ConfigurationError, match="outside of the manifest's folder"):
+            schema_of(found.stream("items"), api)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -27,13 +28,28 @@ class Time:
         self.now += seconds
 
 
+class Kept:
+    """A memory as JSON, as the operational store has it."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def recalled(self, name: str) -> Mapping[str, Any] | None:
+        return json.loads(self.texts[name]) if name in self.texts else None
+
+    def renewed(
+        self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
+    ) -> None:
+        self.texts[name] = json.dumps(change(self.recalled(name)))
+
+
 class Visit:
     """Who reads the API: each has a time of its own, that passes while it waits."""
 
     def __init__(self, api: Api, client: httpx.Client, config: Mapping[str, Any]) -> None:
         self.api = api
         self.time = Time()
-        self.kept: list[Mapping[str, Any]] = []
+        self.memory = Kept()
         self.log: list[Exchange] = []
         self.network = Network(
             client, sleep=self.time.sleep, now=lambda: self.time.now, log=self.log.append
@@ -43,8 +59,7 @@ class Visit:
 
     def again(self) -> Access:
         """Access as a next run has it."""
-        recalled = self.kept[-1] if self.kept else None
-        return Access(self.network, self.config, remember=self.kept.append, recalled=recalled)
+        return Access(self.network, self.config, memory=self.memory)
 
     def requester(self, authenticator: dict[str, Any], **fields: Any) -> HttpRequester:
         whole = {

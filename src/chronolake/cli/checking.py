@@ -50,8 +50,8 @@ def check(
     """Check chronolake.yml, that sources have what is needed, and that tables are free.
 
     What is missing is said with the statement that mends it. Nothing is written but the lake's
-    folder and the tables of the operational store, and with --create what is said then. Exit code 1
-    if something is wrong.
+    folder and the tables of the operational store, in it tokens that change with each use, and with
+    --create what is said then. Exit code 1 if something is wrong.
     """
     from chronolake.pipeline.store import Store
 

@@ -50,9 +50,11 @@ def read(
 ) -> None:
     """Read records of an API's stream, and show them with the requests that were made.
 
-    Nothing is kept, and no pipeline's state moves. Exit code 1 if not even one could be read.
+    Nothing is kept but tokens that change with each use, and no pipeline's state moves. Exit code 1
+    if not even one could be read.
     """
     from chronolake.config import DeclarativeSource
+    from chronolake.pipeline.memory import StoredMemory
     from chronolake.pipeline.streams import pipeline_of
     from chronolake.source.declarative.manifests.manifest import find, load
     from chronolake.source.declarative.trying import sample
@@ -68,7 +70,8 @@ def read(
         find(source.manifest, beside=wanted.file.parent), allow_components=source.allow_components
     )
     state = None if from_state is None else _state_in(from_state)
-    found = sample(manifest, source, stream, limit=limit, state=state)
+    memory = StoredMemory(wanted.lake, pipeline)
+    found = sample(manifest, source, stream, limit=limit, state=state, memory=memory)
     if json:
         print_json(_as_json(found))
     else:

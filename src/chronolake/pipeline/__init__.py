@@ -5,5 +5,5 @@ source (`chronolake.source`) has by now, where that keeps no lake of its own (`l
 applies what was landed since the table's watermark (`apply`, with `filling` and `rebuild`;
 `erasing` takes what was purged out of our own files). The watermark is published with the rows, so
 that a run that dies continues where its tables are. `store` remembers what became of runs (`sync`),
-and `state` shows and moves positions.
+`memory` what sources have to know again, and `state` shows and moves positions.
 """

@@ -8,7 +8,6 @@ which changes nothing: what landed twice counts once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -19,7 +18,7 @@ from chronolake.failpoints import reach
 from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
 from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of
-from chronolake.source.offered import Failure, RememberingSource, Snapshot
+from chronolake.source.offered import Failure, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,9 +88,6 @@ def land_new(
     if positions:
         # The last run may have died before it could say so.
         source.landed(positions)
-    if isinstance(source, RememberingSource):
-        remember = partial(store.remember, pipeline, token=lease.token)
-        source.recall(store.remembered(pipeline), remember)
     landing = {
         stream.name: _Landing(lake, stream, lease, complete, anew=anew) for stream in streams
     }

@@ -272,26 +272,35 @@ class Store:
             )
 
     def remembered(self, pipeline: str) -> dict[str, Any]:
-        """What a pipeline's source was told to remember last; empty if it never was."""
+        """What a pipeline's source remembers, by its own names; empty if it never did."""
         query = sql.select(REMEMBERED.c.told).where(REMEMBERED.c.pipeline == pipeline)
         with self.transaction() as connection:
             found = connection.execute(query).scalar_one_or_none()
         return {} if found is None else dict(orjson.loads(found))
 
-    def remember(self, pipeline: str, told: Mapping[str, Any], *, token: int) -> None:
-        """Keep what a pipeline's source has to know in its next run.
+    def remember(
+        self,
+        pipeline: str,
+        name: str,
+        told: Mapping[str, Any],
+        *,
+        since: Mapping[str, Any] | None,
+    ) -> None:
+        """Keep what a pipeline's source has to know, unless it knows something later by now.
 
         Args:
             pipeline: the pipeline.
+            name: what the source calls it.
             told: what JSON can hold; it may be secret.
-            token: of the lease under which the source is read.
-
-        Raises:
-            LeaseLostError: another process runs the pipeline by now; nothing has changed.
+            since: what was remembered when `told` came to be, or None: nothing was.
         """
-        text = orjson.dumps(dict(told)).decode()
+        query = sql.select(REMEMBERED.c.told).where(REMEMBERED.c.pipeline == pipeline)
         with self.transaction() as connection:
-            _expect_holder(connection, pipeline, token)
+            found = connection.execute(query.with_for_update()).scalar_one_or_none()
+            known = {} if found is None else dict(orjson.loads(found))
+            if known.get(name) != since:
+                return
+            text = orjson.dumps({**known, name: dict(told)}).decode()
             connection.execute(REMEMBERED.delete().where(REMEMBERED.c.pipeline == pipeline))
             connection.execute(REMEMBERED.insert().values(pipeline=pipeline, told=text))
 

@@ -18,6 +18,7 @@ from chronolake.config import (
 from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import check_mode
 from chronolake.source.data_lake import DataLake
+from chronolake.source.offered import RememberingSource
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -87,11 +88,20 @@ def pipeline_of(project: Project, name: str) -> PipelineConfig:
 
 
 def source_of(project: Project, pipeline: str) -> Source:
-    """The source of a pipeline.
+    """The source of a pipeline, which remembers what other commands have told it to.
 
     Raises:
         ConfigurationError: there is no such pipeline.
     """
+    source = _source_of(project, pipeline)
+    if isinstance(source, RememberingSource):
+        from chronolake.pipeline.memory import StoredMemory  # noqa: PLC0415 - it loads SQLAlchemy
+
+        source.recall(StoredMemory(project.lake, pipeline))
+    return source
+
+
+def _source_of(project: Project, pipeline: str) -> Source:
     config = pipeline_of(project, pipeline).source
     if isinstance(config, PostgresSource):
         # Its driver is loaded by those who need it.

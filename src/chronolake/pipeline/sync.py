@@ -116,7 +116,7 @@ def sync(
         reread: gives the project as it is by now. It is asked before each step: a stream whose mode
             has changed is switched there, and goes on. By default nothing changes during a run.
         step_bytes: files of about so many bytes are applied and published together.
-        source: the pipeline's source, if it is not the one that is configured.
+        source: the pipeline's source, if it is not the one that is configured (`source_of`).
         anew: whether all that a source has is read once more: if it keeps no lake of its own,
             compared with the tables; of one that does, each table is made anew in one step.
 

@@ -230,18 +230,44 @@ class PulledSource(Source, Protocol):
         ...
 
 
+class Memory(Protocol):
+    """What a source has to know again, in whatever command asks it next: tokens that change."""
+
+    def recalled(self, name: str) -> Mapping[str, Any] | None:
+        """What is remembered under a name by now; None: nothing is.
+
+        Raises:
+            LakeError: the operational store does not answer.
+        """
+        ...
+
+    def renewed(
+        self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
+    ) -> None:
+        """Remember something else; of all processes only one at a time does.
+
+        Args:
+            name: under which name.
+            change: is told what is remembered by now, and gives what is to be: what JSON can hold.
+                It is kept when this method returns.
+
+        Raises:
+            PipelineBusyError: another process does not come to an end with it.
+            LakeError: the operational store does not answer.
+            Exception: whatever `change` raises.
+        """
+        ...
+
+
 @runtime_checkable
 class RememberingSource(Source, Protocol):
     """A source that has to remember more than where its streams are: tokens that change."""
 
-    def recall(
-        self, recalled: Mapping[str, Any], remember: Callable[[Mapping[str, Any]], None]
-    ) -> None:
-        """Go on with what earlier runs had to remember; called before anything is brought.
+    def recall(self, memory: Memory) -> None:
+        """Be given a memory; called before anything else is asked of the source.
 
-        Args:
-            recalled: what `remember` was given last; empty if it never was.
-            remember: keeps what the next run has to know, before it returns.
+        A look at the source remembers as a run does: it may have to change a token, and who does
+        not know the new one is locked out.
         """
         ...
 

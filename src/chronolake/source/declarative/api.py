@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.exchange.network import Exchange
-    from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.exchange.sending import Sender
     from chronolake.source.declarative.language.requests import HttpRequester
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
+    from chronolake.source.offered import Memory
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ def api_of(
     network: Network,
     *,
     wanted: Collection[str] | None = None,
-    remember: Remember | None = None,
-    recalled: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> Api:
     """The API of a manifest; it is asked for its streams if it takes that to know them.
 
@@ -87,8 +86,7 @@ def api_of(
         network: where requests go.
         wanted: the streams that matter, or None: all of them. If the manifest lists these, others
             are not looked for.
-        remember: keeps what the next run is to recall: tokens that change with each use.
-        recalled: what it was given last.
+        memory: keeps what the next run has to know: tokens that change with each use.
 
     Raises:
         ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
@@ -97,7 +95,7 @@ def api_of(
     """
     ready = made_ready(config, manifest)
     budget = _budget_of(manifest)
-    access = Access(network, ready, budget=budget, remember=remember, recalled=recalled)
+    access = Access(network, ready, budget=budget, memory=memory)
     reports = threading.Semaphore(reports_of(manifest, ready))
     api = Api(
         manifest.file, manifest, ready, access, budget, _asked_again(manifest, wanted), reports
@@ -114,8 +112,7 @@ def opened(
     source: DeclarativeSource,
     *,
     wanted: Collection[str] | None,
-    remember: Remember | None = None,
-    recalled: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
     log: Callable[[Exchange], None] | None = None,
 ) -> Iterator[Api]:
     """The API of a source, over connections that are closed when the block ends.
@@ -123,9 +120,8 @@ def opened(
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        wanted: as of `api_of`; so are `remember` and `recalled`.
-        remember: keeps what the next run is to recall.
-        recalled: what it was given last.
+        wanted: as of `api_of`.
+        memory: as of `api_of`.
         log: is told of each request and its answer.
 
     Raises:
@@ -140,8 +136,7 @@ def opened(
             source.config,
             network,
             wanted=wanted,
-            remember=remember,
-            recalled=recalled,
+            memory=memory,
         )
 
 

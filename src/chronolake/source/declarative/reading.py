@@ -187,12 +187,13 @@ class StreamReader:
         for partition in partitions:
             parents = self._router.parent_state() if self._router is not None else None
             number = self._open.open(parents)
-            key = partition.partition_key
-            if key in begun:
-                # Two parent records with one key: what is read for one is read for both.
-                self._open.close(number)
-                continue
-            begun.add(key)
+            if self.slices.cursor is not None:
+                key = partition.partition_key
+                if key in begun:
+                    # Two parent records with one key: what is read for one is read for both.
+                    self._open.close(number)
+                    continue
+                begun.add(key)
             # One more than there are, so that it stays open until all are known.
             self._left[number] = 1
             for one in self.state.slices(partition):

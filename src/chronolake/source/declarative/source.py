@@ -7,9 +7,9 @@ read as a whole, and compared with its table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.source.declarative.api import opened
@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     from chronolake.config import DeclarativeSource, Project
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
-    from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.offered import Position
+    from chronolake.source.offered import Memory, Position
 
 
 @dataclass
@@ -65,8 +64,7 @@ class DeclarativeApi:
     project: Project
     pipeline: str
     config: DeclarativeSource
-    _recalled: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    _remember: Remember | None = field(default=None, repr=False)
+    memory: Memory | None = None
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -82,9 +80,7 @@ class DeclarativeApi:
 
     @cached_property
     def _known(self) -> Manifest:
-        return whole_of(
-            self.manifest, self.config, remember=self._remember, recalled=self._recalled
-        )
+        return whole_of(self.manifest, self.config, memory=self.memory)
 
     @property
     def streams(self) -> dict[str, AnyStream]:
@@ -115,14 +111,9 @@ class DeclarativeApi:
             key=Identity.of(chosen(stream, {"": ""})).columns,
         )
 
-    def recall(self, recalled: Mapping[str, Any], remember: Remember) -> None:
-        """Go on with what earlier runs had to remember: tokens that change with each use.
-
-        Args:
-            recalled: what `remember` was given last.
-            remember: keeps what the next run has to know.
-        """
-        self._recalled, self._remember = recalled, remember
+    def recall(self, memory: Memory) -> None:
+        """Be given a memory, for tokens that change with each use."""
+        self.memory = memory
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
@@ -140,8 +131,7 @@ class DeclarativeApi:
             self._known,
             self.config,
             wanted=self.config.only,
-            remember=self._remember,
-            recalled=self._recalled,
+            memory=self.memory,
         ) as api:
             for name, told in positions.items():
                 since = None if anew else told
@@ -156,7 +146,7 @@ class DeclarativeApi:
         Raises:
             ConfigurationError: the manifest cannot be read at all.
         """
-        return list(findings_of(self.manifest, self.config))
+        return list(findings_of(self.manifest, self.config, memory=self.memory))
 
     def landed(self, positions: Mapping[str, Position]) -> None:
         """The API keeps nothing for a pipeline; what has landed is forgotten in `bring`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.limits import check_mode
 from chronolake.source.declarative.api import opened
 from chronolake.source.declarative.components.preparing import check
-from chronolake.source.declarative.manifests.configured import made_ready, missing_in
+from chronolake.source.declarative.manifests.checked import checked_streams
+from chronolake.source.declarative.manifests.configured import missing_in
 from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.exchange.network import Exchange
-    from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.records.transformations import Record
+    from chronolake.source.offered import Memory
 
 
 @dataclass
@@ -113,8 +115,9 @@ def sample(
     *,
     limit: int,
     state: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> Sample:
-    """Read some records of a stream; nothing is kept of them.
+    """Read some records of a stream; nothing is kept of them, but of tokens that change.
 
     Args:
         manifest: the manifest.
@@ -122,6 +125,7 @@ def sample(
         name: the stream.
         limit: how many records at most.
         state: from where on, or None: from the beginning.
+        memory: keeps tokens that change with each use.
 
     Raises:
         ConfigurationError: there is no such stream, or the manifest and the configuration make no
@@ -129,7 +133,7 @@ def sample(
         SourceError: the API does not tell its streams, or the schema of this one.
     """
     exchanges: list[Exchange] = []
-    with opened(manifest, source, wanted=[name], log=exchanges.append) as api:
+    with opened(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)
     return Sample(result.records, exchanges, result.state, result.failure)
 
@@ -138,16 +142,14 @@ def whole_of(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
-    remember: Remember | None = None,
-    recalled: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> Manifest:
     """A manifest with all the streams that are wanted; the API is asked where only it knows them.
 
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        remember: keeps what the next run is to recall: tokens that change with each use.
-        recalled: what it was given last.
+        memory: keeps tokens that change with each use.
 
     Raises:
         ConfigurationError: the configuration is not as the manifest wants it, or makes no streams.
@@ -155,21 +157,47 @@ def whole_of(
     """
     if manifest.lists(source.only):
         return manifest
-    with opened(manifest, source, wanted=source.only, remember=remember, recalled=recalled) as api:
+    with opened(manifest, source, wanted=source.only, memory=memory) as api:
         return api.manifest
 
 
-def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
-    """What a manifest and a configuration are like: all that is wrong, and each stream."""
-    wanted = source.only
+def findings_of(
+    manifest: Manifest, source: DeclarativeSource, *, memory: Memory | None = None
+) -> Iterator[Finding]:
+    """What a manifest and a configuration are like: all that is wrong, and each stream.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        memory: keeps tokens that change with each use.
+    """
     missing = missing_in(source.config, manifest)
-    failure: ChronolakeError | None = None
-    if not missing:
+    if missing:
+        yield from _described(manifest, source.only)
+        yield Finding(
+            "config",
+            Level.FAILED,
+            f"{', '.join(missing)} is missing, which the manifest requires.",
+            "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
+        )
+        return
+    exchanges: list[Exchange] = []
+    with ExitStack() as stack:
         try:
-            made_ready(source.config, manifest)
-            manifest = whole_of(manifest, source)
-        except ChronolakeError as refusal:
-            failure = refusal
+            api = stack.enter_context(
+                opened(manifest, source, wanted=source.only, memory=memory, log=exchanges.append)
+            )
+        except ChronolakeError as failure:
+            yield from _described(manifest, source.only)
+            yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
+            return
+        yield from _described(api.manifest, source.only)
+        for name in checked_streams(api.manifest, source.only):
+            yield _connection(api, name, exchanges)
+
+
+def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[Finding]:
+    """What is wrong with a manifest, and what its streams can do."""
     for problem in manifest.problems:
         if problem.stream is None or wanted is None or problem.stream in wanted:
             # A stream that nobody asked for by name is left out.
@@ -181,46 +209,33 @@ def findings_of(manifest: Manifest, source: DeclarativeSource) -> Iterator[Findi
                 Level.WARNING if is_left_out else Level.FAILED,
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
             )
-    names = [name for name in wanted or manifest.streams if name in manifest.streams]
-    for name in names:
+    for name in wanted or manifest.streams:
+        if name not in manifest.streams:
+            continue
         try:
             check(manifest.streams[name])
         except ConfigurationError as refusal:
             yield Finding(f"stream {name}", Level.FAILED, refusal.message, refusal.hint)
         else:
             yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
-    if missing:
-        yield Finding(
-            "config",
-            Level.FAILED,
-            f"{', '.join(missing)} is missing, which the manifest requires.",
-            "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
-        )
-        return
-    if failure is not None:
-        yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
-        return
-    yield from _connections(manifest, source, names)
 
 
-def _connections(
-    manifest: Manifest, source: DeclarativeSource, names: Collection[str]
-) -> Iterator[Finding]:
-    """Whether the streams that tell it can be read."""
-    tried = [name for name in manifest.checked_streams if name in manifest.streams]
-    for name in tried or list(names)[:1]:
-        what = f"connection, by {name}"
-        try:
-            found = sample(manifest, source, name, limit=1)
-        except ChronolakeError as failure:
-            yield Finding(what, Level.FAILED, failure.message, failure.hint)
-            continue
-        if found.failure is not None and not found.records:
-            yield Finding(what, Level.FAILED, found.failure.message, found.failure.hint)
-            continue
-        asked = f"{len(found.exchanges)} requests" if len(found.exchanges) > 1 else "one request"
-        got = "a record came" if found.records else "no record came"
-        yield Finding(what, Level.OK, f"{asked}, {got}")
+def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:
+    """Whether a stream can be read, by its first slice."""
+    what = f"connection, by {name}"
+    exchanges.clear()
+    try:
+        reader = StreamReader(chosen(api.manifest.stream(name), None), api)
+        work = next(reader.work(), None)
+        if work is None:
+            told = "there is nothing to ask for: the streams that it depends on have no records"
+            return Finding(what, Level.WARNING, told)
+        has_records = any(reader.slices.read(work).pages())
+    except ChronolakeError as failure:
+        return Finding(what, Level.FAILED, failure.message, failure.hint)
+    asked = f"{len(exchanges)} requests" if len(exchanges) > 1 else "one request"
+    got = "a record came" if has_records else "no record came"
+    return Finding(what, Level.OK, f"{asked}, {got}")
 
 
 def _words(stream: AnyStream) -> str:

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.exchange.network import Network
-    from chronolake.source.declarative.exchange.oauth import Remember
     from chronolake.source.declarative.exchange.sending import Authentication
     from chronolake.source.declarative.language.budget import HTTPAPIBudget
     from chronolake.source.declarative.language.requests import Authenticator, HttpRequester
+    from chronolake.source.offered import Memory
 
 #: A session that the API no longer takes is no error: a login gives another.
 _EXPIRED_SESSION = DefaultErrorHandler(
@@ -101,8 +101,7 @@ class Access:
         network: where requests go.
         config: the connection's configuration.
         budget: the manifest's `api_budget`, or None.
-        remember: keeps what the next run is to recall: rotating tokens, a secret.
-        recalled: what `remember` was given last.
+        memory: keeps what the next run has to know: rotating tokens, a secret.
         shared: has the budget's calls and the tokens, where others read the API as well.
 
     Attributes:
@@ -118,8 +117,7 @@ class Access:
         config: Mapping[str, Any],
         *,
         budget: HTTPAPIBudget | None = None,
-        remember: Remember | None = None,
-        recalled: Mapping[str, Any] | None = None,
+        memory: Memory | None = None,
         shared: Shared | None = None,
     ) -> None:
         self._network = network
@@ -128,8 +126,7 @@ class Access:
         policies = () if budget is None else budget.policies
         self.calls: Calls = shared or CountedCalls(policies, config, network.now)
         self._budget = None if budget is None else Budget(budget, config, self.calls)
-        self._remember = remember
-        self._remembered = dict(recalled or {})
+        self._memory = memory
         self._cache = AnswerCache()
         self._lock = threading.RLock()
         self._authentications: dict[str, Authentication] = {}
@@ -219,8 +216,8 @@ class Access:
                     if assertion is not None
                     else None
                 ),
-                remember=lambda tokens: self._keep(identity, tokens),
-                recalled=self._remembered.get(identity),
+                memory=self._memory,
+                name=identity,
             )
         if isinstance(component, JwtAuthenticator):
             return JwtAuthentication(component, self._config, self._network)
@@ -235,12 +232,6 @@ class Access:
         if isinstance(component, SelectiveAuthenticator):
             return self._identified(component, api_url)[0]
         return fixed_authentication(component, self._config)
-
-    def _keep(self, identity: str, tokens: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._remembered[identity] = dict(tokens)
-            if self._remember is not None:
-                self._remember(dict(self._remembered))
 
 
 def _identity(component: Authenticator, api_url: str) -> str:

@@ -2,16 +2,17 @@
 
 Source: `specs/airbyte-declarative.md` (1.7). All threads share one token; the one that finds it
 expired fetches the next while the others wait. A refresh token that is good for one refresh only
-is handed to `remember` before the access token that came with it is used.
+is remembered before the access token that came with it is used, and by all processes that read from
+the API: one that finds the access token expired looks first whether another has a later one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -27,10 +28,11 @@ from chronolake.source.declarative.records.fieldpaths import MISSING, looked_up
 from chronolake.source.declarative.templating.templates import as_mapping, as_truth
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from chronolake.source.declarative.exchange.network import Network
     from chronolake.source.declarative.language.auth import OAuthAuthenticator
+    from chronolake.source.offered import Memory
 
 _BY_ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _HOUR: Final = 3600.0
@@ -51,9 +53,6 @@ _REFUSALS: Final = frozenset(
         "invalid_scope",
     }
 )
-
-#: Is given what one authentication is to find again in the next run, in a form JSON can hold.
-Remember = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,13 @@ class OAuthAuthentication:
         config: for its templates.
         network: where tokens are fetched.
         assertion: signs what stands in for a refresh token, for `profile_assertion`.
-        remember: keeps rotating tokens for the next run.
-        recalled: what was kept by the last one; of no use once the config has another token.
+        memory: keeps rotating tokens for all who read from the API; what it has is of no use once
+            the config has another token.
+        name: what they are called there.
 
     Raises:
         ConfigurationError: what is needed to get a token is not there.
+        LakeError: what is remembered cannot be read.
     """
 
     def __init__(
@@ -95,14 +96,15 @@ class OAuthAuthentication:
         network: Network,
         *,
         assertion: Callable[[], str] | None = None,
-        remember: Remember | None = None,
-        recalled: Mapping[str, Any] | None = None,
+        memory: Memory | None = None,
+        name: str = "",
     ) -> None:
         self._component = component
         self._config = config
         self._network = network
         self._assertion = assertion
-        self._remember = remember
+        self._memory = memory if component.refresh_token_updater is not None else None
+        self._name = name
         self._context = {"config": config, "parameters": component.parameters}
         self._lock = threading.RLock()
         self._endpoint = self._text(component.token_refresh_endpoint)
@@ -111,8 +113,8 @@ class OAuthAuthentication:
         )
         self._tokens = self._given()
         self._origin = _digest(self._tokens.refresh)
-        if component.refresh_token_updater and (recalled or {}).get("origin") == self._origin:
-            self._tokens = _restored(recalled or {})
+        if self._memory is not None:
+            self._adopt(self._memory.recalled(name))
         self._check()
 
     def injection(self) -> Injection:
@@ -138,7 +140,7 @@ class OAuthAuthentication:
             return False
         with self._lock:
             if spent.headers.get("Authorization") == f"Bearer {self._tokens.access}":
-                self._refresh()
+                self._refresh(spent=self._tokens.access)
         return True
 
     def _text(self, template: str | None) -> str:
@@ -232,7 +234,34 @@ class OAuthAuthentication:
             return updater.refresh_token_name
         return self._named(self._component.refresh_token_name, "refresh_token")
 
-    def _refresh(self) -> None:
+    def _adopt(self, known: Mapping[str, Any] | None) -> None:
+        """Go on with tokens that are remembered, if they come from the one in the config."""
+        if known is not None and known.get("origin") == self._origin:
+            self._tokens = _restored(known)
+
+    def _refresh(self, spent: str | None = None) -> None:
+        """Get an access token that is good, and not the one that was refused."""
+        if self._memory is None:
+            self._exchange()
+        else:
+            self._memory.renewed(self._name, partial(self._later, spent))
+
+    def _later(self, spent: str | None, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """What is to be remembered in place of what is."""
+        self._adopt(known)
+        is_of_use = self._tokens.good(self._network.now()) and self._tokens.access != spent
+        if known is not None and known.get("origin") == self._origin and is_of_use:
+            return known
+        self._exchange()
+        return {
+            "origin": self._origin,
+            "access_token": self._tokens.access,
+            "refresh_token": self._tokens.refresh,
+            "expires": self._tokens.expires,
+        }
+
+    def _exchange(self) -> None:
+        """Fetch the next tokens."""
         headers = as_mapping(self._component.refresh_request_headers or {}, self._context)
         arguments = self._arguments(headers)
         if self._component.send_refresh_request_as_query_params and not self._by_assertion:
@@ -253,15 +282,6 @@ class OAuthAuthentication:
             refresh=str(refresh) if refresh else self._tokens.refresh,
             expires=self._expiry(value),
         )
-        if updater is not None and self._remember is not None:
-            self._remember(
-                {
-                    "origin": self._origin,
-                    "access_token": self._tokens.access,
-                    "refresh_token": self._tokens.refresh,
-                    "expires": self._tokens.expires,
-                }
-            )
 
     def _expiry(self, value: Any) -> float:
         now = self._network.now()
@@ -305,11 +325,11 @@ def _configured(config: Mapping[str, Any], path: Sequence[str]) -> str:
     return "" if value is MISSING or value is None else str(value)
 
 
-def _restored(recalled: Mapping[str, Any]) -> Tokens:
+def _restored(known: Mapping[str, Any]) -> Tokens:
     return Tokens(
-        access=recalled.get("access_token"),
-        refresh=recalled.get("refresh_token"),
-        expires=float(recalled.get("expires") or 0.0),
+        access=known.get("access_token"),
+        refresh=known.get("refresh_token"),
+        expires=float(known.get("expires") or 0.0),
     )
 
 

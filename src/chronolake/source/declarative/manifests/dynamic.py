@@ -78,12 +78,21 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
         if as_truth(one.condition, {"config": api.config, "parameters": {}}):
             for described, spot in one.streams:
                 found.add(described, spot)
+    generated: dict[str, tuple[str, ...]] = {}
     for dynamic in manifest.dynamic:
+        known = len(found.streams)
         for described in _made(dynamic, api):
             found.add(described, dynamic.spot)
+        made = tuple(found.streams)[known:]
+        generated[dynamic.name] = generated.get(dynamic.name, ()) + made
     problems = dict.fromkeys((*manifest.problems, *found.problems))
     return replace(
-        manifest, streams=found.streams, problems=tuple(problems), conditional=(), dynamic=()
+        manifest,
+        streams=found.streams,
+        problems=tuple(problems),
+        conditional=(),
+        dynamic=(),
+        generated=generated,
     )
 
 

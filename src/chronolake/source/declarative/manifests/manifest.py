@@ -21,6 +21,7 @@ from chronolake.source.declarative.language.dynamic import (
     DynamicDeclarativeStream,
 )
 from chronolake.source.declarative.language.streams import AnyStream
+from chronolake.source.declarative.manifests.checked import check_of
 from chronolake.source.declarative.manifests.inheritance import inherited
 from chronolake.source.declarative.manifests.located import Listed, Mapped, read, resolved
 from chronolake.source.declarative.manifests.problems import (
@@ -32,6 +33,8 @@ from chronolake.source.declarative.manifests.problems import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from chronolake.source.declarative.language.checking import CheckDynamicStream, CheckStream
 
 #: The manifest's name in a folder or a package.
 FILE_NAME: Final = "manifest.yaml"
@@ -59,11 +62,13 @@ class Dynamic:
     """Streams that are made of a template.
 
     Attributes:
+        name: what they are called together.
         definition: how.
         template: the template, with the lines it stands in.
         spot: where it stands.
     """
 
+    name: str
     definition: DynamicDeclarativeStream
     template: Mapped
     spot: Spot
@@ -81,6 +86,8 @@ class Manifest:
         conditional: streams that only the configuration tells.
         dynamic: streams that only the configuration or the API tells.
         allow_components: whether the connector's own Python classes may run.
+        generated: the names of those that were told, by what they are called together.
+        check: by which streams a connection is tried, or None.
     """
 
     file: Path
@@ -90,6 +97,8 @@ class Manifest:
     conditional: tuple[Conditional, ...] = ()
     dynamic: tuple[Dynamic, ...] = ()
     allow_components: bool = False
+    generated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    check: CheckStream | CheckDynamicStream | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -106,16 +115,6 @@ class Manifest:
         spec = self.content.get("spec")
         found = spec.get("connection_specification") if isinstance(spec, dict) else None
         return found if isinstance(found, dict) else {}
-
-    @property
-    def checked_streams(self) -> tuple[str, ...]:
-        """The streams that tell whether a connection works; empty if the manifest names none."""
-        check = self.content.get("check")
-        count = check.get("stream_count") if isinstance(check, dict) else None
-        if isinstance(count, int):
-            return tuple(self.streams)[:count]
-        names = check.get("stream_names") if isinstance(check, dict) else None
-        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def stream(self, name: str) -> AnyStream:
         """A stream of the manifest.
@@ -210,16 +209,20 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
         else:
             found.add(described, spot)
     dynamic: list[Dynamic] = []
-    for described, spot in _listed(whole, _DYNAMIC):
-        dynamic += _dynamic(described, spot, found)
+    templates: list[str] = []
+    for number, (described, spot) in enumerate(_listed(whole, _DYNAMIC)):
+        templates.append(_called(described, number))
+        dynamic += _dynamic(described, spot, found, templates[-1])
+    check, wrong = check_of(whole, templates)
     return Manifest(
         file,
         found.streams,
-        tuple(found.problems),
+        (*found.problems, *wrong),
         whole,
         tuple(conditional),
         tuple(dynamic),
         allow_components,
+        check=check,
     )
 
 
@@ -314,7 +317,13 @@ def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Condit
     return [Conditional(condition, tuple(streams))]
 
 
-def _dynamic(described: Any, spot: Spot, found: Gathering) -> list[Dynamic]:
+def _called(described: Any, number: int) -> str:
+    """What the streams of a template are called together."""
+    name = described.get("name") if isinstance(described, Mapped) else None
+    return f"dynamic_stream_{number}" if name is None else str(name)
+
+
+def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[Dynamic]:
     """Streams of a template, if all is right that can be known before they are made."""
     if not isinstance(described, Mapped):
         found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
@@ -339,7 +348,7 @@ def _dynamic(described: Any, spot: Spot, found: Gathering) -> list[Dynamic]:
         if wrong:
             found.problems += wrong
             return []
-    return [Dynamic(definition, template, place)]
+    return [Dynamic(called, definition, template, place)]
 
 
 def mapped(value: Any) -> Any:

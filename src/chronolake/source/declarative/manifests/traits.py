@@ -58,8 +58,10 @@ def epsilon_of(stream: AnyStream) -> int:
 def concurrency_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
     """How many requests the manifest allows at once."""
     level = manifest.content.get("concurrency_level")
-    wanted = level.get("default_concurrency") if isinstance(level, dict) else None
-    return min(_count(wanted, config) or _CONCURRENCY, _MOST_CONCURRENCY)
+    told = level if isinstance(level, dict) else {}
+    wanted = _count(told.get("default_concurrency"), config) or _CONCURRENCY
+    most = _count(told.get("max_concurrency"), config) or _MOST_CONCURRENCY
+    return min(wanted, most, _MOST_CONCURRENCY)
 
 
 def reports_of(manifest: Manifest, config: Mapping[str, Any]) -> int:

@@ -1,0 +1,64 @@
+"""What is otherwise than in the reference stands in the docs, and nothing else does."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+from case import FOLDER, cases_in
+
+TESTS = Path(__file__).parents[1]
+DOCS = TESTS.parent / "docs" / "sources" / "declarative.md"
+_HEADING = "## What is otherwise than in the reference"
+
+
+def listed() -> dict[str, list[str]]:
+    """What the docs list: the cells of each row, by the difference's name."""
+    section = DOCS.read_text().partition(f"\n{_HEADING}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    found = {name: others for name, *others in cells if name}
+    assert len(found) == sum(bool(name) for name, *_ in cells), "a difference is listed twice"
+    return found
+
+
+@cache
+def shown() -> dict[str, set[str]]:
+    """The differences that cases and tests show, with the files that they stand in."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in FOLDER.glob("*.yaml"):
+        for case in cases_in(path):
+            for name in case.differences:
+                found[name].add(path.name)
+    for path in TESTS.rglob("test_*.py"):
+        for name in _marked(path):
+            found[name].add(path.name)
+    return found
+
+
+def _marked(path: Path) -> set[str]:
+    """What the tests of a file are marked with: `@pytest.mark.differs(name)`."""
+    return {
+        str(ast.literal_eval(mark.args[0]))
+        for test in ast.parse(path.read_text()).body
+        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_")
+        for mark in test.decorator_list
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.differs"
+    }
+
+
+def test_the_docs_list_each_difference_that_a_test_shows_and_no_other() -> None:
+    assert sorted(listed()) == sorted(shown())
+
+
+@pytest.mark.parametrize(("name", "cells"), listed().items())
+def test_the_docs_say_what_differs_and_why_and_where_it_is_shown(
+    name: str, cells: list[str]
+) -> None:
+    assert len(cells) == 4
+    assert all(cells)
+    *_, files = cells
+    assert files == ", ".join(f"`{file}`" for file in sorted(shown()[name]))
