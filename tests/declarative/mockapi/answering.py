@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from apis import Api, Asked, Reply
 from mockapi import inventing, templating
 from mockapi.bodies import encoded
-from mockapi.offering import Offer, Paged, offers
+from mockapi.offering import Offer, Paged, name_of, offers
 from mockapi.recognizing import (
     ACCESS_TOKEN,
     SESSION_TOKEN,
@@ -170,7 +170,7 @@ class MockApi(Api):
             **asked.params,
             **{".".join(path): one for path, one in body.items()},
         }
-        self._check_size(offer, sent)
+        self._check_options(offer, sent)
         bounds = offer.window(recognized.told, sent)
         if asked.params.get(_LINK) in self._known.links:
             paged, number = self._known.links[asked.params[_LINK]]
@@ -199,9 +199,14 @@ class MockApi(Api):
         self.served.append(Served(offer, paged, number, sheet.records, bounds, asked))
         return Reply(encoded(sheet.body, offer.decoder), headers=sheet.headers)
 
-    def _check_size(self, offer: Offer, sent: Mapping[str, Any]) -> None:
+    def _check_options(self, offer: Offer, sent: Mapping[str, Any]) -> None:
+        is_following = name_of(offer.turning.token_option) in sent or _LINK in sent
+        if offer.slices_links or not is_following:
+            self.complaints += [
+                f"{offer.name}: {name} is missing" for name in offer.sliced_by if not sent.get(name)
+            ]
         option, size = offer.turning.size_option, offer.turning.size
-        name = _name(option)
+        name = name_of(option)
         if name and size is not None and str(sent.get(name)) != str(size):
             self.complaints.append(f"{offer.name}: {name} is {sent.get(name)!r} instead of {size}")
 
@@ -214,7 +219,7 @@ class MockApi(Api):
         bounds: tuple[Any, Any],
     ) -> Paged:
         """What a request asks a page of: all of it but the page."""
-        names = {_name(offer.turning.token_option), _name(offer.turning.size_option), _LINK}
+        names = {name_of(offer.turning.token_option), name_of(offer.turning.size_option), _LINK}
         names |= {
             name
             for name, one in offer.request.params.items()
@@ -247,7 +252,7 @@ class MockApi(Api):
     ) -> int | None:
         """Which page a request asks for; None: it has none like that."""
         turning = offer.turning
-        name = _name(turning.token_option)
+        name = name_of(turning.token_option)
         told = [
             one for path, (one, _) in recognized.told.items() if path.startswith("next_page_token")
         ]
@@ -263,12 +268,6 @@ class MockApi(Api):
             found = paged.page_from(int(token))
             return found if found is not None and found < len(paged.sizes) else None
         return paged.tokens.get(str(token))
-
-
-def _name(option: Mapping[str, Any]) -> str:
-    path = option.get("field_path")
-    name = ".".join(path) if path else str(option.get("field_name") or "")
-    return name.lower() if option.get("inject_into") == "header" else name
 
 
 def _requesters(retriever: Mapping[str, Any]) -> list[Mapping[str, Any]]:

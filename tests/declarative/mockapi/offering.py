@@ -16,6 +16,8 @@ from mockapi.turning import Turning
 #: Records of larger pages are like one of the first ones, but for their keys and times.
 _OF_THEIR_OWN = 6
 
+_IGNORED = "ignore_stream_slicer_parameters_on_paginated_requests"
+
 
 @dataclass
 class Paged:
@@ -66,6 +68,12 @@ class Offer:
         self.turning = Turning(retriever, config)
         self.cursor: Mapping[str, Any] | None = stream.get("incremental_sync")
         self.schema = _schema(stream)
+        # A request asks for one slice by these.
+        told = [(self.cursor or {}).get(f"{side}_time_option") for side in ("start", "end")]
+        told += [one.get("request_option") for one in written.routers(stream)]
+        told += [one.get("request_option") for one in written.parents(stream)]
+        self.sliced_by = [name_of(option) for option in told if option]
+        self.slices_links = not retriever.get(_IGNORED)
         self.config = config
         self._made = 0
         self._added = _added(stream)
@@ -166,7 +174,7 @@ class Offer:
         bounds = []
         for side in ("start", "end"):
             option = cursor.get(f"{side}_time_option") or {}
-            value, form = sent.get(_name_of(option)), str(cursor.get("datetime_format"))
+            value, form = sent.get(name_of(option)), str(cursor.get("datetime_format"))
             name = str(cursor.get(f"partition_field_{side}") or f"{side}_time")
             for root in ("stream_slice", "stream_interval", "stream_partition"):
                 if value is None and f"{root}.{name}" in told:
@@ -182,9 +190,11 @@ class Offer:
         return (begin, max(begin, end))
 
 
-def _name_of(option: Mapping[str, Any]) -> str:
+def name_of(option: Mapping[str, Any]) -> str:
+    """Where an option puts its value; empty if there is none."""
     path = option.get("field_path")
-    return ".".join(path) if path else str(option.get("field_name"))
+    name = ".".join(path) if path else str(option.get("field_name") or "")
+    return name.lower() if option.get("inject_into") == "header" else name
 
 
 def _listed(stream: Mapping[str, Any], key: str) -> list[Any]:

@@ -97,11 +97,17 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def routers(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What gives a stream its partitions."""
+    waiting = [*listed(stream["retriever"].get("partition_router"))]
+    while waiting:
+        router = waiting.pop(0)
+        waiting += listed(router.get("underlying_partition_router"))
+        waiting += listed(router.get("partition_routers"))
+        yield router
+
+
 def parents(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The configurations of the parents that a stream's partitions come from."""
-    routers = [*listed(stream["retriever"].get("partition_router"))]
-    while routers:
-        router = routers.pop(0)
-        routers += listed(router.get("underlying_partition_router"))
-        routers += listed(router.get("partition_routers"))
+    for router in routers(stream):
         yield from router.get("parent_stream_configs") or ()
