@@ -21,7 +21,7 @@ from chronolake.source.declarative.manifests.manifest import load
 
 _ARE_HERE = MANIFESTS.is_dir()
 _SAMPLE = random.Random(119).sample(names(), 16) if _ARE_HERE else []
-pytestmark = pytest.mark.skipif(
+are_here = pytest.mark.skipif(
     not _ARE_HERE, reason="the real manifests are not beside this repository"
 )
 
@@ -33,6 +33,7 @@ def _all() -> list[Any]:
     ]
 
 
+@are_here
 @pytest.mark.parametrize("name", _all())
 def test_every_stream_reads_or_says_what_is_not_supported(name: str) -> None:
     found = outcomes([name])
@@ -40,6 +41,7 @@ def test_every_stream_reads_or_says_what_is_not_supported(name: str) -> None:
     assert {one.stream: one.faults for one in found if one.faults} == {}
 
 
+@are_here
 @pytest.mark.parametrize("name", _all())
 def test_each_form_of_a_configuration_gives_access(name: str) -> None:
     one = real(name)
@@ -49,30 +51,90 @@ def test_each_form_of_a_configuration_gives_access(name: str) -> None:
             assert trial.tried(*named).faults == []
 
 
-def _decoded(decoder: dict[str, Any], folder: Path, path: tuple[str, ...] = ()) -> Outcome:
-    """What becomes of a stream whose answers have a format."""
-    described = {
+def _described(**changes: Any) -> dict[str, Any]:
+    """A stream with credentials, parameters, pages and slices; changes go to its parts."""
+    parts: dict[str, Any] = {
+        "path": "things",
+        "parameters": {"sort": "at"},
+        "token": "{{ config['api_key'] }}",
+        "extractor": ["data"],
+        "decoder": {"type": "JsonDecoder"},
+        "page": "page",
+        "first": 1,
+        "begin": "since",
+        "cursor": "at",
+        "added": "{{ record['id'] }}",
+        **changes,
+    }
+
+    def option(name: str) -> dict[str, Any]:
+        return {"type": "RequestOption", "inject_into": "request_parameter", "field_name": name}
+
+    counting = {"type": "PageIncrement", "page_size": 3, "start_from_page": parts["first"]}
+    paginator = {
+        "type": "DefaultPaginator",
+        "page_token_option": option(parts["page"]),
+        "page_size_option": option("limit"),
+        "pagination_strategy": {**counting, "inject_on_first_request": True},
+    }
+    cursor = {
+        "type": "DatetimeBasedCursor",
+        "cursor_field": parts["cursor"],
+        "datetime_format": "%Y-%m-%dT%H:%M:%SZ",
+        "start_datetime": "{{ config['start_date'] }}",
+        "start_time_option": option(parts["begin"]),
+    }
+    is_paged = parts["decoder"]["type"] == "JsonDecoder"
+    names = ("id", "at", "other")
+    return {
         "type": "DeclarativeStream",
         "name": "things",
         "primary_key": "id",
         "retriever": {
             "type": "SimpleRetriever",
-            "requester": {"type": "HttpRequester", "url_base": "https://a.test", "path": "things"},
+            "requester": {
+                "type": "HttpRequester",
+                "url_base": "https://api.example.test/v1",
+                "path": parts["path"],
+                "request_parameters": parts["parameters"],
+                "authenticator": {"type": "BearerAuthenticator", "api_token": parts["token"]},
+            },
             "record_selector": {
                 "type": "RecordSelector",
-                "extractor": {"type": "DpathExtractor", "field_path": list(path)},
+                "extractor": {"type": "DpathExtractor", "field_path": parts["extractor"]},
             },
-            "decoder": decoder,
+            "decoder": parts["decoder"],
+            **({"paginator": paginator} if is_paged else {}),
         },
+        "incremental_sync": cursor,
+        "transformations": [
+            {"type": "AddFields", "fields": [{"path": ["added"], "value": parts["added"]}]}
+        ],
         "schema_loader": {
             "type": "InlineSchemaLoader",
-            "schema": {"properties": {"id": {"type": "string"}, "at": {"type": "string"}}},
+            "schema": {"properties": {name: {"type": "string"} for name in names}},
         },
     }
-    file = folder / "manifest.yaml"
-    file.write_text(yaml.safe_dump({"type": "DeclarativeSource", "streams": [described]}))
-    with mocked(Real("things", written.manifest(file), load(file))) as trial:
-        return trial.tried("things", next(written.streams(trial.real.written))[1])
+
+
+def _file(described: dict[str, Any], folder: Path, name: str) -> Path:
+    properties = {"api_key": {"type": "string"}, "start_date": {"type": "string"}}
+    whole = {
+        "type": "DeclarativeSource",
+        "streams": [described],
+        "spec": {"type": "Spec", "connection_specification": {"properties": properties}},
+    }
+    file = folder / name
+    file.write_text(yaml.safe_dump(whole))
+    return file
+
+
+def _became(api: dict[str, Any], reader: dict[str, Any], folder: Path) -> Outcome:
+    """What becomes of a stream that its API and its reader know from these descriptions."""
+    known = written.manifest(_file(api, folder, "api.yaml"))
+    one = Real("things", known, load(_file(reader, folder, "reader.yaml")))
+    with mocked(one) as trial:
+        return trial.tried("things", next(written.streams(known))[1])
 
 
 @pytest.mark.parametrize(
@@ -89,9 +151,32 @@ def _decoded(decoder: dict[str, Any], folder: Path, path: tuple[str, ...] = ()) 
 def test_answers_come_in_the_format_that_the_decoder_reads(
     decoder: dict[str, Any], path: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = _decoded(decoder, tmp_path, path)
+    described = _described(decoder=decoder, extractor=list(path))
+    found = _became(described, described, tmp_path)
     assert found.faults == []
-    assert found.records == 2
+    assert found.records >= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"path": "others"}, "is nothing that the manifest describes"),
+        ({"parameters": {}}, "parameter sort: 'at' is wanted, None was sent"),
+        ({"parameters": {"sort": "id"}}, "'at' is wanted, 'id' was sent"),
+        ({"token": "another"}, "Authorization is 'Bearer another'"),
+        ({"extractor": []}, "records were sent, 1 came"),
+        ({"page": "sheet"}, "pages [0, 0, 0] were asked for"),
+        ({"first": 2}, "pages [1] were asked for"),
+        ({"begin": "from"}, "since is missing"),
+        ({"cursor": "other"}, "the state is"),
+        ({"added": "{{ record['at'] }}"}, "added is"),
+    ],
+)
+def test_a_reader_that_takes_a_manifest_for_another_one_is_found(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    found = _became(_described(), _described(**changes), tmp_path)
+    assert told in "; ".join(found.faults)
 
 
 def test_the_shares_are_counted_by_what_became_of_streams() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from datetime import timedelta
 from typing import Any
 
@@ -124,8 +123,3 @@ def at(holder: Any, path: Sequence[Any]) -> Any:
     for key in path:
         holder = holder.get(key) if isinstance(holder, dict) else None
     return holder
-
-
-def copy(value: Any) -> Any:
-    """A value of its own."""
-    return deepcopy(value)

@@ -98,7 +98,7 @@ class Offer:
         found = []
         for number in range(count):
             self._made += 1
-            one = _own(samples[number % _OF_THEIR_OWN], number < _OF_THEIR_OWN)
+            one = orjson.loads(orjson.dumps(samples[number % _OF_THEIR_OWN]))
             at = begin + (end - begin) * (number + 1) / (count + 1)
             self._complete(one, at)
             found.append(_texts(one) if _is_text(self.decoder) else one)
@@ -107,14 +107,14 @@ class Offer:
     def _complete(self, one: Any, at: datetime) -> None:
         for path in self._read:
             if inventing.at(one, path) is None:
-                _put(one, path, f"{path[-1]}-{self._made}")
+                inventing.put(one, path, f"{path[-1]}-{self._made}")
         for path in self._keys:
             schema = inventing.schema_at(self.schema, path)
-            _put(one, path, inventing.key_value(path[-1], schema, self._made))
+            inventing.put(one, path, inventing.key_value(path[-1], schema, self._made))
         for path, value in self._wanted.items():
-            _put(one, path, value)
+            inventing.put(one, path, value)
         for path, form in self._dated.items():
-            _put(one, path, self._timed(path, form, at))
+            inventing.put(one, path, self._timed(path, form, at))
 
     def _timed(self, path: tuple[str, ...], form: str, at: datetime) -> Any:
         text = clock.written(at, form)
@@ -126,7 +126,8 @@ class Offer:
     def _key_places(self, children: list[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         """Where values stand that tell records apart."""
         keys = [
-            [one] if isinstance(one, str) else one for one in _listed(self.stream, "primary_key")
+            [one] if isinstance(one, str) else one
+            for one in written.listed(self.stream.get("primary_key"))
         ]
         paths = [tuple(str(part) for part in key) for key in keys]
         paths += [tuple(str(child["parent_key"]).split("/")) for child in children]
@@ -197,10 +198,6 @@ def name_of(option: Mapping[str, Any]) -> str:
     return name.lower() if option.get("inject_into") == "header" else name
 
 
-def _listed(stream: Mapping[str, Any], key: str) -> list[Any]:
-    return written.listed(stream.get(key))
-
-
 def _schema(stream: Mapping[str, Any]) -> Mapping[str, Any]:
     whole: dict[str, Any] = {}
     for loader in reversed(written.listed(stream.get("schema_loader"))):
@@ -221,14 +218,6 @@ def _added(stream: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
 
 def _reads(value: str) -> list[tuple[str, ...]]:
     return [path for path in templating.paths_in(value, "record") if path]
-
-
-def _own(sample: Any, is_first: bool) -> Any:
-    return inventing.copy(sample) if is_first else orjson.loads(orjson.dumps(sample))
-
-
-def _put(one: Any, path: tuple[str, ...], value: Any) -> None:
-    inventing.put(one, path, value)
 
 
 def _is_text(decoder: Mapping[str, Any] | None) -> bool:

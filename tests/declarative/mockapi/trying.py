@@ -16,6 +16,7 @@ from mockapi.answering import MockApi, Served
 from mockapi.comparing import Reading, differences, not_from_there, unlike
 from mockapi.offering import Offer
 
+from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.api import Api, api_of
 from chronolake.source.declarative.exchange.network import Network
 from chronolake.source.declarative.manifests.manifest import Manifest, load
@@ -59,6 +60,8 @@ class Outcome:
         is_incremental: whether it has a cursor.
         pages: how many pages the first reading got.
         records: how many records it got.
+        is_several: whether something had more than one page.
+        is_rising: whether the state went up, and a second reading began there.
     """
 
     manifest: str
@@ -68,7 +71,6 @@ class Outcome:
     unsupported: list[str] = field(default_factory=list)
     pages: int = 0
     records: int = 0
-    slices: int = 0
     is_several: bool = False
     is_rising: bool = False
 
@@ -128,18 +130,28 @@ class Trial:
             if not problems:
                 outcome.faults = ["it is neither read, nor does anybody say why"]
             return outcome
+        try:
+            self._try(outcome, stream)
+        except ChronolakeError as failure:
+            outcome.faults += [*self.api.complaints, f"it fails: {failure}"]
+        return outcome
+
+    def _try(self, outcome: Outcome, stream: Mapping[str, Any]) -> None:
+        name = outcome.stream
         offer = self.api.offer(stream)
-        api = api_of(self.real.understood, self.config, self.network, wanted=[name])
-        first = self._read(api, name, None)
+        self.waits.clear()
+        first = self._read(self._access(name), name, None)
         outcome.faults += self.faults_of(first, offer)
-        outcome.slices = len(first.slices)
         outcome.pages = sum(len(served) for _, _, served in first.slices)
         outcome.records = sum(len(records) for _, records, _ in first.slices)
         outcome.is_several = any(len(served) > 1 for *_, served in first.slices)
         if outcome.is_incremental and not outcome.faults:
-            outcome.is_rising = True
             outcome.faults += self._faults_of_state(name, offer, first)
-        return outcome
+            outcome.is_rising = not outcome.faults
+
+    def _access(self, name: str) -> Api:
+        """Access as each run has it: without answers that were kept, or tokens."""
+        return api_of(self.real.understood, self.config, self.network, wanted=[name])
 
     def _misplaced(self, problem: Problem) -> list[str]:
         """What is wrong with what is told of a stream that is not supported."""
@@ -193,9 +205,7 @@ class Trial:
         state = first.reader.state.exported()
         faults = unlike(state, first, offer)
         self.api.again()
-        # Nothing is left of the first run: neither answers that were kept nor tokens.
-        api = api_of(self.real.understood, self.config, self.network, wanted=[name])
-        second = self._read(api, name, state)
+        second = self._read(self._access(name), name, state)
         faults += self.faults_of(second, offer) if second.slices and _sees_all(offer) else []
         return faults + not_from_there(state, second, offer)
 

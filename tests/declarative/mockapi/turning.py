@@ -7,13 +7,14 @@ manifest's own templates are evaluated on answers with this and that in the plac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Any
 
 import jinja2
 from mockapi import templating
-from mockapi.inventing import at, copy, put
+from mockapi.inventing import at, put
 
 _KEPT, _ABSENT = object(), object()
 #: Going on, as answers say it; a token or a link comes before them.
@@ -98,8 +99,8 @@ class Turning:
         if self.kind != "CursorPagination":
             return [2]
         few = 1 if self.is_object else 2
-        tail = [] if self._is_tried([copy(sample)] * few, is_last=True) else [0]
-        if is_brief or number > 1 or not self._is_tried([copy(sample)] * few, is_last=False):
+        tail = [] if self._is_tried([deepcopy(sample)] * few, is_last=True) else [0]
+        if is_brief or number > 1 or not self._is_tried([deepcopy(sample)] * few, is_last=False):
             return [few, *tail]
         return [1 if self.is_object else min(3, size), few, *tail]
 
@@ -148,7 +149,7 @@ class Turning:
         self, records: list[Any], chosen: Mapping[tuple[str, tuple[str, ...]], Any]
     ) -> Sheet | None:
         """A page with these values in these places; None if its templates cannot be evaluated."""
-        own = [*records[:-1], *map(copy, records[-1:])]
+        own = [*records[:-1], *map(deepcopy, records[-1:])]
         body = self.body(own)
         headers: dict[str, Any] = {}
         try:
