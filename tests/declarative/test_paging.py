@@ -252,7 +252,7 @@ def test_without_a_paginator_there_is_one_page(paginator: Any) -> None:
         (_cursor("y", page_size="{{ config.nope }}"), {}, "no whole number"),
         (_pagenumbers(), {"size": _option("s")}, "no page_size"),
         (_offsets(page_size="{{ response.n }}"), {"size": _option("s")}, "no page_size"),
-        (_pagenumbers(page_size=2), {"size": _option("page")}, "'page'"),
+        (_pagenumbers(page_size=2), {"size": _option("{{ 'page' }}")}, "'page'"),
         (_cursor("x", stop_condition="{{ last_page_size < page_size }}"), {}, "page_size"),
         (_cursor("x"), {"decoder": {"type": "JsonlDecoder"}}, "cannot be paged"),
         (

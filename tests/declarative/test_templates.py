@@ -26,6 +26,7 @@ from chronolake.source.declarative.templating.templates import (
     as_truth,
     evaluated,
     is_template,
+    syntax_of,
 )
 
 SECRET = "s3cr3t-t0k3n"
@@ -409,3 +410,11 @@ def test_plain_texts_are_what_jinja_makes_of_them(text):
 def test_stream_state_is_refused_with_advice():
     with pytest.raises(ConfigurationError, match=re.escape("Use `stream_interval` instead.")):
         evaluated("{{ stream_state['updated_at'] }}", {"stream_state": {"updated_at": 1}})
+
+
+def test_escapes_that_python_warns_of_are_what_a_template_says() -> None:
+    # Warnings are errors in tests.
+    template = r"{{ config.uri | regex_search('\/([a-z]+-\d+)$') }}"
+    assert evaluated(template, {"config": {"uri": "https://a/b-1"}}) == "b-1"
+    assert syntax_of(template) is not None
+    assert syntax_of("{{ config.") is None

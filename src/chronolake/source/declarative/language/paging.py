@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from chronolake.source.declarative.language.base import Component
 from chronolake.source.declarative.language.custom import CustomPaginationStrategy
 from chronolake.source.declarative.language.options import RequestOption, RequestPath
+from chronolake.source.declarative.templating.templates import is_template
 
 
 class PageIncrement(Component):
@@ -51,6 +52,25 @@ class DefaultPaginator(Component):
     pagination_strategy: PaginationStrategy
     page_size_option: RequestOption | None = None
     page_token_option: PageTokenOption | None = None
+
+    @model_validator(mode="after")
+    def _puts_two_values_in_two_places(self) -> Self:
+        token, size = self.page_token_option, self.page_size_option
+        if size is None or not isinstance(token, RequestOption):
+            return self
+        pairs = zip(_path(token), _path(size), strict=False)
+        if token.inject_into == size.inject_into and all(one == other for one, other in pairs):
+            raise ValueError(
+                f"the page token and the page size are put in one place ({token.inject_into} "
+                f"{'.'.join(_path(token))})"
+            )
+        return self
+
+
+def _path(option: RequestOption) -> list[str]:
+    """Where an option leads; what a template names is a place of its own until it is known."""
+    told = option.field_path or [option.field_name or ""]
+    return [f"{part} of {id(option)}" if is_template(part) else part for part in told]
 
 
 class NoPagination(Component):

@@ -30,8 +30,7 @@ from chronolake.source.declarative.language.records import (
     XmlDecoder,
 )
 from chronolake.source.declarative.records.bodies import decoded
-from chronolake.source.declarative.templating.sandbox import syntax_of
-from chronolake.source.declarative.templating.templates import as_truth, evaluated
+from chronolake.source.declarative.templating.templates import as_truth, evaluated, syntax_of
 
 if TYPE_CHECKING:
     from chronolake.source.declarative.exchange.answers import Answer

@@ -21,7 +21,7 @@ from chronolake.source.declarative.language.paging import (
     PageIncrement,
 )
 from chronolake.source.declarative.streamslice import StreamSlice
-from chronolake.source.declarative.templating.sandbox import syntax_of
+from chronolake.source.declarative.templating.templates import syntax_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

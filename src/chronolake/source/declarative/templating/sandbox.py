@@ -25,6 +25,7 @@ from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
 from chronolake.source.declarative.templating.macros import FILTERS, MACROS
+from chronolake.source.declarative.templating.syntax import parsed
 
 if TYPE_CHECKING:
     from jinja2.environment import Template
@@ -134,17 +135,9 @@ def compiled(text: str) -> Compiled:
     """
     # Jinja evaluates what is constant at once.
     _allowance.set(_Allowance())
-    tree = _Measuring().visit(_ENVIRONMENT.parse(text))
+    tree = _Measuring().visit(parsed(ENVIRONMENT, text))
     variables = frozenset(meta.find_undeclared_variables(tree))
-    return Compiled(_ENVIRONMENT.from_string(tree), variables)
-
-
-def syntax_of(text: str) -> nodes.Template | None:
-    """What a template says, unevaluated; None: it is none."""
-    try:
-        return _ENVIRONMENT.parse(text)
-    except TemplateSyntaxError:
-        return None
+    return Compiled(ENVIRONMENT.from_string(tree), variables)
 
 
 class _Measuring(NodeTransformer):
@@ -183,7 +176,7 @@ class _Measuring(NodeTransformer):
 
 def _piped(value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(
-        value, name, list(args), [], None, None, lineno=value.lineno, environment=_ENVIRONMENT
+        value, name, list(args), [], None, None, lineno=value.lineno, environment=ENVIRONMENT
     )
 
 
@@ -397,4 +390,4 @@ _GROWING: dict[str, Callable[..., Any]] = {
     "tojson": _tojson,
 }
 
-_ENVIRONMENT = _Environment()
+ENVIRONMENT = _Environment()

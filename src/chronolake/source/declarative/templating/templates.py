@@ -9,12 +9,16 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.templating.sandbox import Compiled, compiled
+from chronolake.source.declarative.templating.sandbox import ENVIRONMENT, Compiled, compiled
+from chronolake.source.declarative.templating.syntax import parsed
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
 
 #: The variables a template may name: config, parameters, stream_slice, response, record and so on.
 Context = Mapping[str, Any]
@@ -157,6 +161,14 @@ def _with_parts(text: str, context: Context) -> str:
         return _rendered(text, context)
     except UndefinedError as error:
         raise _failure(text, error) from None
+
+
+def syntax_of(text: str) -> nodes.Template | None:
+    """What a template says, unevaluated; None: it is none."""
+    try:
+        return parsed(ENVIRONMENT, text)
+    except TemplateSyntaxError:
+        return None
 
 
 def _rendered(text: str, context: Context) -> str:

@@ -1,0 +1,46 @@
+"""Times in the formats of manifests, written and read by the formats' own definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+#: Everything in a test happens at one time.
+NOW = datetime.now(UTC).replace(microsecond=0)
+#: Since when sources are read, where the configuration says it.
+BEGIN = NOW - timedelta(days=40)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: How many of these are a second.
+_COUNTS = {"%s": 1, "%s_as_float": 1, "%ms": 1_000, "%epoch_microseconds": 1_000_000}
+_MILLISECONDS = "%_ms"
+
+
+def written(at: datetime, form: str) -> str:
+    """A time in a format."""
+    micros = (at - _EPOCH) // timedelta(microseconds=1)
+    if form == "%s_as_float":
+        return str(micros / 1_000_000)
+    if form in _COUNTS:
+        return str(micros * _COUNTS[form] // 1_000_000)
+    # strftime knows no %s that heeds the zone.
+    form = form.replace("%s", str(micros // 1_000_000))
+    return at.strftime(form.replace(_MILLISECONDS, f"{at.microsecond // 1000:03d}"))
+
+
+def read(value: Any, forms: Sequence[str]) -> datetime | None:
+    """The time that a value is in the first format that it has; None if it has none of them."""
+    for form in forms:
+        try:
+            if form in _COUNTS:
+                return _EPOCH + timedelta(seconds=float(value) / _COUNTS[form])
+            at = datetime.strptime(str(value), form.replace(_MILLISECONDS, "%f"))  # noqa: DTZ007
+        except (ValueError, TypeError, OverflowError):
+            continue
+        return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return None
+
+
+def forms_of(cursor: dict[str, Any]) -> list[str]:
+    """The formats that records of a cursor may have."""
+    return [*(cursor.get("cursor_datetime_formats") or ()), cursor["datetime_format"]]

@@ -1,0 +1,113 @@
+"""A manifest as it is written: read here once more, so that the API knows nothing of our reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+#: What stands below these keys is data, and gets no parameters.
+_DATA = frozenset(
+    {
+        "schema",
+        "request_parameters",
+        "request_headers",
+        "request_body_data",
+        "request_body_json",
+        "refresh_request_body",
+        "refresh_request_headers",
+        "$parameters",
+        "status_mapping",
+        "spec",
+        "definitions",
+        "metadata",
+    }
+)
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def manifest(file: Path) -> dict[str, Any]:
+    """A manifest with its references and its parameters in their places."""
+    raw = yaml.load(file.read_bytes(), Loader=_LOADER)  # noqa: S506 - it is a SafeLoader
+    whole = {key: one for key, one in raw.items() if key != "definitions"}
+    found: dict[str, Any] = _with_parameters(_resolved(whole, raw), {})
+    return found
+
+
+def _resolved(node: Any, whole: Any) -> Any:
+    if isinstance(node, list):
+        return [_resolved(one, whole) for one in node]
+    if isinstance(node, str) and node.startswith("#/"):
+        return _resolved(_target(node[2:], whole), whole)
+    if not isinstance(node, dict):
+        return node
+    own = {key: _resolved(one, whole) for key, one in node.items() if key != "$ref"}
+    if "$ref" not in node:
+        return own
+    base = _resolved(_target(node["$ref"][2:], whole), whole)
+    return {**base, **own} if isinstance(base, dict) else base
+
+
+def _target(path: str, node: Any) -> Any:
+    while path:
+        if isinstance(node, dict) and path in node:
+            return node[path]
+        head, _, path = path.partition("/")
+        node = node[int(head)] if isinstance(node, list) else node[head]
+    return node
+
+
+def _with_parameters(node: Any, given: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_with_parameters(one, given) for one in node]
+    if not isinstance(node, dict):
+        return node
+    known = {**given, **(node.get("$parameters") or {})}
+    whole = {**{key: one for key, one in known.items() if not node.get(key)}, **_kept(node, known)}
+    filled = {
+        key: one
+        if key in _DATA
+        else _with_parameters(one, {k: v for k, v in known.items() if k != key})
+        for key, one in whole.items()
+    }
+    return {**filled, "$parameters": known}
+
+
+def _kept(node: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: one for key, one in node.items() if one or key not in known}
+
+
+def streams(whole: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The streams that a manifest lists, with their names."""
+    for one in whole.get("streams") or ():
+        yield str(one["name"]), one
+
+
+def specification(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of the configuration; empty if the manifest has none."""
+    return (whole.get("spec") or {}).get("connection_specification") or {}
+
+
+def listed(value: Any) -> list[Any]:
+    """One of them, a list of them or nothing, as a list."""
+    if not value:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def routers(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What gives a stream its partitions."""
+    waiting = [*listed(stream["retriever"].get("partition_router"))]
+    while waiting:
+        router = waiting.pop(0)
+        waiting += listed(router.get("underlying_partition_router"))
+        waiting += listed(router.get("partition_routers"))
+        yield router
+
+
+def parents(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The configurations of the parents that a stream's partitions come from."""
+    for router in routers(stream):
+        yield from router.get("parent_stream_configs") or ()
