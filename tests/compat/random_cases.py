@@ -110,7 +110,7 @@ def times(form: Form, first: int, last: int) -> st.SearchStrategy[dt.datetime]:
 def rows(draw: st.DrawFn, form: Form, *, first: int = 1) -> list[dict[str, Any]]:
     """Records on time, late, in the future, without a time, and with none that can be read."""
     written = times(form, -5, 45).map(form.written)
-    odd = st.sampled_from([None, "", "soon", "20"]) if draw(st.booleans()) else written
+    odd = st.sampled_from([None, "", "soon", "20th"]) if draw(st.booleans()) else written
     value = st.one_of(written, written, written, odd)
     found = []
     for number in range(draw(st.sampled_from([3, 6, 9, 1, 0]))):

@@ -156,6 +156,40 @@ def test_of_streams_that_the_user_does_not_want_none_is_tried(api: Api) -> None:
     assert api.paths() == ["/items"]
 
 
+@pytest.mark.differs("config_overrides of a look")
+def test_a_look_may_be_made_with_other_values(api: Api) -> None:
+    authenticator = {
+        "type": "OAuthAuthenticator",
+        "token_refresh_endpoint": "{{ config['api'] }}/token",
+        "client_id": "me",
+        "client_secret": "hush-hush",
+        "refresh_token_updater": {},
+    }
+    api.on("/token", Reply({"access_token": "a", "refresh_token": "b"}))
+    parameters = {"size": "{{ config['size'] }}"}
+    asks = {"request_parameters": parameters, "authenticator": authenticator}
+    described = stream(retriever=retriever(asks=asks))
+    rules = {
+        "type": "ConfigNormalizationRules",
+        "transformations": [
+            {
+                "type": "ConfigAddFields",
+                "fields": [{"type": "AddedFieldDefinition", "path": ["size"], "value": "100"}],
+            }
+        ],
+    }
+    whole = {
+        "streams": [described],
+        "check": {"stream_names": ["items"], "config_overrides": {"size": 1}},
+        "spec": {"type": "Spec", "config_normalization_rules": rules},
+    }
+
+    manifest = of(mapped(whole), Path("manifest.yaml"))
+
+    assert _tried(_findings(manifest, api)) == {"items": Level.OK}
+    assert api.asked[-1].params == {"size": "1"}
+
+
 @pytest.mark.parametrize(
     ("check", "path", "message"),
     [

@@ -77,6 +77,7 @@ def api_of(
     *,
     wanted: Collection[str] | None = None,
     memory: Memory | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Api:
     """The API of a manifest; it is asked for its streams if it takes that to know them.
 
@@ -87,13 +88,14 @@ def api_of(
         wanted: the streams that matter, or None: all of them. If the manifest lists these, others
             are not looked for.
         memory: keeps what the next run has to know: tokens that change with each use.
+        overrides: values that go before those that the manifest's rules make of the configuration.
 
     Raises:
         ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
             wants it, or its streams cannot be made.
         SourceError: the API does not tell its streams.
     """
-    ready = made_ready(config, manifest)
+    ready = {**made_ready(config, manifest), **(overrides or {})}
     budget = _budget_of(manifest)
     access = Access(network, ready, budget=budget, memory=memory)
     reports = threading.Semaphore(reports_of(manifest, ready))
@@ -113,6 +115,7 @@ def opened(
     *,
     wanted: Collection[str] | None,
     memory: Memory | None = None,
+    overrides: Mapping[str, Any] | None = None,
     log: Callable[[Exchange], None] | None = None,
 ) -> Iterator[Api]:
     """The API of a source, over connections that are closed when the block ends.
@@ -122,6 +125,7 @@ def opened(
         source: the configuration of its source.
         wanted: as of `api_of`.
         memory: as of `api_of`.
+        overrides: as of `api_of`.
         log: is told of each request and its answer.
 
     Raises:
@@ -137,6 +141,7 @@ def opened(
             network,
             wanted=wanted,
             memory=memory,
+            overrides=overrides,
         )
 
 

@@ -185,7 +185,14 @@ def findings_of(
     with ExitStack() as stack:
         try:
             api = stack.enter_context(
-                opened(manifest, source, wanted=source.only, memory=memory, log=exchanges.append)
+                opened(
+                    manifest,
+                    source,
+                    wanted=source.only,
+                    memory=memory,
+                    overrides=manifest.check.config_overrides if manifest.check else None,
+                    log=exchanges.append,
+                )
             )
         except ChronolakeError as failure:
             yield from _described(manifest, source.only)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,13 @@ class DynamicStreamCheckConfig(Component):
     stream_count: Annotated[int, Field(ge=1)] | None = None
 
 
-class CheckStream(Component):
+class _Look(Component):
+    """A look at a connection, for which some values of the configuration are others."""
+
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class CheckStream(_Look):
     """Streams by their names, and some of those that are made of templates."""
 
     type: Literal["CheckStream"]
@@ -25,7 +31,7 @@ class CheckStream(Component):
     dynamic_streams_check_configs: tuple[DynamicStreamCheckConfig, ...] = ()
 
 
-class CheckDynamicStream(Component):
+class CheckDynamicStream(_Look):
     """The first streams, of whatever they are made."""
 
     type: Literal["CheckDynamicStream"]
