@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +37,7 @@ from chronolake.source.declarative.templating.times import micros_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.cursors.timing import TimeCursor
@@ -102,6 +103,7 @@ class StreamReader:
         *,
         on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
         dated_by: IncrementalSync | None = None,
+        since: datetime | None = None,
     ) -> None:
         """Make ready what the manifest says of a stream.
 
@@ -112,6 +114,7 @@ class StreamReader:
             on_limit: what becomes of more partitions than have a state of their own.
             dated_by: the cursor that tells when records were changed, where it is not the stream's
                 own: of a stream that takes turns with another one.
+            since: with a cursor over time, a later start than the manifest's.
 
         Raises:
             ConfigurationError: the manifest and the configuration make no requests, or the state is
@@ -128,6 +131,7 @@ class StreamReader:
         self._stored = stored or {}
         self._router = router_of(stream.retriever.partition_router, api.config, self._parent)
         self.cursor: TimeCursor | None = None
+        self._since = since
         self.state: State = self._state_of(stored, on_limit)
         self._dated_by = self.cursor
         if self.cursor is None and isinstance(dated_by, DatetimeBasedCursor):
@@ -162,6 +166,8 @@ class StreamReader:
         if not isinstance(model, DatetimeBasedCursor):
             return WholeState()
         self.cursor = time_cursor(model, self._api.config)
+        if self._since is not None:
+            self.cursor = replace(self.cursor, start=max(self.cursor.start, self._since))
         is_grouped = any(isinstance(one, GroupingPartitionRouter) for one in routers)
         return StreamState(
             self.cursor,

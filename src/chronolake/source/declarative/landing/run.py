@@ -17,7 +17,7 @@ from chronolake.source.declarative.landing.place import Place
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
     from threading import Event
 
@@ -56,6 +56,7 @@ class Run:
 
     Attributes:
         failure: what went wrong first, or None.
+        compared: the last complete comparison of the stream (`Place.compared`).
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class Run:
         self.shape = shape
         self.waiting = waiting
         self.failure: ChronolakeError | None = None
+        self.compared: Mapping[str, Any] | None = None
         self._noted = 0.0
         self._noting = 0.0
 
     @property
     def place(self) -> Position:
         """How far the stream is."""
-        return Place(self.reader.state.as_json(), self.shape.types).as_json()
+        return Place(self.reader.state.as_json(), self.shape.types, self.compared).as_json()
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Position]:
         """Read all slices; gives the stream's place each time when enough waits to be landed.
