@@ -10,7 +10,10 @@ from typing import Any
 from apis import Api, Asked, Reply
 
 from chronolake.lake import Lake
+from chronolake.pipeline.lease import leased
+from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store, StreamRun
+from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import sync
 from chronolake.types import START
 from datalakes import iceberg, project
@@ -107,6 +110,18 @@ def _manifest() -> dict[str, Any]:
             _stream("counted", "/orders", incremental_sync=count),
             teams,
             _notes(teams),
+            {
+                "type": "StateDelegatingStream",
+                "name": "turns",
+                "full_refresh_stream": {
+                    "type": "DeclarativeStream",
+                    "name": "turns",
+                    "primary_key": "id",
+                    "retriever": _retriever("/all"),
+                    "schema_loader": {"type": "InlineSchemaLoader", "schema": _SCHEMA},
+                },
+                "incremental_stream": _stream("turns", "/orders"),
+            },
         ],
     }
 
@@ -121,6 +136,7 @@ class ApiShop:
         self.notes: dict[int, list[dict[str, Any]]] = {}
         self.is_closed: Callable[[Asked], bool] = lambda _: False
         api.on("/orders", lambda asked: self._dated(asked, list(self.orders.values())))
+        api.on("/all", lambda _: Reply({"data": list(self.orders.values())}))
         api.on("/teams", lambda _: Reply({"data": [{"id": team} for team in self.notes]}))
         self.configure("orders: {detect_deletes: 1s}")
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
@@ -176,6 +192,14 @@ class ApiShop:
         rows = iceberg(self.project, "shop", name).scan().to_arrow().to_pylist()
         rows.sort(key=lambda row: (row["id"], row.get(START)))
         return [tuple(row[name] for name in columns) for row in rows]
+
+    def agrees(self) -> bool:
+        """Whether every table holds what its raw lake holds."""
+        with leased(Store.open(self.project.lake), "shop", above=10**6) as lease:
+            found = [
+                differences(self.lake, stream, lease) for stream in streams_of(self.project, "shop")
+            ]
+        return all(one.count == 0 for one in found)
 
     def compared(self, stream: str = "orders") -> dict[str, int]:
         """What the last comparison found."""

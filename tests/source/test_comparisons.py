@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: A
     assert (2, "new") in shop.rows("live", "id", "state")
     state = Store.open(shop.project.lake).checkpoints("shop")["orders"]["state"]
     assert state == {"updated_at": "2026-02-01T12:00:00Z"}
+    assert shop.agrees()
 
 
 def test_a_comparison_that_is_not_complete_deletes_nothing(
@@ -168,8 +170,12 @@ def test_an_api_without_records_deletes_nothing_unless_that_may_be(shop: ApiShop
     assert shop.rows("counted", "id", DELETED) == [(1, True), (2, True)]
 
 
-def test_partitions_whose_parents_are_gone_are_deleted(shop: ApiShop) -> None:
-    shop.configure("notes: {detect_deletes: 1s, mode: live}")
+def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
+    shop.configure(
+        "notes: {detect_deletes: 1s, mode: live}", "turns: {detect_deletes: 1s, mode: live}"
+    )
+    shop.put(1, "02-01")
+    shop.put(2, "03-01")
     shop.note(1, {"id": 1, "updated_at": "2026-02-01T00:00:00Z"})
     shop.note(
         2,
@@ -177,8 +183,13 @@ def test_partitions_whose_parents_are_gone_are_deleted(shop: ApiShop) -> None:
         {"id": 3, "updated_at": "2026-03-01T00:00:00Z"},
     )
     shop.synced()
-    del shop.notes[2]
+    del shop.notes[2], shop.orders[1]
+    shop.api.asked.clear()
     shop.synced()
+    # Of two streams that take turns one brings all, and the other what is new.
+    asked = [one.path for one in shop.api.asked if one.path in {"/all", "/orders"}]
+    assert [path for path, _ in groupby(asked)] == ["/orders", "/all", "/orders"]
+    assert shop.rows("turns", "id") == [(2,)]
     assert shop.rows("notes", "id") == [(1,)]
     assert shop.compared("notes") == {"missed": 0, "deleted": 2, "returned": 0}
 
@@ -236,6 +247,7 @@ def test_a_comparison_may_be_killed_at_every_step(shop: ApiShop) -> None:
     seen = shop.rows("orders", "id", START)
     assert len(seen) == len(set(seen))
     assert not list(shop.folder.rglob("*.arrow"))
+    assert shop.agrees()
 
 
 class Model:

@@ -39,8 +39,9 @@ log = structlog.get_logger(__name__)
 
 #: So much the API's clock may be behind ours.
 _SKEW: Final = timedelta(minutes=5)
-#: A cursor whose end is cut to minutes or seconds reaches the present so much later, at most.
-_PATIENCE: Final = timedelta(seconds=61)
+#: A cursor whose end is cut to seconds, or a little before the present, is waited for so long.
+_PATIENCE: Final = timedelta(minutes=5)
+_MINUTE: Final = timedelta(seconds=61)
 _LOOK_SECONDS: Final = 0.2
 
 
@@ -111,8 +112,8 @@ class Comparison:
     def _expect_present(self, now: datetime) -> None:
         """Refuse a cursor that ends before the present: what changed since would look deleted."""
         cursor = self._time_cursor()
-        if cursor is not None and (end := _end_of(cursor)) < now - _PATIENCE:
-            raise _too_early(self.stream, end)
+        if cursor is not None and not reaches(cursor, now - _PATIENCE):
+            raise _too_early(self.stream, cursor)
 
     def _catch_up(self, begun: datetime) -> None:
         """Read what has changed since the begin."""
@@ -120,9 +121,9 @@ class Comparison:
         if cursor is None:
             return
         all_read = datetime.now(UTC)
-        while (end := _end_of(cursor)) < all_read:
+        while not reaches(cursor, all_read):
             if datetime.now(UTC) > all_read + _PATIENCE:
-                raise _too_early(self.stream, end)
+                raise _too_early(self.stream, cursor)
             self.api.access.cancelled.wait(_LOOK_SECONDS)
         self.api.access.forget_answers()
         self._read(chosen(self.stream, {"": ""}), since=begun - _SKEW)
@@ -158,14 +159,20 @@ class Comparison:
         return reader
 
 
-def _end_of(cursor: TimeCursor) -> datetime:
-    """Up to when a stream is read, as requests say it.
+def reaches(cursor: TimeCursor, at: datetime) -> bool:
+    """Whether a read that begins now brings what has changed until a time, as requests tell it.
 
-    What is written as a day is that day with all its hours.
+    A time that is written without its hour or its minute stands for all of that day or hour.
     """
     end = cursor.end()
-    told = cursor.parsed(cursor.formatted(end))
-    return told if end - told < _PATIENCE else end
+    told = cursor.formatted(end)
+    try:
+        is_coarse = told == cursor.formatted(end + _MINUTE)
+    except OverflowError:
+        return True
+    if is_coarse:
+        return end >= at or told == cursor.formatted(at.astimezone(end.tzinfo))
+    return cursor.parsed(told) >= at
 
 
 def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
@@ -176,9 +183,10 @@ def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
     return micros_of(cursor.before(cursor.start)), micros_of(state.end)
 
 
-def _too_early(stream: AnyStream, end: datetime) -> SourceError:
+def _too_early(stream: AnyStream, cursor: TimeCursor) -> SourceError:
+    end = cursor.end().isoformat(timespec="seconds")
     return SourceError(
-        f"The stream {stream.name} is read up to {end.isoformat(timespec='seconds')} only: what "
+        f"The stream {stream.name} is read up to {end} only: what "
         "has changed since would look deleted, and so nothing was.",
         hint="With detect_deletes, let the cursor's end_datetime be the present, or leave it out.",
     )
