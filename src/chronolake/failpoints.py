@@ -38,6 +38,8 @@ FAILPOINTS: Final = (
     "land.checkpointed",
     "read.slice-done",
     "read.slice-noted",
+    "read.census-taken",
+    "read.missed-landed",
 )
 
 _reached: Counter[str] = Counter()

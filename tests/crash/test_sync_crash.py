@@ -23,7 +23,9 @@ from processes import COMMAND, ran
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
 _REBUILDING: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after-commit")
-_IN_PLACE: Final = tuple(name for name in FAILPOINTS if not name.startswith(("rewrite.", "land.")))
+_IN_PLACE: Final = tuple(
+    name for name in FAILPOINTS if not name.startswith(("rewrite.", "land.", "read."))
+)
 _FIRST: Final = [
     LandedRow("a", _T, "1", (1, 0), fields={"Name": "a1"}),
     LandedRow("a", _T + 5 * _SECOND, "2", (1, 1), fields={"Name": "a2"}),

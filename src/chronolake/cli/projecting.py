@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.store import Store, StreamRun
     from chronolake.source.offered import Lag
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SCHEMA_FILE: Final = "chronolake.schema.json"
 _TEMPLATE: Final = """\
 # yaml-language-server: $schema=./chronolake.schema.json
@@ -139,12 +140,11 @@ def status(
             newest, fresh = _last_runs(wanted, name)
             source = source_of(wanted, name)
             found = positions(wanted.lake, streams_of(wanted, name, source))
-            rows += [
-                _status_of(
-                    position, newest.get(position.stream.name), fresh.get(position.stream.name)
-                )
-                for position in found
-            ]
+            compared = _comparisons(wanted, name)
+            for position in found:
+                stream = position.stream.name
+                told = _status_of(position, newest.get(stream), fresh.get(stream))
+                rows.append({**told, "compared": compared.get(stream)})
             if isinstance(source, LaggingSource):
                 lags[name] = source.lag()
         except ChronolakeError as failure:
@@ -177,11 +177,30 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
     for row in rows:
         if row["error"]:
             console().print(Text.assemble((row["table"], "bold"), "  ", (row["error"], "red")))
+        if compared := row["compared"]:
+            age = _age((datetime.now(UTC) - compared["at"]).total_seconds())
+            told = f"  compared with all of its source {age}: {compared['deleted']:,} deleted"
+            console().print(Text.assemble((row["table"], "bold"), told))
     for name, one in lags.items():
         told = f"  {size(one.behind_bytes)} of log behind; the source keeps {size(one.kept_bytes)}"
         console().print(Text.assemble((name, "bold"), told))
         if one.warning is not None:
             console().print(Text(f"  {one.warning}", style="yellow"))
+
+
+def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
+    """Of streams that were compared with all that their source has, when that was last so."""
+    from chronolake.source.offered import COMPARED
+
+    store = _store_of(project)
+    checkpoints = store.checkpoints(pipeline) if store else {}
+    told = {name: one[COMPARED] for name, one in checkpoints.items() if COMPARED in one}
+    return {
+        name: {**one, "at": _EPOCH + timedelta(microseconds=one["at"])}
+        for name, one in told.items()
+        # The first read of all has nothing to compare with.
+        if "deleted" in one
+    }
 
 
 def _age(seconds: float | None) -> str | None:

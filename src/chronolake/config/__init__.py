@@ -24,12 +24,14 @@ for a plain `${`. Values that may be secret are left out of every `repr`, log li
 """
 
 from chronolake.config.loading import FILE_NAME, keys, load, load_project, variable_of
+from chronolake.config.periods import is_due, is_never
 from chronolake.config.pipelines import (
     DataLakeSource,
     DeclarativeSource,
     JdbcAddress,
     JdbcSource,
     JdbcTable,
+    Nested,
     OnPartitionLimit,
     OnPurge,
     PipelineConfig,
@@ -61,6 +63,7 @@ __all__ = [
     "JdbcTable",
     "LakeConfig",
     "MaintenanceConfig",
+    "Nested",
     "OnPartitionLimit",
     "OnPurge",
     "PipelineConfig",
@@ -72,6 +75,8 @@ __all__ = [
     "SqlServerSource",
     "StreamConfig",
     "WatchedProject",
+    "is_due",
+    "is_never",
     "keys",
     "load",
     "load_project",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
 
+from chronolake.config.periods import Period  # noqa: TC001 - pydantic reads it
 from chronolake.config.sections import Section
 from chronolake.types import Mode
 
@@ -226,6 +227,15 @@ class OnPurge(StrEnum):
     ERASE = "erase"
 
 
+class Nested(StrEnum):
+    """What becomes of objects within records."""
+
+    #: A JSON text.
+    JSON = "json"
+    #: A column for each field that the schema declares of them.
+    COLUMNS = "columns"
+
+
 class StreamConfig(Section):
     """How one stream of a source is kept."""
 
@@ -242,6 +252,28 @@ class StreamConfig(Section):
         default=None,
         description="close: versions of a purged record end; erase: their data goes as well.",
     )
+    detect_deletes: Period | None = Field(
+        default=None,
+        description="Of a declarative source, how often the stream is read as a whole, to find "
+        "what was deleted: daily, weekly, monthly, never, 12h, P10D.",
+    )
+    may_become_empty: bool = Field(
+        default=False,
+        description="With detect_deletes, whether a complete read without any record deletes all.",
+    )
+    nested: Nested | None = Field(
+        default=None,
+        description="Of a declarative source, json: objects in records are JSON texts; columns: "
+        "the fields that the schema declares of them are columns.",
+    )
+    cursor_in_key: bool = Field(
+        default=False,
+        description="Of a declarative source, whether the cursor's field is part of the key.",
+    )
+
+
+#: Settings that only sources of the type declarative understand.
+_OF_APIS: Final = {"detect_deletes", "may_become_empty", "nested", "cursor_in_key"}
 
 
 class PipelineConfig(Section):
@@ -266,6 +298,27 @@ class PipelineConfig(Section):
     on_purge: OnPurge = Field(
         default=OnPurge.CLOSE, description="The same for streams that do not say their own."
     )
+    detect_deletes: Period | None = Field(
+        default=None,
+        description="The same for streams that do not say their own, and have an incremental "
+        "cursor and a key.",
+    )
+    nested: Nested = Field(
+        default=Nested.JSON, description="The same for streams that do not say their own."
+    )
     streams: dict[str, StreamConfig] = Field(
         default_factory=dict, description="What is different for single streams, by their names."
     )
+
+    @model_validator(mode="after")
+    def _known_to_the_source(self) -> Self:
+        if isinstance(self.source, DeclarativeSource):
+            return self
+        sections: dict[str, Section] = {
+            "": self,
+            **{f"streams.{name}.": one for name, one in self.streams.items()},
+        }
+        for place, section in sections.items():
+            for key in sorted(_OF_APIS & section.model_fields_set):
+                raise ValueError(f"{place}{key} is for sources of the type declarative only")
+        return self

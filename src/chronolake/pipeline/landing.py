@@ -7,7 +7,7 @@ which changes nothing: what landed twice counts once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -15,10 +15,11 @@ import structlog
 from chronolake.description import describe_loaded
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
+from chronolake.pipeline.census import Compared
 from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
-from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of
-from chronolake.source.offered import Failure, Snapshot
+from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of, rows_in
+from chronolake.source.offered import COMPARED, Census, Failure, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,7 +102,7 @@ def land_new(
             yield Landed(name, failure=brought.error)
             continue
         try:
-            files = landing[name].of(brought)
+            files, position = landing[name].of(brought)
         except LeaseLostError:
             raise
         except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
@@ -109,9 +110,9 @@ def land_new(
             yield Landed(name, failure=failure)
             continue
         reach("land.done")
-        store.put_checkpoint(pipeline, name, brought.position, token=lease.token)
+        store.put_checkpoint(pipeline, name, position, token=lease.token)
         reach("land.checkpointed")
-        positions[name] = brought.position
+        positions[name] = position
         source.landed(positions)
         if not files:
             continue
@@ -122,7 +123,7 @@ def land_new(
             stream=name,
             files=step.files,
             bytes=step.bytes,
-            position=_shown(brought.position),
+            position=_shown(position),
         )
         yield step
 
@@ -142,11 +143,13 @@ class _Landing:
     complete: Callable[[str], None]
     anew: bool
 
-    def of(self, brought: Piece | Snapshot) -> list[DataFile]:
-        """Land what was brought; gives the new files."""
+    def of(self, brought: Piece | Snapshot | Census) -> tuple[list[DataFile], Position]:
+        """Land what was brought; gives the new files, and how far the stream is with them."""
+        if isinstance(brought, Census):
+            return self._of_census(brought)
         if isinstance(brought, Snapshot):
-            return self._of_snapshot(brought)
-        return self._of_piece(brought)
+            return self._of_snapshot(brought), brought.position
+        return self._of_piece(brought), brought.position
 
     def _of_piece(self, piece: Piece) -> list[DataFile]:
         if piece.versions is None:
@@ -171,6 +174,37 @@ class _Landing:
             each_once=snapshot.is_distinct,
             has_new_columns=any(column.name not in known for column in columns),
         )
+
+    def _of_census(self, census: Census) -> tuple[list[DataFile], Position]:
+        self.complete(self.stream.name)
+        table = self.lake.catalog.find(self.stream.table)
+        self._expect_same_key(table, census.columns)
+        if table is None:
+            missed, returned, gone = self._land(census.versions, census.columns), [], []
+        else:
+            compared = Compared(self.lake, census, table)
+            compared.expect_some()
+            missed = self._land(compared.missed(), census.columns)
+            reach("read.missed-landed")
+            if missed:
+                self.complete(self.stream.name)
+                compared = replace(compared, table=self.lake.catalog.load(self.stream.table))
+            returned = self._land(compared.returned(), census.columns)
+            gone = self._land(*compared.gone(), each_once=True)
+        counts = {
+            "missed": rows_in(missed),
+            "deleted": rows_in(gone),
+            "returned": rows_in(returned),
+        }
+        log.info(
+            "stream_compared",
+            pipeline=self.stream.pipeline,
+            stream=self.stream.name,
+            records=census.rows,
+            **counts,
+        )
+        position = {**census.position, COMPARED: {"at": census.at_micros, **counts}}
+        return [*missed, *returned, *gone], position
 
     def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:
         """Refuse what the table could not take before it stands in the raw lake for good."""

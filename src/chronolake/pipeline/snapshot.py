@@ -7,9 +7,9 @@ what was known before stays what it was.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 
@@ -46,6 +46,65 @@ PRESENT: Final = {
 }
 
 
+@dataclass(frozen=True)
+class Sides:
+    """The columns of records and of their table, in types that hold the values of both.
+
+    Attributes:
+        given: the records' columns.
+        stored: the table's; what it has no column for is null in it.
+        known: the names of those that it has.
+    """
+
+    given: tuple[Column, ...]
+    stored: tuple[Column, ...]
+    known: frozenset[str]
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], description: TableDescription) -> Self:
+        """The two sides.
+
+        Args:
+            columns: the records' columns.
+            description: the table.
+        """
+        stored = (description.by_name.get(one.name, Column(one.name, one.type)) for one in columns)
+        return cls(tuple(columns), tuple(stored), frozenset(description.by_name))
+
+    @cached_property
+    def common(self) -> dict[str, ColumnType]:
+        """The type that holds the values of both sides, by column."""
+        both = zip(self.given, self.stored, strict=True)
+        return {column.name: wider(column.type, other.type) for column, other in both}
+
+    @cached_property
+    def by_name(self) -> dict[str, Column]:
+        """The table's columns by their names."""
+        return {column.name: column for column in self.stored}
+
+    @property
+    def says(self) -> str:
+        """All that a record says, as one value in SQL."""
+        return _struct(widened(column, self.common[column.name]) for column in self.given)
+
+    @property
+    def said(self) -> str:
+        """All that a row of the table says, as one value in SQL."""
+        return _struct(self._was(column) for column in self.stored)
+
+    def _was(self, column: Column) -> str:
+        kind = self.common[column.name]
+        if column.name not in self.known:
+            return f"CAST(NULL AS {kind.sql})"
+        found = widened(column, kind)
+        source = next(one.type.kind for one in self.given if one.name == column.name)
+        if kind.kind is Kind.STRING and source in {Kind.FLOAT, Kind.DOUBLE}:
+            # Java and Arrow do not spell every number alike.
+            number = ColumnType(source).sql
+            found = f"coalesce(CAST(try_cast({found} AS {number}) AS STRING), {found})"
+        return found
+
+
 def versions_of(
     lake: Lake, snapshot: Snapshot, table: IcebergTable | None
 ) -> tuple[DataFrame | ArrowRows, list[Column]]:
@@ -72,34 +131,13 @@ def versions_of(
     is_there = "true" if snapshot.present is None else quoted(snapshot.present)
     description = describe_loaded(table)
     hashed = _hashed(columns, table, description)
-    # What the table has no column for is null in it.
-    stored = [
-        description.by_name.get(column.name, Column(column.name, column.type)) for column in columns
-    ]
-    common = {
-        column.name: wider(column.type, other.type)
-        for column, other in zip(columns, stored, strict=True)
-    }
+    sides = Sides.of(columns, description)
+    common, by_name = sides.common, sides.by_name
     key = [column for column in columns if column.primary_key]
     keys = [f"{_KEY}{number}" for number in range(len(key))]
-    by_name = {column.name: column for column in stored}
-
-    source_kinds = {column.name: column.type.kind for column in snapshot.columns}
-
-    def was(column: Column) -> str:
-        kind = common[column.name]
-        if column.name not in description.by_name:
-            return f"CAST(NULL AS {kind.sql})"
-        found = widened(column, kind)
-        if kind.kind is Kind.STRING and source_kinds[column.name] in {Kind.FLOAT, Kind.DOUBLE}:
-            # Java and Arrow do not spell every number alike.
-            number = ColumnType(source_kinds[column.name]).sql
-            found = f"coalesce(CAST(try_cast({found} AS {number}) AS STRING), {found})"
-        return found
 
     if hashed is None:
-        says = _struct(widened(column, common[column.name]) for column in columns)
-        said = _struct(was(column) for column in stored)
+        says, said = sides.says, sides.said
     else:
         says, said = hash_of(hashed, quoted), quoted(HASH)
     now = to_spark(snapshot.rows).selectExpr(

@@ -270,3 +270,8 @@ def _fields(
     if not declaration:
         return fields_of(physical)
     return fields_declared(declaration, physical, names)
+
+
+def rows_in(files: Iterable[DataFile]) -> int:
+    """How many rows files have."""
+    return sum(pq.read_metadata(file.path).num_rows for file in files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from chronolake.rawlake import ObjectFolder
 
@@ -124,6 +124,49 @@ class Snapshot:
     is_distinct: bool = True
 
 
+#: What a position says of the last time that a table was compared with all that its source has, if
+#: it ever was: `at` (when that began, in microseconds since 1970), and how many records were
+#: `missed`, `deleted` and `returned`.
+COMPARED: Final = "compared"
+
+
+@dataclass(frozen=True)
+class Census:
+    """All records that a stream has, each as it is since it was changed.
+
+    What the table has not lands as if it had been brought when it changed; what is not among them
+    is deleted, as of the begin of the census. A record that the table has as deleted, and that has
+    not changed since, is there again from then on. With its position it is noted (`COMPARED`).
+
+    Attributes:
+        stream: its name.
+        versions: the records as record versions (`chronolake.changes`); they are computed more than
+            once. A record may be there several times: its last version counts.
+        columns: the stream's data columns as the source declares them, the key among them.
+        rows: how many versions there are.
+        at_micros: when it began, in microseconds since 1970.
+        position: how far the stream is with it.
+        since_micros: of the table's records, those whose last version is from before were not
+            looked for, and stay as they are; None: there are no such ones.
+        until_micros: so are those whose last version is from after it; the census' begin, if that
+            is earlier.
+        is_dated: whether the versions' times tell when the records changed; otherwise a record
+            differs from the table by its values only, and has changed when the census began.
+        may_be_empty: whether it may be that there are no records any more.
+    """
+
+    stream: str
+    versions: DataFrame
+    columns: Sequence[Column]
+    rows: int
+    at_micros: int
+    position: Position
+    since_micros: int | None = None
+    until_micros: int | None = None
+    is_dated: bool = True
+    may_be_empty: bool = False
+
+
 @dataclass(frozen=True)
 class Failure:
     """What keeps a source from bringing more of one stream; the others go on."""
@@ -208,7 +251,7 @@ class PulledSource(Source, Protocol):
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Failure]:
         """Bring what streams have by now, piece by piece.
 
         What follows a piece that could not land is of no use for its stream, and is passed over.

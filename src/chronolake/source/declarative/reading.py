@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +37,7 @@ from chronolake.source.declarative.templating.times import micros_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.language.cursors import IncrementalSync
@@ -86,6 +87,7 @@ class StreamReader:
         *,
         on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
         dated_by: IncrementalSync | None = None,
+        since: datetime | None = None,
     ) -> None:
         """Make ready what the manifest says of a stream.
 
@@ -96,6 +98,7 @@ class StreamReader:
             on_limit: what becomes of more partitions than have a state of their own.
             dated_by: the cursor that tells when records were changed, where it is not the stream's
                 own: of a stream that takes turns with another one.
+            since: with a cursor over time, a later start than the manifest's.
 
         Raises:
             ConfigurationError: the manifest and the configuration make no requests, or the state is
@@ -108,6 +111,7 @@ class StreamReader:
         self._api = api
         self._stored = stored or {}
         self._router = router_of(stream.retriever.partition_router, api.config, self._parent)
+        self._since = since
         self.schema = schema_of(stream, api)
         self.slices = SliceReader(
             stream,
@@ -146,9 +150,12 @@ class StreamReader:
             return CountState(model, self._api.config, stored)
         if not isinstance(model, DatetimeBasedCursor) or self.slices.cursor is None:
             return WholeState()
+        cursor = self.slices.cursor
+        if self._since is not None:
+            cursor = replace(cursor, start=max(cursor.start, self._since))
         is_grouped = any(isinstance(one, GroupingPartitionRouter) for one in routers)
         return StreamState(
-            self.slices.cursor,
+            cursor,
             stored,
             is_partitioned=bool(routers),
             is_global=model.global_substream_cursor or is_grouped,

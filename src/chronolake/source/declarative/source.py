@@ -8,15 +8,19 @@ read as a whole, and compared with its table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from chronolake.config import is_due
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.source.declarative.api import opened
-from chronolake.source.declarative.landing.identity import Identity
+from chronolake.source.declarative.landing.comparing import Comparison
+from chronolake.source.declarative.landing.nesting import Nesting
 from chronolake.source.declarative.landing.parts import Waiting, by_columns, records_of, rows_of
 from chronolake.source.declarative.landing.place import Place
 from chronolake.source.declarative.landing.run import Run
+from chronolake.source.declarative.landing.settings import Settings
 from chronolake.source.declarative.landing.shape import Shape, declared_columns
 from chronolake.source.declarative.landing.slicefiles import SliceFiles
 from chronolake.source.declarative.manifests.configured import missing_in
@@ -33,6 +37,7 @@ from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.tasks.cluster import cluster_for
 from chronolake.source.declarative.trying import findings_of, whole_of
 from chronolake.source.offered import (
+    Census,
     Failure,
     Finding,
     OfferedStream,
@@ -55,6 +60,9 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.offered import Memory, Position
+
+#: Where complete reads wait, below where a stream's records wait.
+_WHOLE: Final = "whole"
 
 
 @dataclass
@@ -102,13 +110,14 @@ class DeclarativeApi:
         return [self._offered(name, stream) for name, stream in self.streams.items()]
 
     def _offered(self, name: str, stream: AnyStream) -> OfferedStream:
+        settings = Settings.of(self.project, self.pipeline, stream, self.config.config)
         return OfferedStream(
             traits_of(stream),
             sight_of(stream),
             epsilon_of(stream),
             raw_folder(self.project, self.pipeline, name),
             is_ours=True,
-            key=Identity.of(chosen(stream, {"": ""})).columns,
+            key=settings.identity_of(chosen(stream, {"": ""})).columns,
         )
 
     def recall(self, memory: Memory) -> None:
@@ -117,7 +126,7 @@ class DeclarativeApi:
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Failure]:
         """What has changed since the last run, stream by stream; one that fails stops no other."""
         missing = missing_in(self.config.config, self.manifest)
         if missing:
@@ -160,8 +169,11 @@ class DeclarativeApi:
         told: Position | None,
         *,
         anew: bool,
-    ) -> Iterator[Piece | Snapshot | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Failure]:
         known = Place.of(told)
+        settings = Settings.of(self.project, self.pipeline, either, api.config)
+        is_first = not told and not anew
+        is_compared = not is_first and self._is_due(settings, known, anew=anew)
         is_whole = sight_of(either) is Sight.SNAPSHOT_DIFF
         if is_outdated(either, known.state, api.config):
             told, anew = Place(None, known.types).as_json(), True
@@ -170,6 +182,7 @@ class DeclarativeApi:
         if anew or is_whole:
             # What another run has left does not belong to this one, which reads everything.
             Waiting(place).discard()
+        Waiting(place / _WHOLE).discard()
         waiting, left = Waiting.left(place)
         if waiting.parts and left is not None:
             yield from _pieces(lake.spark, name, waiting, told or {}, left)
@@ -184,19 +197,26 @@ class DeclarativeApi:
             on_limit=self.config.on_partition_limit,
             dated_by=cursor_of(either),
         )
-        identity = Identity.of(stream)
-        declared = declared_columns(reader.schema)
+        identity = settings.identity_of(stream)
+        nesting = Nesting(name, reader.schema, identity.columns) if settings.nests else None
+        declared = declared_columns(reader.schema) if nesting is None else nesting.declared
         types = {**identity.typed(declared), **position.types}
+        shape = Shape(types, frozenset(declared), nesting)
         workers = self.config.concurrency or concurrency_of(self.manifest, api.config)
-        files = SliceFiles(waiting.folder, identity, Shape(types, frozenset(declared)))
-        run = Run(
-            reader,
-            files,
-            waiting,
-            api.access.cancelled,
-            cluster=cluster_for(lake.spark, api, reader, files, workers),
-            alone_bytes=self.config.spark_from_mib * 2**20,
-        )
+
+        def begun(reader: StreamReader, waiting: Waiting) -> Run:
+            files = SliceFiles(waiting.folder, identity, shape)
+            return Run(
+                reader,
+                files,
+                waiting,
+                api.access.cancelled,
+                cluster=cluster_for(lake.spark, api, reader, files, workers),
+                alone_bytes=self.config.spark_from_mib * 2**20,
+            )
+
+        run = begun(reader, waiting)
+        run.compared = {"at": now_micros()} if is_first else known.compared
         if is_whole:
             yield from self._whole(lake.spark, name, run, workers)
             return
@@ -207,10 +227,25 @@ class DeclarativeApi:
             waiting.landed()
         if run.failure is not None:
             yield Failure(name, run.failure)
+        elif is_compared:
+            # Apart, so that another run does not take its records for ones that wait.
+            whole, _ = Waiting.left(place / _WHOLE)
+            limit = self.config.on_partition_limit
+            comparison = Comparison(api, either, run, whole, begun, workers, limit)
+            try:
+                yield comparison.taken(lake.spark, may_be_empty=settings.may_become_empty)
+            finally:
+                whole.discard()
+
+    @staticmethod
+    def _is_due(settings: Settings, known: Place, *, anew: bool) -> bool:
+        """Whether a stream that has been read is to be compared with all that the API has."""
+        period = settings.detect_deletes
+        return period is not None and (anew or is_due(period, known.compared_at, datetime.now(UTC)))
 
     def _whole(
         self, spark: SparkSession, name: str, run: Run, workers: int
-    ) -> Iterator[Piece | Snapshot | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Failure]:
         """All records, to be compared with the table; some of them say nothing about the others."""
         at = now_micros()
         (position,) = run.read(workers, is_whole=True)

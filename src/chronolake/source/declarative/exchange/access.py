@@ -141,6 +141,10 @@ class Access:
         """Ends all waits; no request is made from then on."""
         return self._network.cancelled
 
+    def forget_answers(self) -> None:
+        """Ask for everything anew from now on: what was asked for before may have changed."""
+        self._cache.forget()
+
     def sender(self, requester: HttpRequester, *, cached: bool | None = None) -> Sender:
         """What sends a requester's requests.
 

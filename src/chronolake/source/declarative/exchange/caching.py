@@ -47,3 +47,9 @@ class AnswerCache:
             while self._size > self._limit:
                 _, oldest = self._answers.popitem(last=False)
                 self._size -= len(oldest.body)
+
+    def forget(self) -> None:
+        """Keep none of them any more."""
+        with self._lock:
+            self._answers.clear()
+            self._size = 0

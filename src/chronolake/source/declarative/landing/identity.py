@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
 
+from chronolake.errors import SourceError
 from chronolake.source.declarative.landing.shape import json_text
 from chronolake.source.declarative.records.fieldpaths import MISSING, looked_up
 from chronolake.types import ColumnType, Kind
@@ -27,16 +28,24 @@ class Identity:
 
     Attributes:
         paths: where its parts stand in a record; none: all that a record says is its key.
+        cursor: the field with the record's time, if it is part of the key; None: it is not.
     """
 
     paths: tuple[tuple[str, ...], ...]
+    cursor: str | None = None
 
     @classmethod
-    def of(cls, stream: DeclarativeStream) -> Self:
-        """The primary key as the manifest has it: a field, several, or paths."""
+    def of(cls, stream: DeclarativeStream, cursor: str | None = None) -> Self:
+        """The primary key as the manifest has it: a field, several, or paths.
+
+        Args:
+            stream: the stream.
+            cursor: as of the class.
+        """
         key = stream.primary_key or ()
         parts = (key,) if isinstance(key, str) else key
-        return cls(tuple((part,) if isinstance(part, str) else tuple(part) for part in parts))
+        paths = tuple((part,) if isinstance(part, str) else tuple(part) for part in parts)
+        return cls(paths, cursor)
 
     @property
     def is_hashed(self) -> bool:
@@ -46,7 +55,8 @@ class Identity:
     @property
     def columns(self) -> tuple[str, ...]:
         """The key's columns."""
-        return (HASHED,) if self.is_hashed else tuple(path[0] for path in self.paths)
+        own = (HASHED,) if self.is_hashed else tuple(path[0] for path in self.paths)
+        return own if self.cursor is None else tuple(dict.fromkeys([*own, self.cursor]))
 
     def typed(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
         """The declared columns, and the key's own first if it has one."""
@@ -54,7 +64,18 @@ class Identity:
         return {**own, **declared}
 
     def added(self, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """The records with their key."""
+        """The records with their key.
+
+        Raises:
+            SourceError: a record lacks its time, which is part of the key.
+        """
+        if self.cursor is not None and any(one.get(self.cursor) is None for one in records):
+            raise SourceError(
+                f"A record has no {self.cursor}, which is part of its key (`cursor_in_key`).",
+                column=self.cursor,
+                hint="Filter such records in the manifest (`record_filter`), or leave "
+                "cursor_in_key out.",
+            )
         if self.is_hashed:
             for record in records:
                 record[HASHED] = self._hash(record)

@@ -183,22 +183,27 @@ def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     yield file.get_batch(number)
 
 
-def records_of(spark: SparkSession, parts: Sequence[Part], columns: Sequence[Column]) -> DataFrame:
+def records_of(
+    spark: SparkSession, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
+) -> DataFrame:
     """The records of files with any columns, all in the same ones.
 
     Args:
         spark: the session.
         parts: the files.
         columns: the columns; each is at least as wide as in every file.
+        facts: whether they are record versions, with what these have beside the data columns.
     """
+    known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
     if not parts:
-        nothing = ", ".join(f"{quoted(one.name)} {one.type.sql}" for one in columns)
-        return spark.createDataFrame([], nothing)
+        every = [f"{quoted(one.name)} {one.type.sql}" for one in columns]
+        every += [f"{name} {kind}" for name, kind in known.items()]
+        return spark.createDataFrame([], ", ".join(every))
     frames = []
     for given, group in by_columns(parts):
         types = {one.name: one for one in given}
         cells = (f"{_cell(types.get(one.name), one.type)} AS {quoted(one.name)}" for one in columns)
-        frames.append(to_spark(rows_of(spark, group)).selectExpr(*cells))
+        frames.append(to_spark(rows_of(spark, group)).selectExpr(*cells, *known))
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -15,7 +15,7 @@ from chronolake.failpoints import reach
 from chronolake.source.declarative.landing.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from concurrent.futures import Future
     from threading import Event
 
@@ -42,6 +42,7 @@ class Run:
 
     Attributes:
         failure: what went wrong first, or None.
+        compared: the last complete comparison of the stream (`Place.compared`).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Run:
         self.files = files
         self.waiting = waiting
         self.failure: ChronolakeError | None = None
+        self.compared: Mapping[str, Any] | None = None
         self._cluster = cluster
         self._alone_bytes = alone_bytes
         self._slices = 0
@@ -79,7 +81,8 @@ class Run:
     @property
     def place(self) -> Position:
         """How far the stream is."""
-        return Place(self.reader.state.as_json(), self.files.shape.known()).as_json()
+        types = self.files.shape.known()
+        return Place(self.reader.state.as_json(), types, self.compared).as_json()
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Position]:
         """Read all slices; gives the stream's place each time when enough waits to be landed.

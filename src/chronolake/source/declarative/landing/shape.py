@@ -21,6 +21,8 @@ from chronolake.types import Column, ColumnType, Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from chronolake.source.declarative.landing.nesting import Nesting
+
 _TEXT: Final = ColumnType(Kind.STRING)
 _LEAST_LONG: Final = -(2**63)
 _MOST_LONG: Final = 2**63 - 1
@@ -60,7 +62,7 @@ def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
 
 
 def _declared(told: Mapping[str, Any]) -> Kind | None:
-    types = set(_types_in(told))
+    types = set(types_in(told))
     kinds = {_DECLARED[one] for one in types if one in _DECLARED}
     if kinds == {Kind.LONG, Kind.DOUBLE}:
         return Kind.DOUBLE
@@ -77,13 +79,14 @@ def _declared(told: Mapping[str, Any]) -> Kind | None:
     return kind
 
 
-def _types_in(told: Mapping[str, Any]) -> Iterable[str]:
+def types_in(told: Mapping[str, Any]) -> Iterable[str]:
+    """The types that a JSON schema allows."""
     types = told.get("type", ())
     yield from (types,) if isinstance(types, str) else (str(one) for one in types)
     for union in ("anyOf", "oneOf"):
         for one in told.get(union) or ():
             if isinstance(one, dict):
-                yield from _types_in(one)
+                yield from types_in(one)
 
 
 @dataclass
@@ -94,10 +97,12 @@ class Shape:
         types: the columns' types so far, by name, in their order.
         declared: the columns that a schema declares: of these a type may hold more than values of
             its own kind, as a number may be written without a fraction.
+        nesting: how fields of objects are columns; None: objects are JSON texts.
     """
 
     types: dict[str, ColumnType]
     declared: frozenset[str] = frozenset()
+    nesting: Nesting | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def columns(self, key: Sequence[str]) -> list[Column]:
@@ -129,7 +134,12 @@ class Shape:
         Returns:
             All columns that are known by now, in their order, in their types by now, and their
             values. A field that never had a value, and that no schema declares, is no column.
+
+        Raises:
+            ConfigurationError: two fields would be the same column.
         """
+        if self.nesting is not None:
+            records = self.nesting.spread(records)
         names = dict.fromkeys(self.types)
         for record in records:
             # Most records have the same keys: then nothing is new.
@@ -159,6 +169,9 @@ class Shape:
             if array is not None:
                 return array, known
         found = type_of(values)
+        if found is not None and self.nesting is not None and name in self.nesting.places:
+            # What is left of objects, and what is none where one is declared.
+            found = ColumnType(Kind.JSON)
         if found is None:
             return None if known is None else (pa.nulls(len(values), known.arrow), known)
         with self._lock:

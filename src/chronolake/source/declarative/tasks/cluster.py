@@ -71,6 +71,7 @@ def cluster_for(
         mask=network.mask,
         identity=files.identity,
         declared=files.shape.declared,
+        nesting=files.shape.nesting,
         folder=files.folder,
     )
     return Cluster(spark, api.access, assignment, files.shape, requests)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chronolake.source.declarative.landing.identity import Identity
+    from chronolake.source.declarative.landing.nesting import Nesting
     from chronolake.source.declarative.landing.slicefiles import Read
     from chronolake.source.declarative.language.budget import HTTPAPIBudget
     from chronolake.source.declarative.language.cursors import IncrementalSync
@@ -75,7 +76,7 @@ class Assignment:
         allowed_hosts: as of `Network`; so is `mask`.
         mask: hides the configuration's secrets in a text.
         identity: what tells the records apart.
-        declared: as of `Shape`.
+        declared: as of `Shape`; so is `nesting`.
         folder: where the records wait to be landed.
     """
 
@@ -89,6 +90,7 @@ class Assignment:
     mask: Callable[[str], str] = field(repr=False)
     identity: Identity
     declared: frozenset[str]
+    nesting: Nesting | None
     folder: Path
 
     def read(self, share: Share, group: Sequence[tuple[int, Work]]) -> Iterator[pa.RecordBatch]:
@@ -105,7 +107,7 @@ class Assignment:
         Raises:
             DriverLostError: nobody wants them any more.
         """
-        shape = Shape(dict(share.types), self.declared)
+        shape = Shape(dict(share.types), self.declared, self.nesting)
         files = SliceFiles(self.folder, self.identity, shape)
         with ExitStack() as stack:
             driver = stack.enter_context(Driver(share.driver))

@@ -1,0 +1,85 @@
+"""What the columns and the keys of an API's streams are, where the user wants it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from apis import Api, Reply
+from apishop import ApiShop
+
+from chronolake.pipeline.store import Status
+from chronolake.types import ACTIVE
+from commands import ran_words
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[ApiShop]:
+    with Api() as api:
+        yield ApiShop(tmp_path, api)
+
+
+def test_objects_become_columns_when_the_user_asks(shop: ApiShop) -> None:
+    shop.configure("orders: {}", "live: {mode: live, nested: columns}")
+    ann = {"name": "Ann", "place": {"city": "Bonn", "zip": 1}}
+    shop.put(1, "02-01", owner=ann)
+    shop.put(2, "02-02", owner=None)
+    shop.synced()
+    whole = '{"name":"Ann","place":{"city":"Bonn","zip":1}}'
+    assert shop.rows("orders", "id", "owner") == [(1, whole), (2, None)]
+    names = ("id", "owner_name", "owner_place_city", "owner_place")
+    assert shop.rows("live", *names) == [(1, "Ann", "Bonn", '{"zip":1}'), (2, None, None, None)]
+
+    # What has come so far stays as it is, in its own column.
+    shop.configure("orders: {}", "live: {mode: live}", more="nested: columns")
+    shop.put(3, "02-03", owner={"name": "Ben"})
+    shop.put(2, "02-02", owner={"name": "Bob"})
+    shop.synced()
+    assert shop.rows("orders", "id", "owner", "owner_name") == [
+        (1, whole, None),
+        (2, None, "Bob"),
+        (3, None, "Ben"),
+    ]
+    shop.configure("orders: {nested: json}")
+    shop.put(4, "02-04", owner={"name": "Cora"})
+    shop.synced()
+    assert shop.rows("orders", "id", "owner", "owner_name")[3] == (4, '{"name":"Cora"}', None)
+
+    shop.configure("orders: {nested: columns}")
+    shop.put(5, "02-05", owner={"name": "Dora"}, owner_name="Eve")
+    run = shop.sync()["orders"]
+    assert run.status is Status.FAILED
+    assert "The fields owner.name and owner_name of the stream orders" in str(run.error)
+
+
+def test_a_cursor_in_the_key_tells_changes_apart(
+    shop: ApiShop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.configure("orders: {cursor_in_key: true}", "live: {mode: live}")
+    shop.put(1, "02-01", state="new")
+    shop.synced()
+    shop.put(1, "02-02", state="paid")
+    shop.put(2, "02-03", state="new")
+    shop.synced()
+    assert shop.rows("orders", "id", "state", ACTIVE) == [
+        (1, "new", True),
+        (1, "paid", True),
+        (2, "new", True),
+    ]
+    _, told, _ = ran_words(capsys, "discover", "shop", "--json", "--project", str(shop.folder))
+    keys = {one["stream"]: one["key"] for one in json.loads(told)}
+    assert keys == {"orders": ["id", "updated_at"], "live": ["id"]}
+
+    # Another key makes another table; and a key has no nulls.
+    shop.configure("orders: {}", "live: {mode: live, cursor_in_key: true}")
+    shop.put(3, "02-04")
+    runs = shop.sync()
+    assert "by id now, and the table by id, updated_at" in str(runs["orders"].error)
+    assert "by id, updated_at now, and the table by id" in str(runs["live"].error)
+    shop.configure("orders: {cursor_in_key: true}")
+    shop.api.on("/orders", lambda _: Reply({"data": [{"id": 4, "updated_at": None}]}))
+    run = shop.sync()["orders"]
+    assert "A record has no updated_at, which is part of its key" in str(run.error)
+    assert [row[0] for row in shop.rows("orders", "id")] == [1, 1, 2]

@@ -1,0 +1,326 @@
+"""Streams of an API that are read incrementally, and now and then compared with all that it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apis import Api, Asked
+from apishop import ApiShop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chronolake.pipeline.store import Status, Store
+from chronolake.types import ACTIVE, DELETED, END, START
+from commands import ran_words
+from processes import COMMAND, killed
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[ApiShop]:
+    with Api() as api:
+        yield ApiShop(tmp_path, api)
+
+
+def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: ApiShop) -> None:
+    shop.configure(
+        "orders: {detect_deletes: 1s}",
+        "soft: {detect_deletes: 1s, mode: soft-delete}",
+        "live: {detect_deletes: 1s, mode: live}",
+    )
+    for number, day in ((1, "02-01"), (2, "01-20"), (3, "01-20")):
+        shop.put(number, day, state="new")
+    shop.orders[4] = {"id": 4, "state": "undated"}
+    shop.synced()
+    del shop.orders[2]
+    # A change that the cursor does not show.
+    shop.put(3, "01-20", state="paid")
+    begun = datetime.now(UTC)
+    shop.synced()
+
+    assert shop.compared() == {"missed": 1, "deleted": 1, "returned": 0}
+    assert shop.rows("orders", "id", "state", ACTIVE) == [
+        (1, "new", True),
+        (2, "new", False),
+        (3, "paid", True),
+        (4, "undated", True),
+    ]
+    ((_, start, end),) = (row for row in shop.rows("orders", "id", START, END) if row[0] == 2)
+    assert start == datetime(2026, 1, 20, 12, tzinfo=UTC)
+    assert begun < end < datetime.now(UTC)
+    assert shop.rows("soft", "id", "state", DELETED) == [
+        (1, "new", False),
+        (2, "new", True),
+        (3, "paid", False),
+        (4, "undated", False),
+    ]
+    assert shop.rows("live", "id", "state") == [(1, "new"), (3, "paid"), (4, "undated")]
+
+    # It is there again, as it was: then its cursor tells nothing.
+    shop.put(2, "01-20", state="new")
+    shop.synced()
+    assert shop.compared() == {"missed": 1, "deleted": 0, "returned": 1}
+    assert [row[:2] for row in shop.rows("orders", "id", ACTIVE)] == [
+        (1, True),
+        (2, False),
+        (2, True),
+        (3, True),
+        (4, True),
+    ]
+    assert (2, "new", False) in shop.rows("soft", "id", "state", DELETED)
+    assert (2, "new") in shop.rows("live", "id", "state")
+    state = Store.open(shop.project.lake).checkpoints("shop")["orders"]["state"]
+    assert state == {"updated_at": "2026-02-01T12:00:00Z"}
+    assert shop.agrees()
+
+
+def test_a_comparison_that_is_not_complete_deletes_nothing(
+    shop: ApiShop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2, 3):
+        shop.put(number, f"0{number}-01")
+    shop.put(4, "08-01")
+    shop.synced()
+    del shop.orders[2], shop.orders[4]
+    # Nobody asks for so much but who compares: the stream has been read until August.
+    shop.is_closed = lambda asked: asked.params["since"].startswith("2026-01-01")
+    run = shop.sync()["orders"]
+    assert run.status is Status.FAILED
+    assert "and nothing was deleted: GET /orders is answered with status 403" in str(run.error)
+    assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == []
+
+    shop.is_closed = lambda _: False
+    shop.synced()
+    gone = [row[0] for row in shop.rows("orders", "id", ACTIVE) if not row[1]]
+    assert gone == [2, 4]
+    _, told, _ = ran_words(capsys, "status", "--project", str(shop.folder))
+    assert "compared with all of its source" in told
+    assert "2 deleted" in told
+    assert not list(shop.folder.rglob("*.arrow"))
+
+    # A week has not gone by.
+    shop.configure("orders: {detect_deletes: weekly}")
+    del shop.orders[3]
+    shop.api.asked.clear()
+    shop.synced()
+    assert {one.params["since"] for one in shop.api.asked} == {"2026-08-01T12:00:00Z"}
+    assert (3, True) in shop.rows("orders", "id", ACTIVE)
+    # Who reads all of it anew need not wait.
+    shop.synced(anew=True)
+    assert (3, False) in shop.rows("orders", "id", ACTIVE)
+
+
+def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: ApiShop) -> None:
+    shop.put(1, state="new")
+    shop.put(2, state="new")
+    shop.synced()
+
+    def changes(asked: Asked) -> bool:
+        if asked.params["since"].startswith("2026-01-01"):
+            # It leaves the slice before that is read, for a time after all that is asked for.
+            time.sleep(1.2)
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            shop.orders[2] = {"id": 2, "updated_at": now, "state": "paid"}
+            shop.is_closed = lambda _: False
+        return False
+
+    shop.is_closed = changes
+    shop.synced()
+    assert shop.compared() == {"missed": 1, "deleted": 0, "returned": 0}
+    assert shop.rows("orders", "id", "state", ACTIVE) == [
+        (1, "new", True),
+        (2, "new", False),
+        (2, "paid", True),
+    ]
+
+
+def test_an_api_without_records_deletes_nothing_unless_that_may_be(shop: ApiShop) -> None:
+    shop.configure(
+        "orders: {detect_deletes: 1s}", "counted: {detect_deletes: 1s, mode: soft-delete}"
+    )
+    shop.put(1, state="new")
+    shop.put(2, state="new")
+    shop.synced()
+    # A cursor that counts shows no time: what is as it was stays.
+    del shop.orders[2]
+    shop.synced()
+    assert shop.compared("counted") == {"missed": 0, "deleted": 1, "returned": 0}
+    shop.orders.clear()
+    runs = shop.sync().values()
+    assert {one.status for one in runs} == {Status.FAILED}
+    assert all("brought no record at all" in str(one.error) for one in runs)
+    assert all(
+        "streams.orders.may_become_empty" in str(one.error)
+        for one in runs
+        if one.stream == "orders"
+    )
+    assert shop.rows("orders", "id", ACTIVE) == [(1, True), (2, False)]
+
+    shop.configure(
+        "orders: {detect_deletes: 1s, may_become_empty: true}",
+        "counted: {detect_deletes: 1s, may_become_empty: true, mode: soft-delete}",
+    )
+    shop.synced()
+    assert shop.rows("orders", "id", ACTIVE) == [(1, False), (2, False)]
+    assert shop.rows("counted", "id", DELETED) == [(1, True), (2, True)]
+
+
+def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
+    shop.configure(
+        "notes: {detect_deletes: 1s, mode: live}", "turns: {detect_deletes: 1s, mode: live}"
+    )
+    shop.put(1, "02-01")
+    shop.put(2, "03-01")
+    shop.note(1, {"id": 1, "updated_at": "2026-02-01T00:00:00Z"})
+    shop.note(
+        2,
+        {"id": 2, "updated_at": "2026-02-01T00:00:00Z"},
+        {"id": 3, "updated_at": "2026-03-01T00:00:00Z"},
+    )
+    shop.synced()
+    del shop.notes[2], shop.orders[1]
+    shop.api.asked.clear()
+    shop.synced()
+    # Of two streams that take turns one brings all, and the other what is new.
+    asked = [one.path for one in shop.api.asked if one.path in {"/all", "/orders"}]
+    assert [path for path, _ in groupby(asked)] == ["/orders", "/all", "/orders"]
+    assert shop.rows("turns", "id") == [(2,)]
+    assert shop.rows("notes", "id") == [(1,)]
+    assert shop.compared("notes") == {"missed": 0, "deleted": 2, "returned": 0}
+
+
+def test_what_was_not_looked_for_is_left_alone(shop: ApiShop) -> None:
+    soon = (datetime.now(UTC) + timedelta(days=30)).strftime("%m-%d")
+    shop.configure("orders: {detect_deletes: 1s}", end="2030-01-01T00:00:00Z")
+    for number, day in enumerate(["01-15", "08-01", soon], 1):
+        shop.put(number, day)
+    shop.synced()
+    assert len(shop.rows("orders", "id")) == 3
+
+    manifest = shop.folder / "shop.yaml"
+    later = manifest.read_text().replace("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z")
+    manifest.write_text(later)
+    shop.orders = {4: {"id": 4, "updated_at": "2026-03-01T00:00:00Z"}}
+    shop.synced()
+    # From before the start, and from the future.
+    assert shop.rows("orders", "id", ACTIVE) == [(1, True), (2, False), (3, True), (4, True)]
+
+    shop.configure("orders: {detect_deletes: 1s}", end="2026-09-01T00:00:00Z")
+    run = shop.sync()["orders"]
+    assert "is read up to 2026-09-01T00:00:00+00:00 only" in str(run.error)
+
+
+_STEPS = [
+    "read.slice-done=kill:3",
+    "read.census-taken=kill",
+    "read.missed-landed=kill",
+    "land.staged=kill:2",
+    "land.done=kill:2",
+    "land.checkpointed=kill:1",
+    "publish.before-commit=kill",
+]
+
+
+@pytest.mark.long
+def test_a_comparison_may_be_killed_at_every_step(shop: ApiShop) -> None:
+    words = ("sync", "shop", "--project", str(shop.folder))
+    for number in range(1, 20):
+        shop.put(number, state="new")
+    shop.put(20, "08-01", state="new")
+    assert not killed(COMMAND, *words, failpoint="")
+    for number, failpoint in enumerate(_STEPS, 1):
+        del shop.orders[number]
+        # The cursor does not show it.
+        shop.put(number + 10, state=f"state {number}")
+        assert killed(COMMAND, *words, failpoint=failpoint), failpoint
+        there = {row[0] for row in shop.rows("orders", "id", ACTIVE) if row[1]}
+        assert there >= shop.orders.keys(), failpoint
+    assert not killed(COMMAND, *words, failpoint="")
+
+    now = {row[0]: row[1] for row in shop.rows("orders", "id", "state", ACTIVE) if row[2]}
+    assert now == {number: order["state"] for number, order in shop.orders.items()}
+    seen = shop.rows("orders", "id", START)
+    assert len(seen) == len(set(seen))
+    assert not list(shop.folder.rglob("*.arrow"))
+    assert shop.agrees()
+
+
+class Model:
+    """What a table of records by their numbers has, as far as runs can have seen it."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, dict[str, Any]] = {}
+        self.deleted: set[int] = set()
+        self.since = ""
+
+    def read(self, world: dict[int, dict[str, Any]]) -> None:
+        """An incremental run: what has changed since the latest record that was seen by one."""
+        found = [one for one in world.values() if one["updated_at"] >= self.since]
+        self.since = max([self.since, *(one["updated_at"] for one in found)])
+        # One that changed before it was deleted does not show that it is there again.
+        self.known |= {one["id"]: dict(one) for one in found if one["id"] not in self.deleted}
+
+    def compare(self, world: dict[int, dict[str, Any]]) -> None:
+        """A run that looks at everything."""
+        self.deleted |= self.known.keys() - world.keys()
+        self.deleted -= world.keys()
+        self.known = {number: dict(one) for number, one in world.items()}
+
+
+_NUMBERS = st.integers(1, 5)
+_CHANGES = st.lists(
+    st.one_of(
+        # A change, or a record that comes, also one that was deleted; its cursor may stay behind.
+        st.tuples(st.just("put"), _NUMBERS, st.integers(1, 28), st.sampled_from("abc")),
+        st.tuples(st.just("gone"), _NUMBERS, st.just(0), st.just("")),
+    ),
+    max_size=6,
+)
+_RUNS = st.lists(st.tuples(_CHANGES, st.booleans()), min_size=3, max_size=6)
+
+
+@pytest.mark.long
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_RUNS, st.sampled_from(["history", "soft-delete", "live"]))
+def test_whatever_comes_and_goes_a_comparison_makes_the_table_right(
+    tmp_path_factory: pytest.TempPathFactory,
+    runs: list[tuple[list[tuple[str, int, int, str]], bool]],
+    mode: str,
+) -> None:
+    with Api() as api:
+        shop = ApiShop(tmp_path_factory.mktemp("world"), api)
+        model = Model()
+        # A table needs a record.
+        shop.put(9, "01-02", state="a")
+        for number, (changes, is_compared) in enumerate(runs):
+            for what, record, day, state in changes:
+                if what == "gone":
+                    shop.orders.pop(record, None)
+                    continue
+                # As long as a record is there, its cursor does not go back.
+                times = [
+                    one[record]["updated_at"] for one in (shop.orders, model.known) if record in one
+                ]
+                shop.put(record, max([f"03-{day:02d}", *(at[5:10] for at in times)]), state=state)
+            often = "1s" if is_compared else "weekly"
+            shop.configure(f"orders: {{detect_deletes: {often}, mode: {mode}}}")
+            shop.synced()
+            model.read(shop.orders)
+            if is_compared and number:
+                model.compare(shop.orders)
+
+            known = sorted((one["id"], one["state"]) for one in model.known.values())
+            assert _present(shop, mode) == known
+
+
+def _present(shop: ApiShop, mode: str) -> list[tuple[Any, ...]]:
+    """The records that a table has now: their numbers and states."""
+    if mode == "live":
+        return shop.rows("orders", "id", "state")
+    rows = shop.rows("orders", "id", "state", ACTIVE if mode == "history" else DELETED)
+    return sorted(row[:2] for row in rows if row[2] is (mode == "history"))
