@@ -31,7 +31,6 @@ import structlog
 from pyspark.sql import SparkSession
 
 from chronolake.lake import Lake
-from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.cursors.timing import time_cursor
 from chronolake.source.declarative.exchange.network import Network, http_client
@@ -42,6 +41,7 @@ from chronolake.source.declarative.landing.shape import Shape, declared_columns
 from chronolake.source.declarative.landing.slicefiles import SliceFiles
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.tasks.cluster import cluster_for

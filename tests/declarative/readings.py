@@ -11,9 +11,9 @@ from typing import Any
 
 from apis import Api
 
-from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.trying import Result, read
 
 

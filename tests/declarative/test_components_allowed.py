@@ -17,10 +17,10 @@ from readings import retriever, stream
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.components.loading import class_of
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.manifests.manifest import find, load
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.trying import findings_of
 from chronolake.source.offered import Level

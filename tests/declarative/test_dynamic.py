@@ -13,11 +13,12 @@ from apis import Reply
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.api import Api, api_of
+from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.language.streams import DeclarativeStream, SimpleRetriever
 from chronolake.source.declarative.manifests.located import read
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.trying import findings_of, sample
 from chronolake.source.offered import Level
 

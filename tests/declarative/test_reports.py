@@ -16,10 +16,10 @@ import pytest
 from apis import Api, Asked, Reply
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.exchange import answers
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.records import bodies, extracting
 from chronolake.source.declarative.slices import SliceReader, Work
 from chronolake.source.declarative.streamslice import StreamSlice

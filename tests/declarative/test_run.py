@@ -11,7 +11,6 @@ import orjson
 from apis import Api, Asked, Reply
 from readings import option, retriever, stream
 
-from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.landing.identity import Identity
 from chronolake.source.declarative.landing.parts import Waiting
@@ -19,6 +18,7 @@ from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.shape import Shape
 from chronolake.source.declarative.landing.slicefiles import SliceFiles
 from chronolake.source.declarative.manifests.manifest import mapped, of
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.reading import StreamReader
 
 _ROWS = 500

@@ -11,11 +11,11 @@ from apis import Api as Server
 from apis import Reply
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.api import api_of
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.language.streams import DeclarativeStream
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
 from chronolake.source.declarative.manifests.schemas import schema_of
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.reading import StreamReader
 
 _STRING = {"type": ["null", "string"]}

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -171,7 +172,7 @@ def test_a_task_that_is_killed_leaves_what_is_finished(shop: Shop) -> None:
     def orders(asked: Asked) -> Reply:
         if asked.params["since"][8:10] == "06" and not calm.is_set():
             calm.set()
-            for worker in _python_workers():
+            for worker in _clients_of(shop.api.port):
                 os.kill(worker, signal.SIGKILL)
         return shop.answer_orders(asked)
 
@@ -187,28 +188,17 @@ def test_a_task_that_is_killed_leaves_what_is_finished(shop: Shop) -> None:
     assert len(first & set(shop.days_asked())) < _DAYS
 
 
-def _python_workers() -> list[int]:
-    """The processes that run Python for the Spark of this one."""
-    parents, workers = {}, []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            words = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(stat[1])
-        if b"chronolake.workers" in words:
-            workers.append(int(folder.name))
-    # The daemon itself has a parent that is none.
-    return [
-        one for one in workers if parents[one] in workers and os.getpid() in _above(one, parents)
-    ]
-
-
-def _above(process: int, parents: dict[int, int]) -> Iterator[int]:
-    while process in parents:
-        process = parents[process]
-        yield process
+def _clients_of(port: int) -> set[int]:
+    """The processes that are connected to a port of this machine, but for this one."""
+    connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    sockets = {f"socket:[{one[9]}]" for one in connections if one[2].endswith(f":{port:04X}")}
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        # Processes and files come and go meanwhile.
+        with suppress(OSError):
+            if str(link.readlink()) in sockets:
+                found.add(int(link.parts[2]))
+    return found - {os.getpid()}
 
 
 @pytest.mark.long

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from chronolake.config import Project
+    from chronolake.source.offered import Source
     from chronolake.types import TableName
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
@@ -137,23 +138,33 @@ def _pipeline_words(project: Project, name: str, fillers: dict[TableName, str]) 
     return f"{words}; the lake has nothing of {', '.join(empty)} yet" if empty else words
 
 
-@app.command(epilog="Example: chronolake discover crm --json")
+@app.command(epilog="Example: chronolake discover crm --schema")
 def discover(
     pipeline: PipelineArgument,
     *,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            help="With the columns that the source declares; it is asked where only it knows them.",
+        ),
+    ] = False,
     project: ProjectOption = Path(),
     lake: ProjectLakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """List a pipeline's streams: what there is, what they can see, and how they are kept."""
+    """List a pipeline's streams: what there is, what they can see, and how they are kept.
+
+    Exit code 1 if a stream's columns are asked for and not known.
+    """
     from chronolake.limits import allowed_modes
-    from chronolake.look.show import size
-    from chronolake.pipeline.streams import streams_of
+    from chronolake.pipeline.streams import source_of, streams_of
 
     wanted = project_of(project, lake, settings)
+    source = source_of(wanted, pipeline)
     rows: list[dict[str, Any]] = []
-    for stream in streams_of(wanted, pipeline):
+    for stream in streams_of(wanted, pipeline, source):
         files = stream.folder.files()
         rows.append(
             {
@@ -162,23 +173,70 @@ def discover(
                 "mode": stream.mode,
                 "modes": allowed_modes(stream.offered.traits),
                 "key": list(stream.offered.key),
+                "cursor": stream.offered.cursor,
                 "sees": stream.offered.sight,
                 "files": len(files),
                 "bytes": sum(file.size for file in files),
             }
         )
+    if schema:
+        _add_columns(rows, source, pipeline)
     if json:
         print_json(rows)
-        return
-    grid = grid_of("stream", "table", "mode", "can be", "sees", "files", "size")
+    elif schema:
+        _show_columns(rows)
+    else:
+        _show_streams(rows)
+    if any("error" in row for row in rows):
+        fail()
+
+
+def _add_columns(rows: list[dict[str, Any]], source: Source, pipeline: str) -> None:
+    """Give each stream's row its `columns`, or why they are not known as `error`.
+
+    Raises:
+        ConfigurationError: the source does not tell its streams' columns before it is read.
+    """
+    from chronolake.source.offered import Described, DescribedSource
+
+    if not isinstance(source, DescribedSource):
+        raise ConfigurationError(
+            f"The source of {pipeline} tells its columns only when it is read.",
+            hint="Sync it: its tables have them then.",
+        )
+    by_name = {row["stream"]: row for row in rows}
+    for found in source.described(list(by_name)):
+        row = by_name[found.stream]
+        if isinstance(found, Described):
+            row["columns"] = [{"name": one.name, "type": str(one.type)} for one in found.columns]
+        else:
+            row["columns"], row["error"] = [], str(found.error)
+
+
+def _show_streams(rows: list[dict[str, Any]]) -> None:
+    grid = grid_of("stream", "table", "key", "cursor", "mode", "can be", "sees")
     for row in rows:
         grid.add_row(
             row["stream"],
             row["table"],
+            ", ".join(row["key"]),
+            row["cursor"] or "",
             row["mode"],
             ", ".join(row["modes"]),
             row["sees"],
-            f"{row['files']:,}",
-            size(row["bytes"]),
         )
     console().print(grid)
+
+
+def _show_columns(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        console().print(Text(row["stream"], style="bold"))
+        if "error" in row:
+            console().print(Text(f"  {row['error']}", style="bold red"), soft_wrap=True)
+            continue
+        grid = grid_of("column", "type", "is")
+        for one in row["columns"]:
+            roles = {"key": one["name"] in row["key"], "cursor": one["name"] == row["cursor"]}
+            words = ", ".join(role for role, is_so in roles.items() if is_so)
+            grid.add_row(one["name"], one["type"], words)
+        console().print(grid)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from chronolake.rawlake import ObjectFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -49,6 +49,7 @@ class OfferedStream:
         key: the fields that identify a record.
         default_table: what its table is called if the configuration does not say; the stream's
             name, if None.
+        cursor: the field by which it is read incrementally; None: it is not, or there is a log.
     """
 
     traits: StreamTraits
@@ -58,6 +59,7 @@ class OfferedStream:
     is_ours: bool = False
     key: tuple[str, ...] = ("Id",)
     default_table: str | None = None
+    cursor: str | None = None
 
 
 class Source(Protocol):
@@ -173,6 +175,36 @@ class Failure:
 
     stream: str
     error: Exception
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a source declares of a stream's records.
+
+    Attributes:
+        stream: its name.
+        columns: its data columns, the key among them; more may come with the records.
+    """
+
+    stream: str
+    columns: Sequence[Column]
+
+
+@runtime_checkable
+class DescribedSource(Source, Protocol):
+    """A source that declares what its streams consist of."""
+
+    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+        """What it declares of some streams, each for itself.
+
+        Args:
+            names: streams that it offers.
+
+        Raises:
+            SourceError: the source cannot be read.
+            ConfigurationError: it is not configured as it has to be.
+        """
+        ...
 
 
 class Level(StrEnum):

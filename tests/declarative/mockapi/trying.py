@@ -17,10 +17,11 @@ from mockapi.comparing import Reading, differences, not_from_there, unlike
 from mockapi.offering import Offer
 
 from chronolake.errors import ChronolakeError
-from chronolake.source.declarative.api import Api, api_of
+from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.exchange.network import Network
 from chronolake.source.declarative.manifests.manifest import Manifest, load
 from chronolake.source.declarative.manifests.problems import Problem
+from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.parents import chosen
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.slices import Work

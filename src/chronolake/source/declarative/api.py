@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.exchange.access import Access
-from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.language.budget import HTTPAPIBudget
-from chronolake.source.declarative.language.streams import (
-    CustomPartitionRouter,
-    DeclarativeStream,
-    GroupingPartitionRouter,
-    SubstreamPartitionRouter,
-    UnionPartitionRouter,
-)
-from chronolake.source.declarative.manifests.configured import made_ready, masking
-from chronolake.source.declarative.manifests.dynamic import expanded
-from chronolake.source.declarative.manifests.traits import reports_of
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from chronolake.config import DeclarativeSource
-    from chronolake.source.declarative.exchange.network import Exchange
+    from chronolake.source.declarative.exchange.access import Access
     from chronolake.source.declarative.exchange.sending import Sender
+    from chronolake.source.declarative.language.budget import HTTPAPIBudget
     from chronolake.source.declarative.language.requests import HttpRequester
-    from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.offered import Memory
 
 
 @dataclass(frozen=True)
@@ -68,124 +48,3 @@ class Api:
         says_itself = "use_cache" in requester.model_fields_set
         is_kept = True if stream in self.asked_again and not says_itself else None
         return self.access.sender(requester, cached=is_kept)
-
-
-def api_of(
-    manifest: Manifest,
-    config: Mapping[str, Any],
-    network: Network,
-    *,
-    wanted: Collection[str] | None = None,
-    memory: Memory | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> Api:
-    """The API of a manifest; it is asked for its streams if it takes that to know them.
-
-    Args:
-        manifest: the manifest.
-        config: what the user has set.
-        network: where requests go.
-        wanted: the streams that matter, or None: all of them. If the manifest lists these, others
-            are not looked for.
-        memory: keeps what the next run has to know: tokens that change with each use.
-        overrides: values that go before those that the manifest's rules make of the configuration.
-
-    Raises:
-        ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
-            wants it, or its streams cannot be made.
-        SourceError: the API does not tell its streams.
-    """
-    ready = {**made_ready(config, manifest), **(overrides or {})}
-    budget = _budget_of(manifest)
-    access = Access(network, ready, budget=budget, memory=memory)
-    reports = threading.Semaphore(reports_of(manifest, ready))
-    api = Api(
-        manifest.file, manifest, ready, access, budget, _asked_again(manifest, wanted), reports
-    )
-    if manifest.lists(wanted):
-        return api
-    whole = expanded(manifest, api)
-    return replace(api, manifest=whole, asked_again=_asked_again(whole, wanted))
-
-
-@contextmanager
-def opened(
-    manifest: Manifest,
-    source: DeclarativeSource,
-    *,
-    wanted: Collection[str] | None,
-    memory: Memory | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    log: Callable[[Exchange], None] | None = None,
-) -> Iterator[Api]:
-    """The API of a source, over connections that are closed when the block ends.
-
-    Args:
-        manifest: the manifest.
-        source: the configuration of its source.
-        wanted: as of `api_of`.
-        memory: as of `api_of`.
-        overrides: as of `api_of`.
-        log: is told of each request and its answer.
-
-    Raises:
-        ConfigurationError: as of `api_of`.
-        SourceError: as of `api_of`.
-    """
-    mask = masking(source.config, manifest)
-    with http_client() as client:
-        network = Network(client, allowed_hosts=source.allowed_hosts, mask=mask, log=log)
-        yield api_of(
-            manifest,
-            source.config,
-            network,
-            wanted=wanted,
-            memory=memory,
-            overrides=overrides,
-        )
-
-
-def _asked_again(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
-    """The streams that those which are wanted read for their partitions."""
-    return frozenset(
-        parent
-        for name, stream in manifest.streams.items()
-        if wanted is None or name in wanted
-        for parent in _parents_of(stream)
-    )
-
-
-def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:
-    described = manifest.content.get("api_budget")
-    if not described:
-        return None
-    try:
-        return HTTPAPIBudget.model_validate(described)
-    except ValidationError as failure:
-        (first, *_) = failure.errors(include_url=False, include_input=False)
-        where = ".".join(["api_budget", *map(str, first["loc"])])
-        raise ConfigurationError(
-            f"{manifest.file}: {where}: {first['msg']}.",
-            hint="The manifest's budget says how often the API may be called.",
-        ) from failure
-
-
-def _parents_of(stream: AnyStream) -> Iterator[str]:
-    """The streams that a stream reads for its partitions, and those that these read."""
-    both = (
-        (stream,)
-        if isinstance(stream, DeclarativeStream)
-        else (stream.full_refresh_stream, stream.incremental_stream)
-    )
-    for one in both:
-        routers = list(one.retriever.partition_router)
-        while routers:
-            router = routers.pop()
-            if isinstance(router, GroupingPartitionRouter):
-                routers.append(router.underlying_partition_router)
-            elif isinstance(router, UnionPartitionRouter):
-                routers += router.partition_routers
-            elif isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
-                for parent in router.parent_stream_configs:
-                    yield parent.stream.name
-                    yield from _parents_of(parent.stream)

@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.config import is_due
 from chronolake.errors import ChronolakeError, ConfigurationError
-from chronolake.source.declarative.api import opened
 from chronolake.source.declarative.landing.comparing import Comparison
-from chronolake.source.declarative.landing.nesting import Nesting
 from chronolake.source.declarative.landing.parts import Waiting, by_columns, records_of, rows_of
 from chronolake.source.declarative.landing.place import Place
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.settings import Settings
-from chronolake.source.declarative.landing.shape import Shape, declared_columns
 from chronolake.source.declarative.landing.slicefiles import SliceFiles
 from chronolake.source.declarative.manifests.configured import missing_in
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.manifests.traits import (
     concurrency_of,
+    cursor_field_of,
     cursor_of,
     epsilon_of,
     sight_of,
     traits_of,
 )
+from chronolake.source.declarative.opening import opened
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.tasks.cluster import cluster_for
 from chronolake.source.declarative.trying import findings_of, whole_of
 from chronolake.source.offered import (
     Census,
+    Described,
     Failure,
     Finding,
     OfferedStream,
@@ -50,7 +50,8 @@ from chronolake.source.offered import (
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
@@ -118,7 +119,27 @@ class DeclarativeApi:
             raw_folder(self.project, self.pipeline, name),
             is_ours=True,
             key=settings.identity_of(chosen(stream, {"": ""})).columns,
+            cursor=cursor_field_of(stream, self.config.config),
         )
+
+    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+        """The columns that schemas declare; the API is asked where only it knows them."""
+        streams = self.streams
+        with self._opened() as api:
+            for name in names:
+                either = streams[name]
+                try:
+                    stream = chosen(either, {"": ""})
+                    reader = StreamReader(stream, api)
+                    settings = Settings.of(self.project, self.pipeline, either, api.config)
+                    shape = settings.shape_of(stream, reader.schema)
+                except ChronolakeError as failure:
+                    yield Failure(name, failure)
+                else:
+                    yield Described(name, shape.columns(settings.identity_of(stream).columns))
+
+    def _opened(self) -> AbstractContextManager[Api]:
+        return opened(self._known, self.config, wanted=self.config.only, memory=self.memory)
 
     def recall(self, memory: Memory) -> None:
         """Be given a memory, for tokens that change with each use."""
@@ -136,12 +157,7 @@ class DeclarativeApi:
                 hint="The manifest's `spec` says what each of them is.",
             )
         streams = self.streams
-        with opened(
-            self._known,
-            self.config,
-            wanted=self.config.only,
-            memory=self.memory,
-        ) as api:
+        with self._opened() as api:
             for name, told in positions.items():
                 since = None if anew else told
                 try:
@@ -198,10 +214,7 @@ class DeclarativeApi:
             dated_by=cursor_of(either),
         )
         identity = settings.identity_of(stream)
-        nesting = Nesting(name, reader.schema, identity.columns) if settings.nests else None
-        declared = declared_columns(reader.schema) if nesting is None else nesting.declared
-        types = {**identity.typed(declared), **position.types}
-        shape = Shape(types, frozenset(declared), nesting)
+        shape = settings.shape_of(stream, reader.schema, position.types)
         workers = self.config.concurrency or concurrency_of(self.manifest, api.config)
 
         def begun(reader: StreamReader, waiting: Waiting) -> Run:

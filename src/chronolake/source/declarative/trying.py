@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.limits import check_mode
-from chronolake.source.declarative.api import opened
 from chronolake.source.declarative.components.preparing import check
 from chronolake.source.declarative.manifests.checked import checked_streams
 from chronolake.source.declarative.manifests.configured import missing_in
 from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
+from chronolake.source.declarative.opening import opened
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.offered import Finding, Level

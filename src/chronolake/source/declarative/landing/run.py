@@ -179,7 +179,6 @@ class Run:
         reach("read.slice-done")
         if is_noted:
             self._note()
-            reach("read.slice-noted")
 
     def _note(self) -> None:
         """Note what is finished, unless that would take most of the time."""
@@ -189,6 +188,7 @@ class Run:
         self.waiting.note(self.place)
         self._noted = time.monotonic()
         self._noting = self._noted - now
+        reach("read.slice-noted")
 
     def _fail(self, failure: ChronolakeError) -> None:
         self.reader.failed()

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Self
 from chronolake.config import Nested, StreamConfig, is_never
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.landing.identity import Identity
+from chronolake.source.declarative.landing.nesting import Nesting
+from chronolake.source.declarative.landing.shape import Shape, declared_columns
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
-from chronolake.source.declarative.manifests.traits import cursor_of
+from chronolake.source.declarative.manifests.traits import cursor_field_of, cursor_of
 from chronolake.source.declarative.parents import chosen
-from chronolake.source.declarative.templating.templates import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import PipelineConfig, Project
     from chronolake.source.declarative.language.streams import AnyStream, DeclarativeStream
+    from chronolake.types import ColumnType
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,28 @@ class Settings:
     def identity_of(self, stream: DeclarativeStream) -> Identity:
         """What tells the records of a stream apart."""
         return Identity.of(stream, self.cursor)
+
+    def shape_of(
+        self,
+        stream: DeclarativeStream,
+        schema: Mapping[str, Any],
+        known: Mapping[str, ColumnType] | None = None,
+    ) -> Shape:
+        """The columns of a stream's records.
+
+        Args:
+            stream: the stream.
+            schema: of its records.
+            known: the types that columns had so far.
+
+        Raises:
+            ConfigurationError: two fields would be one column.
+        """
+        identity = self.identity_of(stream)
+        nesting = Nesting(stream.name, schema, identity.columns) if self.nests else None
+        declared = declared_columns(schema) if nesting is None else nesting.declared
+        types = {**identity.typed(declared), **(known or {})}
+        return Shape(types, frozenset(declared), nesting)
 
 
 @dataclass(frozen=True)
@@ -116,7 +140,7 @@ class _Asked:
         if not self._identity.paths:
             reason = "it has no primary key: all that a record says is its key"
             raise self._refused("cursor_in_key", reason, leave)
-        return as_text(model.cursor_field, {"config": config, "parameters": model.parameters})
+        return cursor_field_of(self.stream, config)
 
     @property
     def _identity(self) -> Identity:

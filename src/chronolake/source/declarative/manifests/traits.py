@@ -6,9 +6,12 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.limits import StreamTraits
-from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.language.cursors import (
+    DatetimeBasedCursor,
+    IncrementingCountCursor,
+)
 from chronolake.source.declarative.language.streams import DeclarativeStream
-from chronolake.source.declarative.templating.templates import evaluated
+from chronolake.source.declarative.templating.templates import as_text, evaluated
 from chronolake.source.offered import Sight
 
 if TYPE_CHECKING:
@@ -29,6 +32,14 @@ def cursor_of(stream: AnyStream) -> IncrementalSync | None:
     """The cursor of a stream that has been read before, or None."""
     read = stream if isinstance(stream, DeclarativeStream) else stream.incremental_stream
     return read.incremental_sync
+
+
+def cursor_field_of(stream: AnyStream, config: Mapping[str, Any]) -> str | None:
+    """The field of records by which a stream is read incrementally; None: it is not."""
+    model = cursor_of(stream)
+    if not isinstance(model, DatetimeBasedCursor | IncrementingCountCursor):
+        return None
+    return as_text(model.cursor_field, {"config": config, "parameters": model.parameters})
 
 
 def traits_of(stream: AnyStream) -> StreamTraits:
