@@ -43,6 +43,7 @@ _AUTHENTICATORS: Final = frozenset(
         "JwtAuthenticator",
         "SessionTokenAuthenticator",
         "LegacySessionTokenAuthenticator",
+        "RateLimitedMultipleTokenAuthenticator",
         "SelectiveAuthenticator",
     }
 )

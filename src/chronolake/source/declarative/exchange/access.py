@@ -14,6 +14,7 @@ from chronolake.errors import SourceError
 from chronolake.source.declarative.components.authenticating import ComponentAuthentication
 from chronolake.source.declarative.components.preparing import ready
 from chronolake.source.declarative.exchange.authenticating import (
+    FixedAuthentication,
     JwtAuthentication,
     fixed_authentication,
     selected,
@@ -22,7 +23,15 @@ from chronolake.source.declarative.exchange.budget import Budget, Calls, Counted
 from chronolake.source.declarative.exchange.caching import AnswerCache
 from chronolake.source.declarative.exchange.network import TIMEOUT
 from chronolake.source.declarative.exchange.oauth import OAuthAuthentication
-from chronolake.source.declarative.exchange.sending import Sender
+from chronolake.source.declarative.exchange.quotas import (
+    CountedQuotas,
+    QuotaStatus,
+    Report,
+    Turn,
+    handler_of,
+)
+from chronolake.source.declarative.exchange.rotation import TokenRotation, credentials_of
+from chronolake.source.declarative.exchange.sending import Sender, hiding
 from chronolake.source.declarative.exchange.sessions import (
     LegacySessionAuthentication,
     SessionAuthentication,
@@ -37,6 +46,7 @@ from chronolake.source.declarative.language.errorhandling import (
     DefaultErrorHandler,
     HttpResponseFilter,
 )
+from chronolake.source.declarative.language.quotas import RateLimitedMultipleTokenAuthenticator
 from chronolake.source.declarative.language.requests import (
     SelectiveAuthenticator,
     SessionTokenAuthenticator,
@@ -44,10 +54,11 @@ from chronolake.source.declarative.language.requests import (
 from chronolake.source.declarative.templating.templates import as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.exchange.network import Network
+    from chronolake.source.declarative.exchange.quotas import Quotas
     from chronolake.source.declarative.exchange.sending import Authentication
     from chronolake.source.declarative.language.budget import HTTPAPIBudget
     from chronolake.source.declarative.language.requests import Authenticator, HttpRequester
@@ -79,6 +90,15 @@ class Shared(Calls, Protocol):
     def renewed(self, identity: str, spent: Injection) -> bool:
         """Gets others in place of credentials that were refused; False if there are no others."""
 
+    def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
+        """Takes a call of one of an authenticator's tokens, as `quotas.Quotas` has it."""
+
+    def reported(self, identity: str, token: int, quota: str, report: Report) -> None:
+        """Learns what an answer tells of one of an authenticator's tokens."""
+
+    def others(self, identity: str, token: int, quota: str) -> bool:
+        """Whether one of an authenticator's tokens is spent and another is not."""
+
 
 @dataclass(frozen=True)
 class _SharedAuthentication:
@@ -90,6 +110,21 @@ class _SharedAuthentication:
 
     def renewed(self, spent: Injection) -> bool:
         return self.shared.renewed(self.identity, spent)
+
+
+@dataclass(frozen=True)
+class _SharedQuotas:
+    shared: Shared
+    identity: str
+
+    def turn(self, quota: str, waited: int | None) -> Turn:
+        return self.shared.turn(self.identity, quota, waited)
+
+    def reported(self, token: int, quota: str, report: Report) -> None:
+        self.shared.reported(self.identity, token, quota, report)
+
+    def others(self, token: int, quota: str) -> bool:
+        return self.shared.others(self.identity, token, quota)
 
 
 class Access:
@@ -189,6 +224,17 @@ class Access:
             raise SourceError("A task asks for credentials that the stream does not have.")
         return found
 
+    def quotas(self, identity: str) -> Quotas:
+        """What the tokens of an authenticator that a sender has have left.
+
+        Raises:
+            SourceError: no sender has asked for such a one.
+        """
+        found = self.issued(identity)
+        if not isinstance(found, TokenRotation):
+            raise SourceError("A task asks for the quotas of what has none.")
+        return found.quotas
+
     def authentication(self, component: Authenticator, api_url: str) -> Authentication:
         """What proves who sends requests to a URL; raises what `sender` raises."""
         return self._identified(component, api_url)[0]
@@ -233,9 +279,42 @@ class Access:
             return LegacySessionAuthentication(
                 component, self._config, api_url, sender, self._network
             )
+        if isinstance(component, RateLimitedMultipleTokenAuthenticator):
+            return self._rotation(component, identity)
         if isinstance(component, SelectiveAuthenticator):
             return self._identified(component, api_url)[0]
         return fixed_authentication(component, self._config)
+
+    def _rotation(
+        self, component: RateLimitedMultipleTokenAuthenticator, identity: str
+    ) -> TokenRotation:
+        credentials = credentials_of(component, self._config)
+        return TokenRotation(
+            component,
+            self._config,
+            self._network,
+            credentials,
+            _SharedQuotas(self._shared, identity)
+            if self._shared is not None
+            else self._counted(component, credentials),
+        )
+
+    def _counted(
+        self, component: RateLimitedMultipleTokenAuthenticator, credentials: Sequence[Injection]
+    ) -> CountedQuotas:
+        handler = handler_of(component.quota_status_source)
+        network = hiding(self._network, credentials)
+        senders = [
+            Sender(
+                network,
+                self._config,
+                authentication=FixedAuthentication(each),
+                error_handler=handler,
+            )
+            for each in credentials
+        ]
+        status = QuotaStatus(component, self._config, senders)
+        return CountedQuotas(component, status.fetched, self._network.now)
 
 
 def _identity(component: Authenticator, api_url: str) -> str:

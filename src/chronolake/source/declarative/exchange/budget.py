@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _RESET: Final = "ratelimit-reset"
 _REMAINING: Final = "ratelimit-remaining"
 _HIT: Final = (429,)
+_WHERE: Final = "the api_budget"
 
 
 class _Window(Protocol):
@@ -106,7 +107,8 @@ class Budget:
     def __init__(self, component: HTTPAPIBudget, config: Mapping[str, Any], calls: Calls) -> None:
         self._calls = calls
         self._matchers = [
-            [_Matcher.of(one, config) for one in policy.matchers] for policy in component.policies
+            [Matcher.of(one, config, _WHERE) for one in policy.matchers]
+            for policy in component.policies
         ]
         self._reset_header = component.ratelimit_reset_header or _RESET
         self._remaining_header = component.ratelimit_remaining_header or _REMAINING
@@ -150,7 +152,13 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class _Matcher:
+class Matcher:
+    """Which requests something is about.
+
+    Attributes:
+        weight: how many calls each of them counts as.
+    """
+
     method: str | None
     base: str | None
     path: re.Pattern[str] | None
@@ -159,13 +167,25 @@ class _Matcher:
     weight: int
 
     @classmethod
-    def of(cls, component: HttpRequestRegexMatcher, config: Mapping[str, Any]) -> _Matcher:
+    def of(
+        cls, component: HttpRequestRegexMatcher, config: Mapping[str, Any], where: str
+    ) -> Matcher:
+        """A matcher as the manifest has it.
+
+        Args:
+            component: the manifest's.
+            config: for templates in it.
+            where: it stands, for the error.
+
+        Raises:
+            ConfigurationError: a weight or a pattern is none.
+        """
         pattern = component.url_path_pattern
         try:
             path = re.compile(pattern) if pattern else None
         except re.error as error:
             raise ConfigurationError(
-                f"{pattern!r} of the api_budget is no regular expression.",
+                f"{pattern!r} of {where} is no regular expression.",
                 hint="Correct the matcher's url_path_pattern.",
             ) from error
         return cls(
@@ -176,10 +196,11 @@ class _Matcher:
             headers={
                 str(name).lower(): str(value) for name, value in (component.headers or {}).items()
             },
-            weight=1 if component.weight is None else _count(component.weight, config),
+            weight=1 if component.weight is None else _count(component.weight, config, where),
         )
 
     def fits(self, request: Encoded) -> bool:
+        """Whether it is about a request."""
         url = urlsplit(request.url)
         headers = {name.lower(): text for name, text in request.headers.items()}
         return (
@@ -276,13 +297,11 @@ class _Moving:
 
 def _window(policy: Policy, config: Mapping[str, Any]) -> _Window:
     if isinstance(policy, FixedWindowCallRatePolicy):
-        return _Fixed(
-            _count(policy.call_limit, config), seconds_of(policy.period, "the api_budget")
-        )
+        return _Fixed(_count(policy.call_limit, config, _WHERE), seconds_of(policy.period, _WHERE))
     if isinstance(policy, MovingWindowCallRatePolicy):
         return _Moving(
             [
-                (_count(rate.limit, config), seconds_of(rate.interval, "the api_budget"))
+                (_count(rate.limit, config, _WHERE), seconds_of(rate.interval, _WHERE))
                 for rate in policy.rates
             ]
         )
@@ -297,11 +316,11 @@ def _check_weight(weight: int, limit: int) -> None:
         )
 
 
-def _count(value: int | str, config: Mapping[str, Any]) -> int:
+def _count(value: int | str, config: Mapping[str, Any], where: str) -> int:
     count = _whole(as_text(str(value), {"config": config, "parameters": {}}))
     if count is None or count < 1:
         raise ConfigurationError(
-            f"{value!r} of the api_budget is no number of calls.",
+            f"{value!r} of {where} is no number of calls.",
             hint="Give a whole number from 1 on.",
         )
     return count

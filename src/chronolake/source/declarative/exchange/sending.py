@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httpx
@@ -18,6 +19,7 @@ from chronolake.source.declarative.exchange.network import (
     told,
 )
 from chronolake.source.declarative.exchange.requesting import Request, encoded
+from chronolake.source.declarative.exchange.rotation import TokenRotation
 from chronolake.source.declarative.exchange.verdicts import Action, Verdict, verdict_on
 from chronolake.source.declarative.exchange.waiting import (
     Retries,
@@ -27,7 +29,7 @@ from chronolake.source.declarative.exchange.waiting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from chronolake.source.declarative.exchange.budget import Budget
     from chronolake.source.declarative.exchange.caching import AnswerCache
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Authentication", "Exchange", "Network", "ReadDifferentlyError", "Sender"]
 
 _OK: Final = 200
+#: Seconds after which another token is tried, in place of waiting for the one that is spent.
+_ROTATION: Final = 0.1
 #: Shorter texts are found everywhere.
 _SECRET: Final = 4
 _READ_DIFFERENTLY: Final = frozenset(
@@ -113,7 +117,11 @@ class Sender:
         cache: AnswerCache | None = None,
         timeout: httpx.Timeout = TIMEOUT,
     ) -> None:
-        self._network = network
+        self._network = (
+            hiding(network, authentication.credentials)
+            if isinstance(authentication, TokenRotation)
+            else network
+        )
         self._config = config
         self._authentication = authentication or NoAuthentication()
         self._identity = identity
@@ -166,11 +174,12 @@ class Sender:
         while True:
             attempt += 1
             credentials = Injection()
+            whole: Encoded | None = None
             outcome: Answer | httpx.RequestError
             if kept is not None and attempt == 1:
                 outcome = kept
             else:
-                credentials = self._authentication.injection()
+                credentials = self._credentials(request)
                 whole = encoded(request.with_injection(credentials))
                 if isinstance(self._authentication, ComponentAuthentication):
                     whole, credentials = self._authentication.signed(whole, credentials)
@@ -187,9 +196,7 @@ class Sender:
                 if renewed:
                     raise error
                 renewed = self._authentication.renewed(credentials)
-            wanted = strategic_wait(
-                self._strategies, outcome, self._config, attempt=attempt, now=self._network.now()
-            )
+            wanted = self._wanted_wait(verdict, whole, credentials, outcome, attempt)
             seconds = retries.wait(verdict.action, wanted)
             if seconds is None:
                 raise error
@@ -214,7 +221,34 @@ class Sender:
             return error
         if self._budget is not None:
             self._budget.learn(request, answer)
+        if isinstance(self._authentication, TokenRotation):
+            self._authentication.learn(request, credentials, answer)
         return answer
+
+    def _credentials(self, request: Request) -> Injection:
+        if isinstance(self._authentication, TokenRotation):
+            return self._authentication.injection_for(encoded(request))
+        return self._authentication.injection()
+
+    def _wanted_wait(
+        self,
+        verdict: Verdict,
+        request: Encoded | None,
+        credentials: Injection,
+        outcome: Answer | httpx.RequestError,
+        attempt: int,
+    ) -> float | None:
+        """The seconds to wait that something has an opinion of, or None."""
+        if (
+            verdict.action is Action.RATE_LIMITED
+            and request is not None
+            and isinstance(self._authentication, TokenRotation)
+            and self._authentication.can_go_otherwise(request, credentials)
+        ):
+            return _ROTATION
+        return strategic_wait(
+            self._strategies, outcome, self._config, attempt=attempt, now=self._network.now()
+        )
 
     def _error(
         self,
@@ -234,16 +268,22 @@ class Sender:
             hint = None
         if verdict.message and isinstance(outcome, Answer):
             text = f"{text} {verdict.message}"
-        text = _without(self._network.mask(text), credentials)
+        text = _without(self._network.mask(text), [credentials])
         hint = hint or "Read again later, and check the configuration if it stays so."
         if verdict.action in _READ_DIFFERENTLY:
             return ReadDifferentlyError(text, action=verdict.action, hint=hint)
         return SourceError(text, hint=hint)
 
 
-def _without(text: str, credentials: Injection) -> str:
+def hiding(network: Network, credentials: Sequence[Injection]) -> Network:
+    """A network whose messages hide credentials that the configuration has not as they are."""
+    return replace(network, mask=lambda text: network.mask(_without(text, credentials)))
+
+
+def _without(text: str, credentials: Iterable[Injection]) -> str:
     """A text without credentials that were made for the request, or fetched."""
-    for secret in _secrets(credentials):
+    secrets = {secret for each in credentials for secret in _secrets(each)}
+    for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "****")
     return text
 

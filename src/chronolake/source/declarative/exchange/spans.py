@@ -8,15 +8,16 @@ from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.times import duration
 
 
-def seconds_of(text: str, where: str) -> float:
+def seconds_of(text: str, where: str, *, none: bool = False) -> float:
     """The seconds of a span; months and years are as long as the next ones are.
 
     Args:
         text: e.g. PT1M.
         where: whose span it is, for the error.
+        none: whether it may be empty.
 
     Raises:
-        ConfigurationError: it is no span, or an empty one.
+        ConfigurationError: it is no span, or an empty one where it may not be.
     """
     try:
         span = duration(text)
@@ -25,7 +26,7 @@ def seconds_of(text: str, where: str) -> float:
         seconds = float(span.total_seconds())
     except (ValueError, OverflowError) as error:
         raise _no_span(text, where) from error
-    if seconds <= 0:
+    if seconds < 0 or (seconds == 0 and not none):
         raise _no_span(text, where)
     return seconds
 

@@ -19,6 +19,7 @@ from chronolake.source.declarative.language.base import Component
 from chronolake.source.declarative.language.custom import CustomAuthenticator
 from chronolake.source.declarative.language.errorhandling import ErrorHandler
 from chronolake.source.declarative.language.options import RequestBody, RequestOption, RequestPath
+from chronolake.source.declarative.language.quotas import RateLimitedMultipleTokenAuthenticator
 from chronolake.source.declarative.language.records import JsonDecoder, XmlDecoder
 
 __all__ = [
@@ -101,6 +102,7 @@ Authenticator = Annotated[
     | JwtAuthenticator
     | SessionTokenAuthenticator
     | LegacySessionTokenAuthenticator
+    | RateLimitedMultipleTokenAuthenticator
     | SelectiveAuthenticator
     | CustomAuthenticator,
     Field(discriminator="type"),

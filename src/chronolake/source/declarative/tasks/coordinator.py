@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.exchange.access import Access
     from chronolake.source.declarative.exchange.injection import Injection
+    from chronolake.source.declarative.exchange.quotas import Report, Turn
     from chronolake.source.declarative.landing.slicefiles import Read
     from chronolake.types import ColumnType
 
@@ -83,6 +84,9 @@ class Coordinator:
             "told": access.calls.told,
             "injection": lambda identity: access.issued(identity).injection(),
             "renewed": lambda identity, spent: access.issued(identity).renewed(spent),
+            "turn": lambda identity, *which: access.quotas(identity).turn(*which),
+            "reported": lambda identity, *told: access.quotas(identity).reported(*told),
+            "others": lambda identity, *which: access.quotas(identity).others(*which),
             "left": slices.left,
             "read": slices.take,
         }
@@ -148,6 +152,19 @@ class Driver:
     def renewed(self, identity: str, spent: Injection) -> bool:
         """Gets others in place of credentials that were refused; False if there are no others."""
         return bool(self._asked("renewed", identity, spent))
+
+    def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
+        """As `quotas.Quotas` has it, for an authenticator's tokens."""
+        found: Turn = self._asked("turn", identity, quota, waited)
+        return found
+
+    def reported(self, identity: str, token: int, quota: str, report: Report) -> None:
+        """As `quotas.Quotas` has it, for an authenticator's tokens."""
+        self._asked("reported", identity, token, quota, report)
+
+    def others(self, identity: str, token: int, quota: str) -> bool:
+        """As `quotas.Quotas` has it, for an authenticator's tokens."""
+        return bool(self._asked("others", identity, token, quota))
 
     def left(self, numbers: Collection[int]) -> set[int]:
         """As `Slices` has it."""
