@@ -243,6 +243,24 @@ def test_session_logs_in_once_and_again_when_it_is_over(api: Api, client: httpx.
     assert api.asked[0].json == {"password": HIDDEN}
 
 
+def test_order_of_statuses_makes_no_other_session(api: Api, client: httpx.Client) -> None:
+    """A set's order may change on its way to another process, which has to find the session."""
+    api.on("/login", counting())
+    visit = Visit(api, client, {"password": HIDDEN})
+
+    for codes in ([404, 412], [412, 404]):
+        described = session(api)
+        described["login_requester"]["error_handler"] = {
+            "type": "DefaultErrorHandler",
+            "response_filters": [
+                {"type": "HttpResponseFilter", "action": "RETRY", "http_codes": codes}
+            ],
+        }
+        visit.asks(described)
+
+    assert api.paths().count("/login") == 1
+
+
 def test_session_without_a_duration_logs_in_each_time(api: Api, client: httpx.Client) -> None:
     api.on("/login", counting())
     visit = Visit(api, client, {"password": "p"})

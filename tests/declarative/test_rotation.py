@@ -86,6 +86,16 @@ def test_streams_share_the_calls_of_tokens(api: Api, client: httpx.Client) -> No
     assert api.paths().count("/quotas") == 2
 
 
+def test_order_of_statuses_makes_no_other_authenticator(api: Api, client: httpx.Client) -> None:
+    api.on("/quotas", told(9))
+    visit = Visit(api, client, {"tokens": "one"})
+
+    for codes in ([404, 412], [412, 404]):
+        visit.asks(rotating(api, quota(exhaustion_status_codes=codes)))
+
+    assert api.paths().count("/quotas") == 1
+
+
 def test_quota_without_matchers_is_for_what_no_other_is(api: Api, client: httpx.Client) -> None:
     matcher = {"type": "HttpRequestRegexMatcher", "url_path_pattern": "^/items$"}
     quotas = [quota("rest"), quota("lists", matchers=[matcher]), quota("last")]

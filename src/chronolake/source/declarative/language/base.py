@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 
 class Component(BaseModel):
@@ -34,6 +34,8 @@ def _several(value: object) -> object:
 SEVERAL = BeforeValidator(_several)
 #: What would change what is read, and is not there yet.
 Unsupported = Annotated[None, BeforeValidator(_refused)]
+#: Statuses of answers; they are written in order, whatever order the set happens to have.
+Statuses = Annotated[frozenset[int], PlainSerializer(sorted, when_used="json")]
 #: A number, or a template that gives one.
 Number = int | float | str
 #: A truth value, or a template that gives one.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chronolake.source.declarative.language.base import Component, Number
+from chronolake.source.declarative.language.base import Component, Number, Statuses
 from chronolake.source.declarative.language.custom import CustomBackoffStrategy, CustomErrorHandler
 
 
@@ -82,7 +82,7 @@ class HttpResponseFilter(Component):
     type: Literal["HttpResponseFilter"]
     action: ActionName | None = None
     failure_type: Literal["system_error", "config_error", "transient_error"] | None = None
-    http_codes: frozenset[int] | None = None
+    http_codes: Statuses | None = None
     error_message_contains: str | None = None
     predicate: str | None = None
     error_message: str | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chronolake.source.declarative.language.base import SEVERAL, Component
+from chronolake.source.declarative.language.base import SEVERAL, Component, Statuses
 from chronolake.source.declarative.language.budget import HttpRequestRegexMatcher
 
 
@@ -23,7 +23,7 @@ class TokenQuota(Component):
     remaining_header: str | None = None
     reset_header: str | None = None
     limit_header: str | None = None
-    exhaustion_status_codes: Annotated[frozenset[int], SEVERAL] = frozenset()
+    exhaustion_status_codes: Annotated[Statuses, SEVERAL] = frozenset()
 
 
 class QuotaStatusSource(Component):
@@ -33,7 +33,7 @@ class QuotaStatusSource(Component):
     url: str
     http_method: Literal["GET", "POST"] | None = "GET"
     request_headers: dict[str, str] | None = None
-    unavailable_status_codes: Annotated[frozenset[int], SEVERAL] = frozenset()
+    unavailable_status_codes: Annotated[Statuses, SEVERAL] = frozenset()
 
 
 class RateLimitedMultipleTokenAuthenticator(Component):
