@@ -17,8 +17,10 @@ from visits import HIDDEN, NOW, Visit
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.exchange.quotas import CountedQuotas, Left, Report, Turn
 from chronolake.source.declarative.exchange.requesting import Request
 from chronolake.source.declarative.landing.slicefiles import Read
+from chronolake.source.declarative.language.quotas import RateLimitedMultipleTokenAuthenticator
 from chronolake.source.declarative.tasks.coordinator import Coordinator, Driver
 from chronolake.types import ColumnType
 
@@ -162,6 +164,23 @@ def test_threads_that_waited_ask_for_the_quotas_once(api: Api, client: httpx.Cli
 
     assert api.paths().count("/quotas") == 2
     assert set(visit.time.waits) <= {60.0, 5.0}
+
+
+def test_status_is_asked_for_once_after_each_wait_and_only_if_tokens_are_spent(api: Api) -> None:
+    component = RateLimitedMultipleTokenAuthenticator.model_validate(rotating(api))
+    times = []
+
+    def fetched() -> list[dict[str, Left] | None]:
+        times.append(len(times) + 1)
+        return [{"rest": Left(calls=0, limit=9, reset=NOW + 7)}]
+
+    quotas = CountedQuotas(component, fetched, lambda: NOW)
+    spent = [quotas.turn("rest", waited) for waited in (None, None, 1, 1)]
+    quotas.reported(0, "rest", Report(left=5, limit=None, reset=NOW + 8, refused=False))
+
+    assert spent == [Turn(None, 7, 1), Turn(None, 7, 1), Turn(None, 7, 2), Turn(None, 7, 2)]
+    assert quotas.turn("rest", 2) == Turn(0, 0, 2)
+    assert times == [1, 2]
 
 
 @pytest.mark.parametrize(
