@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -158,7 +157,7 @@ def read_ours(
         files = SliceFiles(waiting.folder, identity, shape)
         reader = StreamReader(stream, api)
         cluster = None if spark is None else cluster_for(spark, api, reader, files, workers)
-        run = Run(reader, files, waiting, threading.Event(), cluster=cluster)
+        run = Run(reader, files, waiting, api.access, cluster=cluster)
         rows = 0
         begin = time.perf_counter()
         for _ in run.read(workers):

@@ -71,9 +71,15 @@ def test_nan_is_a_number() -> None:
     assert isnan(_bodies(_JSON, b'{"a": NaN}')[0]["a"])
 
 
-@pytest.mark.parametrize("body", [b"", b"<x>", b"null", b"[]", b"[" * 2000 + b"]" * 2000])
-def test_what_is_no_json_is_an_empty_object(body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"", b" \n", b"null", b"[]"])
+def test_what_says_nothing_is_an_empty_object(body: bytes) -> None:
     assert _bodies(_JSON, body) == [{}]
+
+
+@pytest.mark.parametrize("body", [b"<x>", b'{"a": 1', b'{"a": "\xe4"}', b"[" * 2000 + b"]" * 2000])
+def test_what_is_no_json_is_no_empty_page(body: bytes) -> None:
+    with pytest.raises(SourceError, match="An answer is no JSON"):
+        _bodies(_JSON, body)
 
 
 def test_each_line_of_jsonl_is_a_body_and_what_is_no_json_is_passed_over() -> None:

@@ -63,11 +63,11 @@ def test_an_extractor_reads_with_the_decoder_and_the_extractor_that_it_is_given(
     inner = {"type": "DpathExtractor", "field_path": ["data"]}
     described = retriever(
         record_selector={"extractor": own("RecordExtractor", "Both", inner=inner)},
-        decoder={"type": "CsvDecoder"},
+        decoder={"type": "JsonlDecoder"},
     )
     found = connector(tmp_path, code, stream(retriever=described))
-    with Api({"/items": Reply(b"id,name\r\n7,a\r\n")}) as api:
-        assert found.reading(api).ids == ["7"]
+    with Api({"/items": Reply({"id": 7, "data": [{"id": 8}]})}) as api:
+        assert found.reading(api).ids == [7, 8]
 
 
 def test_transformations_change_records_in_place_before_and_after_others(tmp_path: Path) -> None:

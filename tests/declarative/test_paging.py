@@ -188,7 +188,6 @@ def test_an_answer_tells_where_the_next_page_begins(
     [
         ([{"next": "r1"}, {"next": "r2"}], "r1"),
         ([], None),
-        (b"no JSON", None),
     ],
 )
 def test_of_a_root_list_templates_see_the_first_item(body: Any, expected: Any) -> None:

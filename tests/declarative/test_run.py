@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def _most_memory(folder: Path, pages: int) -> int:
         shared = api_of(manifest, {"api": api.url}, Network(client))
         waiting, _ = Waiting.left(folder / "spool")
         files = SliceFiles(waiting.folder, Identity.of(found), Shape({}))
-        run = Run(StreamReader(found, shared), files, waiting, threading.Event())
+        run = Run(StreamReader(found, shared), files, waiting, shared.access)
         tracemalloc.start()
         try:
             for _ in run.read(1):

@@ -164,7 +164,7 @@ def discover(
     wanted = project_of(project, lake, settings)
     source = source_of(wanted, pipeline)
     rows: list[dict[str, Any]] = []
-    for stream in streams_of(wanted, pipeline, source):
+    for stream in streams_of(wanted, pipeline, source, any_mode=True):
         files = stream.folder.files()
         rows.append(
             {
@@ -221,7 +221,7 @@ def _show_streams(rows: list[dict[str, Any]]) -> None:
             row["table"],
             ", ".join(row["key"]),
             row["cursor"] or "",
-            row["mode"],
+            Text(row["mode"], style="" if row["mode"] in row["modes"] else "bold red"),
             ", ".join(row["modes"]),
             row["sees"],
         )

@@ -42,6 +42,32 @@ _SINCE: Final = f"{RESERVED}since"
 _NEVER: Final = tuple(f"CAST(NULL AS BIGINT) AS {name}" for name in (DELETED_AT, PURGED_AT))
 
 
+def expect_empty(lake: Lake, table: IcebergTable, stream: str) -> None:
+    """Refuse to delete everything that a table has.
+
+    Args:
+        lake: the lake whose Spark looks.
+        table: the table.
+        stream: the stream that fills it.
+
+    Raises:
+        SourceError: the table has records.
+    """
+    present = PRESENT[describe_loaded(table).mode]
+    if not lake.spark.table(f"{CATALOG}.{table.name.sql}").where(present).isEmpty():
+        raise _emptied(stream, table)
+
+
+def _emptied(stream: str, table: IcebergTable) -> SourceError:
+    return SourceError(
+        f"A complete read of the stream {stream} brought no record at all, and its table has some: "
+        "nothing was deleted.",
+        table=str(table.name),
+        hint="Check what the credentials may see. If there are no records any more, set "
+        f"streams.{stream}.may_become_empty.",
+    )
+
+
 @dataclass(frozen=True)
 class Compared:
     """A census beside its table as that is by now; nothing is computed before it is landed.
@@ -62,16 +88,8 @@ class Compared:
         Raises:
             SourceError: the census has no records, and the table has some.
         """
-        if self.census.rows or self.census.may_be_empty or self._judged.isEmpty():
-            return
-        stream = self.census.stream
-        raise SourceError(
-            f"A complete read of the stream {stream} brought no record at all, and its table has "
-            "some: nothing was deleted.",
-            table=str(self.table.name),
-            hint="Check what the credentials may see. If there are no records any more, set "
-            f"streams.{stream}.may_become_empty.",
-        )
+        if not (self.census.rows or self.census.may_be_empty or self._judged.isEmpty()):
+            raise _emptied(self.census.stream, self.table)
 
     def missed(self) -> DataFrame:
         """Versions that the table has not, or not so."""

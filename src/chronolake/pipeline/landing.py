@@ -15,7 +15,7 @@ import structlog
 from chronolake.description import describe_loaded
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
-from chronolake.pipeline.census import Compared
+from chronolake.pipeline.census import Compared, expect_empty
 from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
 from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of, rows_in
@@ -164,6 +164,8 @@ class _Landing:
         self.complete(self.stream.name)
         table = self.lake.catalog.find(self.stream.table)
         self._expect_same_key(table, snapshot.columns)
+        if table is not None and not snapshot.may_be_empty:
+            expect_empty(self.lake, table, snapshot.stream)
         versions, columns = versions_of(self.lake, snapshot, table)
         if self.anew:
             self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})

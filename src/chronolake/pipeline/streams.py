@@ -126,13 +126,16 @@ def _source_of(project: Project, pipeline: str) -> Source:
     return DataLake(project, pipeline, config)
 
 
-def streams_of(project: Project, pipeline: str, source: Source | None = None) -> list[Stream]:
+def streams_of(
+    project: Project, pipeline: str, source: Source | None = None, *, any_mode: bool = False
+) -> list[Stream]:
     """The streams of a pipeline.
 
     Args:
         project: the configuration.
         pipeline: the pipeline's name.
         source: its source, if it is not the one that is configured.
+        any_mode: whether streams are listed whose mode they cannot have.
 
     Raises:
         ConfigurationError: there is no such pipeline, a stream that is configured is none of the
@@ -149,7 +152,7 @@ def streams_of(project: Project, pipeline: str, source: Source | None = None) ->
                 "stream.",
                 hint=f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(offered)}.",
             )
-    streams = [_stream(config, pipeline, one) for one in offered.values()]
+    streams = [_stream(config, pipeline, one, any_mode=any_mode) for one in offered.values()]
     tables: dict[TableName, str] = {}
     for stream in streams:
         if (other := tables.setdefault(stream.table, stream.name)) != stream.name:
@@ -207,14 +210,19 @@ def reconfigured(stream: Stream, project: Project) -> Stream:
     config = project.pipelines.get(stream.pipeline)
     if config is None:
         return stream
-    return replace(_stream(config, stream.pipeline, stream.offered), table=stream.table)
+    return replace(
+        _stream(config, stream.pipeline, stream.offered, any_mode=False), table=stream.table
+    )
 
 
-def _stream(config: PipelineConfig, pipeline: str, offered: OfferedStream) -> Stream:
+def _stream(
+    config: PipelineConfig, pipeline: str, offered: OfferedStream, *, any_mode: bool
+) -> Stream:
     name = offered.traits.name
     own = config.streams.get(name, StreamConfig())
     mode = own.mode or config.mode
-    check_mode(offered.traits, mode)
+    if not any_mode:
+        check_mode(offered.traits, mode)
     kept = own.keep_source_timestamp
     return Stream(
         pipeline=pipeline,

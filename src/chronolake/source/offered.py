@@ -113,6 +113,8 @@ class Snapshot:
             beside the data columns: they are the records that were looked at, and it tells which
             of them are there. Of one that is not only the key is told.
         is_distinct: whether the source vouches that no record is among `rows` twice.
+        may_be_empty: False: there are no rows, and that is not to be believed of a stream that has
+            had some.
     """
 
     stream: str
@@ -124,6 +126,7 @@ class Snapshot:
     numbers: Mapping[str, int] | None = None
     present: str | None = None
     is_distinct: bool = True
+    may_be_empty: bool = True
 
 
 #: What a position says of the last time that a table was compared with all that its source has, if

@@ -121,6 +121,11 @@ class StreamReader:
             is_embedded=is_embedded(stream, stored),
         )
         self.state: State = self._state_of(stored, on_limit)
+        if (
+            isinstance(self.state, StreamState)
+            and self.state.lowest(StreamSlice()) > self.state.end
+        ):
+            log.warning("state_in_the_future", stream=stream.name)
         self._open = OpenPartitions(self.state.parent_state)
         self._left: Counter[int] = Counter()
         self._has_failed = False

@@ -19,7 +19,7 @@ from chronolake.source.declarative.landing.parts import Waiting, by_columns, rec
 from chronolake.source.declarative.landing.place import Place
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.settings import Settings
-from chronolake.source.declarative.landing.slicefiles import SliceFiles
+from chronolake.source.declarative.landing.slicefiles import SliceFiles, unforeseen
 from chronolake.source.declarative.manifests.configured import missing_in
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.manifests.traits import (
@@ -164,6 +164,8 @@ class DeclarativeApi:
                     yield from self._bring(lake, api, name, streams[name], since, anew=anew)
                 except ChronolakeError as failure:
                     yield Failure(name, failure)
+                except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
+                    yield Failure(name, unforeseen(failure, api.access.network.mask))
 
     def findings(self, *, create: bool) -> list[Finding]:  # noqa: ARG002 - it makes nothing
         """What is wrong with manifest and configuration, what streams can do, whether they answer.
@@ -223,7 +225,7 @@ class DeclarativeApi:
                 reader,
                 files,
                 waiting,
-                api.access.cancelled,
+                api.access,
                 cluster=cluster_for(lake.spark, api, reader, files, workers),
                 alone_bytes=self.config.spark_from_mib * 2**20,
             )
@@ -231,7 +233,9 @@ class DeclarativeApi:
         run = begun(reader, waiting)
         run.compared = {"at": now_micros()} if is_first else known.compared
         if is_whole:
-            yield from self._whole(lake.spark, name, run, workers)
+            yield from self._whole(
+                lake.spark, name, run, workers, may_become_empty=settings.may_become_empty
+            )
             return
         before: Position = told or {}
         for after in run.read(workers):
@@ -257,7 +261,13 @@ class DeclarativeApi:
         return period is not None and (anew or is_due(period, known.compared_at, datetime.now(UTC)))
 
     def _whole(
-        self, spark: SparkSession, name: str, run: Run, workers: int
+        self,
+        spark: SparkSession,
+        name: str,
+        run: Run,
+        workers: int,
+        *,
+        may_become_empty: bool,
     ) -> Iterator[Piece | Snapshot | Census | Failure]:
         """All records, to be compared with the table; some of them say nothing about the others."""
         at = now_micros()
@@ -272,7 +282,16 @@ class DeclarativeApi:
             return
         rows = records_of(spark, run.waiting.parts, columns)
         sequence = f"{at:016x}"
-        yield Snapshot(name, rows, columns, at, sequence, position, is_distinct=False)
+        yield Snapshot(
+            name,
+            rows,
+            columns,
+            at,
+            sequence,
+            position,
+            is_distinct=False,
+            may_be_empty=may_become_empty or bool(run.waiting.parts),
+        )
         run.waiting.landed()
 
 

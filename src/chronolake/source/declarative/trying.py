@@ -11,7 +11,7 @@ from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.limits import check_mode
 from chronolake.source.declarative.components.preparing import check
 from chronolake.source.declarative.manifests.checked import checked_streams
-from chronolake.source.declarative.manifests.configured import missing_in
+from chronolake.source.declarative.manifests.configured import expect_complete, missing_in
 from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
 from chronolake.source.declarative.opening import opened
 from chronolake.source.declarative.parents import chosen, is_outdated
@@ -132,6 +132,7 @@ def sample(
             requests.
         SourceError: the API does not tell its streams, or the schema of this one.
     """
+    expect_complete(source.config, manifest)
     exchanges: list[Exchange] = []
     with opened(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)

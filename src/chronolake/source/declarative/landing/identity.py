@@ -59,15 +59,21 @@ class Identity:
         return own if self.cursor is None else tuple(dict.fromkeys([*own, self.cursor]))
 
     def typed(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
-        """The declared columns, and the key's own first if it has one."""
+        """The declared columns, and the key's own first if it has one.
+
+        A key that is declared as any number has the type of its values: as numbers with fractions,
+        5 would be another key as soon as one value of the column is a text.
+        """
         own = {HASHED: ColumnType(Kind.STRING)} if self.is_hashed else {}
-        return {**own, **declared}
+        number = ColumnType(Kind.DOUBLE)
+        of_key = {name for name in self.columns if declared.get(name) == number}
+        return {**own, **{name: kind for name, kind in declared.items() if name not in of_key}}
 
     def added(self, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """The records with their key.
 
         Raises:
-            SourceError: a record lacks its time, which is part of the key.
+            SourceError: a record lacks a part of its key.
         """
         if self.cursor is not None and any(one.get(self.cursor) is None for one in records):
             raise SourceError(
@@ -76,6 +82,14 @@ class Identity:
                 hint="Filter such records in the manifest (`record_filter`), or leave "
                 "cursor_in_key out.",
             )
+        for (name,) in () if self.is_hashed else self.paths:
+            if any(record.get(name) is None for record in records):
+                raise SourceError(
+                    f"A record has no {name}, which is part of its primary key.",
+                    column=name,
+                    hint="Filter such records in the manifest (`record_filter`), or correct the "
+                    "stream's primary_key.",
+                )
         if self.is_hashed:
             for record in records:
                 record[HASHED] = self._hash(record)
@@ -90,5 +104,5 @@ class Identity:
         try:
             text = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
         except TypeError:
-            text = json_text(dict(sorted(told.items()))).encode()
+            text = json_text(dict(sorted(told.items()))).encode("utf-8", "surrogatepass")
         return sha256(text).hexdigest()[:40]

@@ -52,6 +52,11 @@ class Part:
     rows: int
     bytes: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file is there as it was written."""
+        return self.file.is_file() and self.file.stat().st_size == self.bytes
+
 
 class PartWriter:
     """The records of one slice, written page by page; one thread uses it."""
@@ -124,7 +129,8 @@ class Waiting:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             journal = orjson.loads((folder / _JOURNAL).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            # A machine that lost its power may have kept the name of a file and not what is in it.
             journal = {"parts": [], "state": None}
         waiting = cls(folder)
         waiting.add([_part_from(folder, told) for told in journal["parts"]])
@@ -133,8 +139,8 @@ class Waiting:
             # A slice that was not finished is read again.
             if file not in known:
                 file.unlink()
-        if not all(part.file.is_file() for part in waiting.parts):
-            # They have landed; only the journal was still there.
+        if not all(part.is_whole for part in waiting.parts):
+            # They have landed, and only the journal was still there; or they never were whole.
             waiting.landed()
             return waiting, None
         return waiting, journal["state"]

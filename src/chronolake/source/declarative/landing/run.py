@@ -13,12 +13,13 @@ import structlog
 from chronolake.errors import ChronolakeError
 from chronolake.failpoints import reach
 from chronolake.source.declarative.landing.place import Place
+from chronolake.source.declarative.landing.slicefiles import unforeseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
     from concurrent.futures import Future
-    from threading import Event
 
+    from chronolake.source.declarative.exchange.access import Access
     from chronolake.source.declarative.landing.parts import Waiting
     from chronolake.source.declarative.landing.slicefiles import Read, SliceFiles
     from chronolake.source.declarative.reading import StreamReader
@@ -50,7 +51,7 @@ class Run:
         reader: StreamReader,
         files: SliceFiles,
         waiting: Waiting,
-        cancelled: Event,
+        access: Access,
         *,
         cluster: Cluster | None = None,
         alone_bytes: int = 0,
@@ -61,12 +62,13 @@ class Run:
             reader: the stream.
             files: where its records are written while they are read.
             waiting: where those of finished slices wait to be landed.
-            cancelled: ends all requests when nobody wants the records any more.
+            access: the requests', which end when nobody wants the records any more.
             cluster: reads a large stream's slices; None: they are all read here.
             alone_bytes: what is read here before the cluster reads the rest.
         """
         self.reader = reader
-        self._cancelled = cancelled
+        self._cancelled = access.cancelled
+        self._mask = access.network.mask
         self.files = files
         self.waiting = waiting
         self.failure: ChronolakeError | None = None
@@ -155,6 +157,8 @@ class Run:
                     yield work, one.result()
                 except ChronolakeError as failure:
                     yield work, failure
+                except Exception as failure:  # noqa: BLE001 - the other slices must not suffer
+                    yield work, unforeseen(failure, self._mask)
 
     @property
     def _is_large(self) -> bool:

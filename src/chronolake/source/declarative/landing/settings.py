@@ -87,8 +87,8 @@ class Settings:
         identity = self.identity_of(stream)
         nesting = Nesting(stream.name, schema, identity.columns) if self.nests else None
         declared = declared_columns(schema) if nesting is None else nesting.declared
-        types = {**identity.typed(declared), **(known or {})}
-        return Shape(types, frozenset(declared), nesting)
+        typed = identity.typed(declared)
+        return Shape({**typed, **(known or {})}, frozenset(declared) & typed.keys(), nesting)
 
 
 @dataclass(frozen=True)

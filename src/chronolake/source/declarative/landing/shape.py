@@ -199,11 +199,9 @@ def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
     """Values of JSON in a type; None: it does not hold all of them."""
     types = set(map(type, values)) - {type(None)}
     if kind.kind is Kind.STRING:
-        return pa.array(
-            values if types <= {str} else [_spelled(one) for one in values], pa.string()
-        )
+        return _texts(values if types <= {str} else [_spelled(one) for one in values])
     if kind.kind is Kind.JSON:
-        return pa.array([None if one is None else json_text(one) for one in values], pa.string())
+        return _texts([None if one is None else json_text(one) for one in values])
     if not types:
         return pa.nulls(len(values), kind.arrow)
     try:
@@ -216,6 +214,18 @@ def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
         return pa.array(values, kind.arrow) if fits else None
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None
+
+
+def _texts(texts: list[str | None]) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        # APIs cut texts within a character: the half of it that is left is none.
+        return pa.array([None if one is None else _whole(one) for one in texts], pa.string())
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _are_exact_in(values: list[Any]) -> bool:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from chronolake.changes import MODIFIED, SEQUENCE
+from chronolake.errors import SourceError
 from chronolake.source.declarative.landing.parts import PartWriter
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from chronolake.source.declarative.landing.identity import Identity
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.records.transformations import Record
     from chronolake.source.declarative.slices import Slice
     from chronolake.types import Column
+
+
+def unforeseen(failure: Exception, mask: Callable[[str], str]) -> SourceError:
+    """What nobody has thought of, as the failure of one stream or slice."""
+    return SourceError(
+        f"It could not be read: {type(failure).__name__}: {mask(str(failure))}",
+        hint="Other streams are not concerned. If it stays so, it is a fault of Chronolake's.",
+    )
 
 
 @dataclass(frozen=True)
@@ -45,11 +55,13 @@ class SliceFiles:
         folder: where the files are.
         identity: what tells the records apart.
         shape: their columns so far.
+        ahead_micros: how much the driver's clock is ahead of this one.
     """
 
     folder: Path
     identity: Identity
     shape: Shape
+    ahead_micros: int = 0
 
     def columns(self) -> list[Column]:
         """The columns so far, with the key."""
@@ -73,7 +85,8 @@ class SliceFiles:
         return Read(writer.close(), one.latest, one.is_undated)
 
     def _write(self, writer: PartWriter, one: Slice, records: list[Record]) -> None:
-        now = now_micros()
+        # All that read a stream go by one clock: the later answer counts.
+        now = now_micros() + self.ahead_micros
         columns, arrays = self.shape.cells(self.identity.added(records), self.identity.columns)
         facts = {
             MODIFIED: pa.array([now if at is None else at for at in one.times], pa.int64()),

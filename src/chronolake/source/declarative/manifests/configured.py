@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, assert_never
+from urllib.parse import quote, quote_plus
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.language.configuration import (
@@ -154,6 +155,19 @@ def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
     return misfit_of(value, schema)
 
 
+def expect_complete(config: Mapping[str, Any], manifest: Manifest) -> None:
+    """Refuse a configuration that lacks what the specification requires.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    if missing := missing_in(config, manifest):
+        raise ConfigurationError(
+            f"{', '.join(missing)} is missing, which {manifest.file} requires.",
+            hint="Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
+        )
+
+
 def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
     """The keys that the specification requires, and the configuration does not get by the rules."""
     required = manifest.specification.get("required")
@@ -181,7 +195,8 @@ def masking(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], st
     with suppress(ConfigurationError):
         # The rules may bring a secret to where the specification knows it.
         told += secrets_in(made_ready(config, manifest), manifest.specification)
-    found = {text for text in told if len(text) >= _SHORTEST}
+    spelled = {form(text) for text in told for form in (str, quote, quote_plus)}
+    found = {text for text in spelled if len(text) >= _SHORTEST}
     secrets = sorted(found, key=len, reverse=True)
 
     def mask(text: str) -> str:

@@ -156,10 +156,16 @@ def _guarded(bodies: Iterator[Any], kind: str) -> Iterator[Any]:
 
 
 def _document(body: bytes) -> list[Any]:
+    if not body.strip():
+        return [{}]
     try:
         document = _parsed(body)
-    except (ValueError, RecursionError):
-        document = None
+    except (ValueError, RecursionError) as error:
+        # A page that says that the API is being mended has no records, and is no empty page.
+        raise SourceError(
+            f"An answer is no JSON: {type(error).__name__}.",
+            hint="Read again later. If it stays so, choose the decoder for what the API answers.",
+        ) from error
     return [{}] if document is None else _items_of(document) or [{}]
 
 

@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 #: A data source is found by its name, which all sessions of the process share.
 _registering = threading.Lock()
 _HOST: Final = "spark.driver.host"
+_BOUND: Final = "spark.driver.bindAddress"
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -127,10 +128,11 @@ class Cluster:
         wave = _Wave(list(works), self.shape)
         # One more, so that a task is heard while all others wait for a token.
         callers = self.requests + 1
-        host = _LOOPBACK
+        host = bound = _LOOPBACK
         if not context.master.startswith("local"):
             host = context.getConf().get(_HOST) or host
-        with Coordinator(host, self.access, wave, callers=callers) as coordinator:
+            bound = context.getConf().get(_BOUND) or host
+        with Coordinator(host, self.access, wave, callers=callers, bound=bound) as coordinator:
             each = max(1, self.requests // tasks)
             share = Share(self.shape.known(), coordinator.address, each)
             numbered = list(enumerate(works))
@@ -205,3 +207,8 @@ class _Wave:
                 ) from came
             number, found = came
             yield self._works[number], found
+        if self._open:
+            raise SourceError(
+                f"Spark's tasks have ended, and told nothing of {len(self._open)} slices.",
+                hint="Run it again; what has been read stays.",
+            )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import grpc
 
 from chronolake.errors import ChronolakeError
+from chronolake.types import now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
 _SERVICE: Final = "chronolake.Coordinator"
 _METHOD: Final = "Call"
 _HEADER: Final = "chronolake-secret"
+#: Records do not go this way: a message that is larger is from somebody else.
+_MOST_BYTES: Final = 16 << 20
 _OPTIONS: Final = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", _MOST_BYTES),
+    ("grpc.max_receive_message_length", _MOST_BYTES),
+    # The driver is not reached through the proxy that the API may be reached by.
+    ("grpc.enable_http_proxy", 0),
 )
 #: A token may take as long as the API's slowest answer.
 _SECONDS: Final = 3600.0
@@ -70,7 +75,9 @@ class Coordinator:
         address: where tasks find it.
     """
 
-    def __init__(self, host: str, access: Access, slices: Slices, *, callers: int) -> None:
+    def __init__(
+        self, host: str, access: Access, slices: Slices, *, callers: int, bound: str | None = None
+    ) -> None:
         """Begin to listen.
 
         Args:
@@ -78,6 +85,7 @@ class Coordinator:
             access: has the budget and the tokens.
             slices: that are to be read.
             callers: how many ask at once.
+            bound: the address to listen at, where it is another one.
         """
         self._methods: dict[str, Any] = {
             "taken": access.calls.taken,
@@ -87,6 +95,7 @@ class Coordinator:
             "turn": lambda identity, *which: access.quotas(identity).turn(*which),
             "reported": lambda identity, *told: access.quotas(identity).reported(*told),
             "others": lambda identity, *which: access.quotas(identity).others(*which),
+            "now": now_micros,
             "left": slices.left,
             "read": slices.take,
         }
@@ -97,7 +106,7 @@ class Coordinator:
         answer = grpc.unary_unary_rpc_method_handler(self._answer)
         handler = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: answer})
         self._server.add_generic_rpc_handlers((handler,))
-        port = self._server.add_insecure_port(f"{host}:0")
+        port = self._server.add_insecure_port(f"{bound or host}:0")
         self.address = Address(f"{host}:{port}", secrets.token_urlsafe(32))
 
     def __enter__(self) -> Self:
@@ -165,6 +174,10 @@ class Driver:
     def others(self, identity: str, token: int, quota: str) -> bool:
         """As `quotas.Quotas` has it, for an authenticator's tokens."""
         return bool(self._asked("others", identity, token, quota))
+
+    def now(self) -> int:
+        """The driver's time, in microseconds since 1970."""
+        return int(self._asked("now"))
 
     def left(self, numbers: Collection[int]) -> set[int]:
         """As `Slices` has it."""

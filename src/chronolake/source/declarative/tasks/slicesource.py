@@ -21,9 +21,10 @@ from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.landing.shape import Shape
-from chronolake.source.declarative.landing.slicefiles import SliceFiles
+from chronolake.source.declarative.landing.slicefiles import SliceFiles, unforeseen
 from chronolake.source.declarative.slices import SliceReader
-from chronolake.source.declarative.tasks.coordinator import Driver
+from chronolake.source.declarative.tasks.coordinator import Driver, DriverLostError
+from chronolake.types import now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -108,9 +109,10 @@ class Assignment:
             DriverLostError: nobody wants them any more.
         """
         shape = Shape(dict(share.types), self.declared, self.nesting)
-        files = SliceFiles(self.folder, self.identity, shape)
         with ExitStack() as stack:
             driver = stack.enter_context(Driver(share.driver))
+            ahead = driver.now() - now_micros()
+            files = SliceFiles(self.folder, self.identity, shape, ahead)
             client = stack.enter_context(http_client())
             network = Network(client, allowed_hosts=self.allowed_hosts, mask=self.mask)
             # Whoever leaves early waits for no request.
@@ -133,6 +135,11 @@ class Assignment:
                     found = one.result()
                 except ChronolakeError as failure:
                     driver.read(number, failure, {})
+                    continue
+                except DriverLostError:
+                    raise
+                except Exception as failure:  # noqa: BLE001 - the other slices must not suffer
+                    driver.read(number, unforeseen(failure, self.mask), {})
                     continue
                 if driver.read(number, found, shape.known()):
                     yield _told(number, found)
