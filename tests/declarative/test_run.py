@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from apis import Api, Asked, Reply
 from readings import option, retriever, stream
 
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.landing.identity import Identity
-from chronolake.source.declarative.landing.parts import Waiting
+from chronolake.source.declarative.landing.parts import Part, Waiting
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.shape import Shape
 from chronolake.source.declarative.landing.slicefiles import SliceFiles
@@ -59,3 +60,22 @@ def _most_memory(folder: Path, pages: int) -> int:
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.parametrize("journal", [b"", b"{", b'{"parts": [], "state": {"a": 1}}'])
+def test_what_a_machine_without_power_has_left_is_read_again(
+    tmp_path: Path, journal: bytes
+) -> None:
+    (tmp_path / "journal.json").write_bytes(journal)
+    (tmp_path / "half.arrow").write_bytes(b"ARROW1")
+    waiting, _ = Waiting.left(tmp_path)
+    assert not waiting.parts
+    assert not list(tmp_path.glob("*.arrow"))
+
+
+def test_a_part_that_is_not_whole_is_read_again(tmp_path: Path) -> None:
+    part = Part(tmp_path / "a.arrow", (), 1, 100)
+    part.file.write_bytes(b"ARROW1")
+    Waiting(tmp_path, [part], 100).note({"state": None})
+    waiting, state = Waiting.left(tmp_path)
+    assert (waiting.parts, state) == ([], None)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chronolake.errors import SourceError
 from chronolake.rawlake import wider
 from chronolake.source.declarative.landing.identity import HASHED, Identity
 from chronolake.source.declarative.landing.shape import Shape, array_of, declared_columns, type_of
@@ -227,3 +228,33 @@ def test_a_key_within_an_object_or_none_at_all_is_a_hash() -> None:
     (large,) = whole.added([{"a": 2**70}])
     assert len(large[HASHED]) == 40
     assert pa.array([large[HASHED]]).type == pa.string()
+
+
+def test_half_a_character_is_none() -> None:
+    whole = array_of(["cut \ud83d", "\U0001f600", None], ColumnType(Kind.STRING))
+    assert whole is not None
+    assert whole.to_pylist() == ["cut \ufffd", "\U0001f600", None]
+    nested = array_of([{"a": "cut \ud83d"}], ColumnType(Kind.JSON))
+    assert nested is not None
+    assert json.loads(nested.to_pylist()[0]) == {"a": "cut \ufffd"}
+
+
+def test_half_a_character_may_be_in_a_key() -> None:
+    one, other = Identity(()).added([{"a": "\ud83d"}, {"a": "\ud83e"}])
+    assert one[HASHED] != other[HASHED]
+
+
+def test_a_key_that_is_declared_as_any_number_has_the_type_of_its_values() -> None:
+    identity = Identity((("id",),))
+    declared = {"id": ColumnType(Kind.DOUBLE), "total": ColumnType(Kind.DOUBLE)}
+    assert identity.typed(declared) == {"total": ColumnType(Kind.DOUBLE)}
+    of = Shape(identity.typed(declared), frozenset({"total"}))
+    assert told(of, [{"id": 5, "total": 5}]) == {
+        "total": (Kind.DOUBLE, [5.0]),
+        "id": (Kind.LONG, [5]),
+    }
+
+
+def test_a_record_without_its_key_is_refused() -> None:
+    with pytest.raises(SourceError, match="A record has no id, which is part of its primary key"):
+        Identity((("id",),)).added([{"id": 1}, {"id": None}])

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from apis import Api, Asked, Reply
 
+from chronolake.config import load_project
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.sync import sync
@@ -241,6 +242,35 @@ def test_streams_without_a_cursor_are_compared(shop: Shop) -> None:
     ]
 
 
+def test_an_answer_without_records_empties_no_table(shop: Shop) -> None:
+    shop.customers = [{"id": 1, "name": "a"}]
+    shop.notes = {}
+    shop.synced()
+    shop.customers = []
+    run = shop.sync()["customers"]
+    assert run.status is Status.FAILED
+    assert "brought no record at all, and its table has some" in str(run.error)
+    assert shop.table("customers")["id"].to_pylist() == [1]
+
+    file = shop.project.file
+    setting = "customers: {mode: live, may_become_empty: true}"
+    file.write_text(file.read_text().replace("customers: {mode: live}", setting))
+    shop.project = load_project(file)
+    shop.synced()
+    assert shop.table("customers").num_rows == 0
+
+
+def test_a_page_that_is_no_json_is_asked_for_again_by_the_next_run(shop: Shop) -> None:
+    shop.put(1, "01", state="new")
+    shop.put(2, "02", state="new")
+    shop.api.on("/orders", Reply(b"<html>we are back soon</html>"), shop.answer_orders)
+    run = shop.sync()["orders"]
+    assert run.status is Status.FAILED
+    assert "An answer is no JSON" in str(run.error)
+    shop.synced()
+    assert [row[0] for row in shop.versions("id")] == [1, 2]
+
+
 def test_what_has_no_cursor_cannot_be_history(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +279,11 @@ def test_what_has_no_cursor_cannot_be_history(
     code, _, told = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
     assert code
     assert "The stream customers cannot be in history mode" in told
+    # What it can be is what one looks for then.
+    code, told, _ = ran_words(capsys, "discover", "shop", "--project", str(shop.folder), "--json")
+    assert code == 0
+    customers = next(one for one in json.loads(told) if one["stream"] == "customers")
+    assert (customers["mode"], customers["modes"]) == ("history", ["live", "soft-delete"])
 
 
 def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:

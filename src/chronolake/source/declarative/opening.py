@@ -14,23 +14,16 @@ from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.language.budget import HTTPAPIBudget
-from chronolake.source.declarative.language.streams import (
-    CustomPartitionRouter,
-    DeclarativeStream,
-    GroupingPartitionRouter,
-    SubstreamPartitionRouter,
-    UnionPartitionRouter,
-)
 from chronolake.source.declarative.manifests.configured import made_ready, masking
 from chronolake.source.declarative.manifests.dynamic import expanded
 from chronolake.source.declarative.manifests.traits import reports_of
+from chronolake.source.declarative.parents import parents_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.exchange.network import Exchange
-    from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.offered import Memory
 
@@ -113,10 +106,10 @@ def opened(
 def _asked_again(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
     """The streams that those which are wanted read for their partitions."""
     return frozenset(
-        parent
+        parent.name
         for name, stream in manifest.streams.items()
         if wanted is None or name in wanted
-        for parent in _parents_of(stream)
+        for parent in parents_of(stream)
     )
 
 
@@ -133,24 +126,3 @@ def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:
             f"{manifest.file}: {where}: {first['msg']}.",
             hint="The manifest's budget says how often the API may be called.",
         ) from failure
-
-
-def _parents_of(stream: AnyStream) -> Iterator[str]:
-    """The streams that a stream reads for its partitions, and those that these read."""
-    both = (
-        (stream,)
-        if isinstance(stream, DeclarativeStream)
-        else (stream.full_refresh_stream, stream.incremental_stream)
-    )
-    for one in both:
-        routers = list(one.retriever.partition_router)
-        while routers:
-            router = routers.pop()
-            if isinstance(router, GroupingPartitionRouter):
-                routers.append(router.underlying_partition_router)
-            elif isinstance(router, UnionPartitionRouter):
-                routers += router.partition_routers
-            elif isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
-                for parent in router.parent_stream_configs:
-                    yield parent.stream.name
-                    yield from _parents_of(parent.stream)

@@ -1,4 +1,4 @@
-"""Which stream is read, and what a stream's state says of its parents."""
+"""Which stream is read, which are its parents, and what its state says of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.counting import NO_CURSOR
 from chronolake.source.declarative.cursors.timing import time_cursor
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
-from chronolake.source.declarative.language.streams import DeclarativeStream
+from chronolake.source.declarative.language.streams import (
+    CustomPartitionRouter,
+    DeclarativeStream,
+    GroupingPartitionRouter,
+    SubstreamPartitionRouter,
+    UnionPartitionRouter,
+)
 from chronolake.source.declarative.templating.templates import as_text
 from chronolake.source.declarative.templating.times import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from chronolake.source.declarative.language.streams import (
@@ -33,6 +39,27 @@ def chosen(stream: AnyStream, stored: Mapping[str, Any] | None) -> DeclarativeSt
     if isinstance(stream, DeclarativeStream):
         return stream
     return stream.incremental_stream if stored else stream.full_refresh_stream
+
+
+def parents_of(stream: AnyStream) -> Iterator[AnyStream]:
+    """The streams that a stream reads for its partitions, and those that these read."""
+    both = (
+        (stream,)
+        if isinstance(stream, DeclarativeStream)
+        else (stream.full_refresh_stream, stream.incremental_stream)
+    )
+    for one in both:
+        routers = list(one.retriever.partition_router)
+        while routers:
+            router = routers.pop()
+            if isinstance(router, GroupingPartitionRouter):
+                routers.append(router.underlying_partition_router)
+            elif isinstance(router, UnionPartitionRouter):
+                routers += router.partition_routers
+            elif isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
+                for parent in router.parent_stream_configs:
+                    yield parent.stream
+                    yield from parents_of(parent.stream)
 
 
 def is_outdated(

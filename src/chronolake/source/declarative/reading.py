@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,7 +38,6 @@ from chronolake.source.declarative.templating.times import micros_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from datetime import datetime
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.language.cursors import IncrementalSync
@@ -88,6 +88,7 @@ class StreamReader:
         on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
         dated_by: IncrementalSync | None = None,
         since: datetime | None = None,
+        beyond: timedelta = timedelta(),
     ) -> None:
         """Make ready what the manifest says of a stream.
 
@@ -99,6 +100,7 @@ class StreamReader:
             dated_by: the cursor that tells when records were changed, where it is not the stream's
                 own: of a stream that takes turns with another one.
             since: with a cursor over time, a later start than the manifest's.
+            beyond: with a cursor over time, how much later than the manifest's its end is.
 
         Raises:
             ConfigurationError: the manifest and the configuration make no requests, or the state is
@@ -112,6 +114,7 @@ class StreamReader:
         self._stored = stored or {}
         self._router = router_of(stream.retriever.partition_router, api.config, self._parent)
         self._since = since
+        self._beyond = beyond
         self.schema = schema_of(stream, api)
         self.slices = SliceReader(
             stream,
@@ -158,6 +161,9 @@ class StreamReader:
         cursor = self.slices.cursor
         if self._since is not None:
             cursor = replace(cursor, start=max(cursor.start, self._since))
+        if self._beyond:
+            end = cursor.end() + self._beyond
+            cursor = replace(cursor, end=lambda: end)
         is_grouped = any(isinstance(one, GroupingPartitionRouter) for one in routers)
         return StreamState(
             cursor,

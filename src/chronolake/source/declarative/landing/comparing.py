@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: So much the API's clock may be behind ours.
+#: So much the API's clock may be behind ours, or ahead of it.
 _SKEW: Final = timedelta(minutes=5)
 #: A cursor whose end is cut to seconds, or a little before the present, is waited for so long.
 _PATIENCE: Final = timedelta(minutes=5)
@@ -130,9 +130,14 @@ class Comparison:
                 raise _too_early(self.stream, cursor)
             self.api.access.cancelled.wait(_LOOK_SECONDS)
         self.api.access.forget_answers()
-        self._read(chosen(self.stream, {"": ""}), since=begun - _SKEW)
+        self._read(chosen(self.stream, {"": ""}), since=begun - _SKEW, beyond=_SKEW)
 
-    def _read(self, stream: DeclarativeStream, since: datetime | None = None) -> StreamReader:
+    def _read(
+        self,
+        stream: DeclarativeStream,
+        since: datetime | None = None,
+        beyond: timedelta = timedelta(),
+    ) -> StreamReader:
         """Read all slices of a stream."""
         try:
             reader = StreamReader(
@@ -141,6 +146,7 @@ class Comparison:
                 on_limit=self.on_limit,
                 dated_by=cursor_of(self.stream),
                 since=since,
+                beyond=beyond,
             )
             run = self.begun(reader, self.waiting)
             for _ in run.read(self.workers, is_whole=True):

@@ -12,7 +12,7 @@ from chronolake.source.declarative.landing.nesting import Nesting
 from chronolake.source.declarative.landing.shape import Shape, declared_columns
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.manifests.traits import cursor_field_of, cursor_of
-from chronolake.source.declarative.parents import chosen
+from chronolake.source.declarative.parents import chosen, parents_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,6 +124,13 @@ class _Asked:
                 "it has no primary key, so that a record that has changed would look deleted",
                 "Give it a primary_key in the manifest, or leave detect_deletes out.",
             )
+        for parent in parents_of(self.stream):
+            if isinstance(cursor_of(parent), DatetimeBasedCursor):
+                reason = (
+                    f"its parent {parent.name} is read from a time on, so that records of earlier "
+                    "parents would look deleted"
+                )
+                return reason, leave
         if self.own.cursor_in_key:
             reason = "its cursor is part of its key, so that a changed record would look deleted"
             return reason, "Take one of cursor_in_key and detect_deletes."
