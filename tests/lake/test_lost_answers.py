@@ -98,18 +98,19 @@ def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "step"),
     [
-        # Every commit to the catalog: columns, branches, rows on them, the publish.
-        b"UPDATE iceberg_tables",
+        # Commits to the catalog: columns, branches, rows on them, the publish.
+        (b"UPDATE iceberg_tables", 2),
+        pytest.param(b"UPDATE iceberg_tables", 1, marks=pytest.mark.long),
         # Every note in the store: runs, streams and leases.
-        pytest.param(b"COMMIT", marks=pytest.mark.long),
+        pytest.param(b"COMMIT", 1, marks=pytest.mark.long),
     ],
 )
-def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) -> None:
+def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes, step: int) -> None:
     """The sync goes on, or says that it failed and the next one goes on; nothing is there twice."""
     outcomes = []
-    for nth in range(1, 40):
+    for nth in range(1, 40, step):
         name = f"{'Runs' if statement == b'COMMIT' else 'Tables'}{nth}"
         through.write(name, _FIRST)
         assert through.sync(name) is None
@@ -130,7 +131,7 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) ->
         assert through.versions(name) == _expected(_FIRST, _LATER)
     else:
         pytest.fail("a sync has more writes than are tried")
-    assert len(outcomes) > 3
+    assert len(outcomes) > 3 // step
     if statement != b"COMMIT":
         # A commit that the catalog does not answer is looked up, and is no failure.
         assert None in outcomes
