@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from readers import PYTHON, Reference, ours_with_cdk, reference, reference_python
@@ -16,19 +17,22 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def reader() -> Iterator[Reference]:
-    python = reference_python()
-    if python is None:
+def python() -> Path:
+    """The Python that has airbyte-cdk."""
+    found = reference_python()
+    if found is None:
         pytest.skip(f"the reference is not installed at {PYTHON}: `make test-compat` installs it")
+    return found
+
+
+@pytest.fixture(scope="session")
+def reader(python: Path) -> Iterator[Reference]:
     with reference(python) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def beside() -> Iterator[Reference]:
+def beside(python: Path) -> Iterator[Reference]:
     """Our reader where airbyte-cdk is installed, too."""
-    python = reference_python()
-    if python is None:
-        pytest.skip(f"the reference is not installed at {PYTHON}: `make test-compat` installs it")
     with ours_with_cdk(python) as running:
         yield running

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.manifests.configured import made_ready, masking, missing_in
+from chronolake.source.declarative.manifests.configured import (
+    expect_complete,
+    made_ready,
+    masking,
+    missing_in,
+)
 from chronolake.source.declarative.manifests.conformance import misfit_of
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
 
@@ -187,6 +192,14 @@ def test_what_the_rules_move_is_neither_missing_nor_shown() -> None:
     assert missing_in(config, manifest) == ["other"]
     assert missing_in({}, manifest) == ["token", "other"]
     assert masking(config, manifest)(f"https://a.example/?key={_SECRET}").endswith("****")
+    with pytest.raises(ConfigurationError, match=r"shop\.yml lacks other\."):
+        expect_complete(config, manifest, "shop.yml")
+
+
+def test_a_secret_is_hidden_as_urls_spell_it() -> None:
+    specification = {"properties": {"token": {"type": "string", "airbyte_secret": True}}}
+    mask = masking({"token": "a b+c/d"}, _manifest(specification=specification))
+    assert mask("a b+c/d, a%20b%2Bc/d, a+b%2Bc%2Fd") == "****, ****, ****"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from readings import stream
+from readings import retriever, stream
 
 from chronolake.config import is_due, load_project
 from chronolake.errors import ConfigurationError
@@ -22,8 +22,26 @@ _DATED = {
     "start_datetime": "2026-01-01",
 }
 _COUNTED = {"type": "IncrementingCountCursor", "cursor_field": "id"}
+_ORDERS = stream("orders", primary_key="id", incremental_sync=_DATED)
+_OF_ORDERS = {
+    "type": "SubstreamPartitionRouter",
+    "parent_stream_configs": [
+        {
+            "type": "ParentStreamConfig",
+            "stream": _ORDERS,
+            "parent_key": "id",
+            "partition_field": "order",
+        }
+    ],
+}
 _STREAMS = [
-    stream("orders", primary_key="id", incremental_sync=_DATED),
+    _ORDERS,
+    stream(
+        "lines",
+        primary_key="id",
+        incremental_sync=_DATED,
+        retriever=retriever("/lines", partition_router=_OF_ORDERS),
+    ),
     stream("inner", primary_key=[["owner", "id"]], incremental_sync=_DATED),
     stream("keyless", incremental_sync=_DATED),
     stream("counted", primary_key="id", incremental_sync=_COUNTED),
@@ -58,6 +76,7 @@ def offered(folder: Path, settings: str, more: str = "") -> dict[str, Stream]:
             "{orders: {detect_deletes: P7D, cursor_in_key: true}}",
             "its cursor is part of its key",
         ),
+        ("{lines: {detect_deletes: weekly}}", "its parent orders is read from a time on"),
         ("{whole: {cursor_in_key: true}}", "it has no cursor over time"),
         ("{counted: {cursor_in_key: true}}", "it has no cursor over time"),
         ("{keyless: {cursor_in_key: true}}", "all that a record says is its key"),

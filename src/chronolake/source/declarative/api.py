@@ -22,7 +22,6 @@ class Api:
     """What the streams of a source share; any number of threads may use it.
 
     Attributes:
-        file: the manifest.
         manifest: the manifest, with the streams that configuration and API tell.
         config: what the user has set, as the manifest's rules make it.
         access: how requests get there.
@@ -31,13 +30,17 @@ class Api:
         reports: how many more of them the API may be making at a time.
     """
 
-    file: Path
     manifest: Manifest = field(repr=False)
     config: Mapping[str, Any] = field(repr=False)
     access: Access
     budget: HTTPAPIBudget | None = None
     asked_again: frozenset[str] = frozenset()
     reports: threading.Semaphore = field(default_factory=threading.Semaphore)
+
+    @property
+    def file(self) -> Path:
+        """The manifest's file."""
+        return self.manifest.file
 
     def sender(self, requester: HttpRequester, stream: str) -> Sender:
         """What sends the requests of a stream.

@@ -57,9 +57,7 @@ def api_of(
     budget = _budget_of(manifest)
     access = Access(network, ready, budget=budget, memory=memory)
     reports = threading.Semaphore(reports_of(manifest, ready))
-    api = Api(
-        manifest.file, manifest, ready, access, budget, _asked_again(manifest, wanted), reports
-    )
+    api = Api(manifest, ready, access, budget, _asked_again(manifest, wanted), reports)
     if manifest.lists(wanted):
         return api
     whole = expanded(manifest, api)

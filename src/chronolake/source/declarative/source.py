@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from chronolake.config import is_due
-from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.landing.comparing import Comparison
 from chronolake.source.declarative.landing.parts import Waiting, by_columns, records_of, rows_of
 from chronolake.source.declarative.landing.place import Place
 from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.settings import Settings
 from chronolake.source.declarative.landing.slicefiles import SliceFiles, unforeseen
-from chronolake.source.declarative.manifests.configured import missing_in
+from chronolake.source.declarative.manifests.configured import expect_complete
 from chronolake.source.declarative.manifests.manifest import find, load
 from chronolake.source.declarative.manifests.traits import (
     concurrency_of,
@@ -149,13 +149,8 @@ class DeclarativeApi:
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
     ) -> Iterator[Piece | Snapshot | Census | Failure]:
         """What has changed since the last run, stream by stream; one that fails stops no other."""
-        missing = missing_in(self.config.config, self.manifest)
-        if missing:
-            raise ConfigurationError(
-                f"{self.project.file}: pipelines.{self.pipeline}.source.config lacks "
-                f"{', '.join(missing)}.",
-                hint="The manifest's `spec` says what each of them is.",
-            )
+        where = f"{self.project.file}: pipelines.{self.pipeline}.source.config"
+        expect_complete(self.config.config, self.manifest, where)
         streams = self.streams
         with self._opened() as api:
             for name, told in positions.items():

@@ -132,7 +132,7 @@ def sample(
             requests.
         SourceError: the API does not tell its streams, or the schema of this one.
     """
-    expect_complete(source.config, manifest)
+    expect_complete(source.config, manifest, "source.config")
     exchanges: list[Exchange] = []
     with opened(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
         result = read(api.manifest.stream(name), api, state, limit=limit)

@@ -82,7 +82,8 @@ class Identity:
                 hint="Filter such records in the manifest (`record_filter`), or leave "
                 "cursor_in_key out.",
             )
-        for (name,) in () if self.is_hashed else self.paths:
+        plain = () if self.is_hashed else self.paths
+        for (name,) in plain:
             if any(record.get(name) is None for record in records):
                 raise SourceError(
                     f"A record has no {name}, which is part of its primary key.",

@@ -155,16 +155,21 @@ def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
     return misfit_of(value, schema)
 
 
-def expect_complete(config: Mapping[str, Any], manifest: Manifest) -> None:
+def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -> None:
     """Refuse a configuration that lacks what the specification requires.
 
+    Args:
+        config: what the user has set.
+        manifest: the manifest.
+        where: the place of the configuration, as the error says it.
+
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: it lacks something.
     """
     if missing := missing_in(config, manifest):
         raise ConfigurationError(
-            f"{', '.join(missing)} is missing, which {manifest.file} requires.",
-            hint="Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
+            f"{where} lacks {', '.join(missing)}.",
+            hint="The manifest's `spec` says what each of them is.",
         )
 
 

@@ -118,7 +118,7 @@ class Assignment:
             # Whoever leaves early waits for no request.
             stack.callback(network.cancelled.set)
             access = Access(network, self.config, budget=self.budget, shared=driver)
-            api = Api(self.manifest.file, self.manifest, self.config, access)
+            api = Api(self.manifest, self.config, access)
             slices = SliceReader(self.stream, api, self.schema, dated_by=self.dated_by)
             pool = ThreadPoolExecutor(share.requests, thread_name_prefix=self.stream.name)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)

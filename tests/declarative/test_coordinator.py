@@ -1,0 +1,87 @@
+"""What the driver gives to tasks, and to nobody else."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from chronolake.errors import ChronolakeError
+from chronolake.source.declarative.exchange.access import Access
+from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.landing.slicefiles import Read
+from chronolake.source.declarative.tasks.coordinator import Coordinator, Driver, DriverLostError
+from chronolake.types import ColumnType, now_micros
+
+
+class Slices:
+    """The slice 1, of which nothing has come yet."""
+
+    def left(self, numbers: Collection[int]) -> set[int]:
+        return {1}.intersection(numbers)
+
+    def take(
+        self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
+    ) -> bool:
+        return number == 1
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    with (
+        http_client() as client,
+        Coordinator("127.0.0.1", Access(Network(client), {}), Slices(), callers=2) as running,
+    ):
+        yield running
+
+
+def test_tasks_are_answered(coordinator: Coordinator) -> None:
+    with Driver(coordinator.address) as driver:
+        assert driver.left([0, 1]) == {1}
+        assert driver.read(1, Read([], None), {})
+        assert abs(driver.now() - now_micros()) < 60_000_000
+
+
+def test_who_has_not_the_secret_is_not_listened_to(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """What it sends is not even unpickled."""
+    found = tmp_path / "found"
+
+    class Harm:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (found.touch, ())
+
+    with grpc.insecure_channel(coordinator.address.target) as channel:
+        call = channel.unary_unary("/chronolake.Coordinator/Call")
+        for secret in ((), (("chronolake-secret", "a guess"),)):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(pickle.dumps(Harm()), metadata=secret, timeout=10)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert not found.exists()
+    stranger = replace(coordinator.address, secret="a guess")
+    with Driver(stranger) as driver, pytest.raises(DriverLostError, match="UNAUTHENTICATED"):
+        driver.now()
+
+
+def test_a_message_that_no_task_sends_is_not_taken(coordinator: Coordinator) -> None:
+    with grpc.insecure_channel(coordinator.address.target) as channel:
+        call = channel.unary_unary("/chronolake.Coordinator/Call")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(bytes(20 << 20), timeout=10)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_the_driver_is_not_asked_through_a_proxy(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with Driver(coordinator.address) as driver:
+        assert driver.left([1]) == {1}
