@@ -36,7 +36,7 @@ _SCHEMA = {
 }
 
 
-def _parameter(name: str) -> dict[str, Any]:
+def parameter(name: str) -> dict[str, Any]:
     return {"type": "RequestOption", "inject_into": "request_parameter", "field_name": name}
 
 
@@ -66,8 +66,8 @@ def _stream(name: str, path: str, **more: Any) -> dict[str, Any]:
         "end_datetime": "{{ config.get('end') or now_utc().strftime('%Y-%m-%dT%H:%M:%SZ') }}",
         "step": "P6M",
         "cursor_granularity": "PT1S",
-        "start_time_option": _parameter("since"),
-        "end_time_option": _parameter("until"),
+        "start_time_option": parameter("since"),
+        "end_time_option": parameter("until"),
     }
     return {
         "type": "DeclarativeStream",
@@ -135,7 +135,7 @@ class ApiShop:
         self.orders: dict[int, dict[str, Any]] = {}
         self.notes: dict[int, list[dict[str, Any]]] = {}
         self.is_closed: Callable[[Asked], bool] = lambda _: False
-        api.on("/orders", lambda asked: self._dated(asked, list(self.orders.values())))
+        api.on("/orders", lambda asked: self.dated(asked, list(self.orders.values())))
         api.on("/all", lambda _: Reply({"data": list(self.orders.values())}))
         api.on("/teams", lambda _: Reply({"data": [{"id": team} for team in self.notes]}))
         self.configure("orders: {detect_deletes: 1s}")
@@ -163,7 +163,8 @@ class ApiShop:
         """An order as it is since a day."""
         self.orders[number] = {"id": number, "updated_at": f"2026-{at}T12:00:00Z", **values}
 
-    def _dated(self, asked: Asked, records: list[dict[str, Any]]) -> Reply:
+    def dated(self, asked: Asked, records: list[dict[str, Any]]) -> Reply:
+        """Those records that are of the time that is asked for."""
         if self.is_closed(asked):
             return Reply({"error": "closed"}, status=403)
         since, until = asked.params.get("since", ""), asked.params.get("until", "9")
@@ -178,7 +179,7 @@ class ApiShop:
     def note(self, team: int, *notes: dict[str, Any]) -> None:
         """The notes of a team."""
         self.notes[team] = list(notes)
-        self.api.on(f"/teams/{team}/notes", lambda asked: self._dated(asked, self.notes[team]))
+        self.api.on(f"/teams/{team}/notes", lambda asked: self.dated(asked, self.notes[team]))
 
     def sync(self, *, anew: bool = False) -> dict[str, StreamRun]:
         result = sync(self.lake, self.project, "shop", anew=anew)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apis import Api, Asked
-from apishop import ApiShop
+from apis import Api, Asked, Reply
+from apishop import ApiShop, parameter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
 from chronolake.types import ACTIVE, DELETED, END, START
 from commands import ran_words
@@ -139,6 +141,66 @@ def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: Api
     ]
 
 
+def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
+    manifest = shop.folder / "shop.yaml"
+    told = json.loads(manifest.read_text())
+    for stream in told["streams"]:
+        if stream["name"] == "orders":
+            stream["retriever"]["paginator"] = {
+                "type": "DefaultPaginator",
+                "pagination_strategy": {"type": "OffsetIncrement", "page_size": 2},
+                "page_token_option": parameter("offset"),
+            }
+    manifest.write_text(json.dumps(told))
+    shop.project = load_project(shop.project.file)
+    for number in range(1, 6):
+        shop.put(number)
+    goes: set[int] = set()
+
+    def page(asked: Asked) -> Reply:
+        begin = int(asked.params.get("offset", 0))
+        whole = shop.dated(asked, list(shop.orders.values())).body["data"]
+        if begin == 0 and len(whole) > 3 and asked.params["since"].startswith("2026-01-01"):
+            # Between this page and the next: record 3 moves to where nobody looks any more.
+            for number in list(goes):
+                shop.orders.pop(number)
+            goes.clear()
+        return Reply({"data": whole[begin : begin + 2]})
+
+    shop.api.on("/orders", page)
+    shop.synced()
+    goes.add(1)
+    shop.synced()
+    assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == []
+    assert shop.compared() == {"missed": 0, "deleted": 0, "returned": 0}
+    # It is gone for good when nothing moves any more.
+    shop.synced()
+    assert [row for row in shop.rows("orders", "id", ACTIVE) if not row[1]] == [(1, False)]
+    assert shop.compared() == {"missed": 0, "deleted": 1, "returned": 0}
+
+
+def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
+    shop.put(1, state="new")
+    shop.put(2, state="new")
+    shop.synced()
+
+    def changes(asked: Asked) -> bool:
+        if asked.params["since"].startswith("2026-01-01"):
+            ahead = datetime.now(UTC) + timedelta(minutes=2)
+            at = ahead.strftime("%Y-%m-%dT%H:%M:%SZ")
+            shop.orders[2] = {"id": 2, "updated_at": at, "state": "paid"}
+            shop.is_closed = lambda _: False
+        return False
+
+    shop.is_closed = changes
+    shop.synced()
+    assert shop.compared() == {"missed": 1, "deleted": 0, "returned": 0}
+    assert [row[:2] for row in shop.rows("orders", "id", "state", ACTIVE) if row[2]] == [
+        (1, "new"),
+        (2, "paid"),
+    ]
+
+
 def test_an_api_without_records_deletes_nothing_unless_that_may_be(shop: ApiShop) -> None:
     shop.configure(
         "orders: {detect_deletes: 1s}", "counted: {detect_deletes: 1s, mode: soft-delete}"
@@ -186,9 +248,10 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     del shop.notes[2], shop.orders[1]
     shop.api.asked.clear()
     shop.synced()
-    # Of two streams that take turns one brings all, and the other what is new.
+    # Of two streams that take turns one brings all, and the other what is new: twice, for something
+    # has gone.
     asked = [one.path for one in shop.api.asked if one.path in {"/all", "/orders"}]
-    assert [path for path, _ in groupby(asked)] == ["/orders", "/all", "/orders"]
+    assert [path for path, _ in groupby(asked)] == ["/orders", *("/all", "/orders") * 2]
     assert shop.rows("turns", "id") == [(2,)]
     assert shop.rows("notes", "id") == [(1,)]
     assert shop.compared("notes") == {"missed": 0, "deleted": 2, "returned": 0}

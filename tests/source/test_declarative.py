@@ -15,6 +15,7 @@ from chronolake.config import load_project
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status, Store, StreamRun
 from chronolake.pipeline.sync import sync
+from chronolake.source.declarative.landing import run as landing_run
 from chronolake.types import ACTIVE, END, START
 from commands import ran_words
 from datalakes import iceberg, project
@@ -301,6 +302,35 @@ def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:
     file.write_text(file.read_text().replace("concurrency: 1", ""))
     shop.sync()
     assert [row[0] for row in shop.versions("id")] == [1, 2, 3, 4]
+
+
+def test_a_stream_that_cannot_land_asks_for_no_more(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landing_run, "_LANDING_BYTES", 1)
+    for number in range(1, 20):
+        shop.put(number, f"{number:02d}", state="new")
+    shop.configure(more="only: [orders, customers]\n      concurrency: 1", end="2026-01-02")
+    manifest = shop.project.file.read_text()
+    shop.project.file.write_text(manifest.replace("      notes: {mode: soft-delete}\n", ""))
+    shop.project = load_project(shop.project.file)
+    shop.synced()
+    shop.days_asked()
+    file = shop.folder / "shop.yaml"
+    file.write_text(file.read_text().replace("primary_key: id", "primary_key: [id, state]"))
+    config = shop.project.file.read_text().replace("2026-01-02T", "2026-01-20T")
+    shop.project.file.write_text(config)
+    shop.project = load_project(shop.project.file)
+    shop.customers.append({"id": 7})
+    runs = shop.sync()
+    assert runs["orders"].status is Status.FAILED
+    assert "identifies a record by" in str(runs["orders"].error)
+    # A few are asked for ahead.
+    assert len(shop.days_asked()) < 8
+    # The other streams go on.
+    assert runs["customers"].status is Status.SUCCEEDED
+    assert shop.table("customers").num_rows == 1
+    assert not list(shop.folder.rglob("*.arrow"))
 
 
 def test_who_is_killed_between_slices_asks_only_for_what_is_missing(shop: Shop) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -172,6 +173,7 @@ def test_a_task_that_is_killed_leaves_what_is_finished(shop: Shop) -> None:
     def orders(asked: Asked) -> Reply:
         if asked.params["since"][8:10] == "06" and not calm.is_set():
             calm.set()
+            assert _waits(lambda: _slices_noted(shop) > 1)
             for worker in _clients_of(shop.api.port):
                 os.kill(worker, signal.SIGKILL)
         return shop.answer_orders(asked)
@@ -186,6 +188,20 @@ def test_a_task_that_is_killed_leaves_what_is_finished(shop: Shop) -> None:
     assert len(shop.versions("id")) == _DAYS
     # Not all over again: what was told before the task died is not asked for once more.
     assert len(first & set(shop.days_asked())) < _DAYS
+
+
+def _slices_noted(shop: Shop) -> int:
+    """How many slices of orders are known to be finished, with a record each."""
+    journals = list(shop.project.lake.path.glob("raw/_spool/**/journal.json"))
+    return sum(len(json.loads(one.read_text())["parts"]) for one in journals)
+
+
+def _waits(is_so: Callable[[], bool]) -> bool:
+    """Whether something comes true within half a minute."""
+    until = time.monotonic() + 30
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.02)
+    return is_so()
 
 
 def _clients_of(port: int) -> set[int]:

@@ -186,13 +186,16 @@ class _Landing:
         else:
             compared = Compared(self.lake, census, table)
             compared.expect_some()
+            twice = census
+            if census.again is not None and not compared.gone()[0].isEmpty():
+                twice = census.again()
             missed = self._land(compared.missed(), census.columns)
             reach("read.missed-landed")
             if missed:
                 self.complete(self.stream.name)
                 compared = replace(compared, table=self.lake.catalog.load(self.stream.table))
             returned = self._land(compared.returned(), census.columns)
-            gone = self._land(*compared.gone(), each_once=True)
+            gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
         counts = {
             "missed": rows_in(missed),
             "deleted": rows_in(gone),

@@ -158,6 +158,8 @@ class Census:
         is_dated: whether the versions' times tell when the records changed; otherwise a record
             differs from the table by its values only, and has changed when the census began.
         may_be_empty: whether it may be that there are no records any more.
+        again: reads everything once more, and gives a census of what both reads have brought; None:
+            that has been done. Pages shift while they are read, and one read may miss a record.
     """
 
     stream: str
@@ -170,6 +172,7 @@ class Census:
     until_micros: int | None = None
     is_dated: bool = True
     may_be_empty: bool = False
+    again: Callable[[], Census] | None = None
 
 
 @dataclass(frozen=True)

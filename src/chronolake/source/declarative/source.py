@@ -7,7 +7,7 @@ read as a whole, and compared with its table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -50,7 +50,7 @@ from chronolake.source.offered import (
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Generator, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
@@ -74,6 +74,7 @@ class DeclarativeApi:
     pipeline: str
     config: DeclarativeSource
     memory: Memory | None = None
+    _landed: Mapping[str, Position] = field(default_factory=dict, init=False)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -171,7 +172,8 @@ class DeclarativeApi:
         return list(findings_of(self.manifest, self.config, memory=self.memory))
 
     def landed(self, positions: Mapping[str, Position]) -> None:
-        """The API keeps nothing for a pipeline; what has landed is forgotten in `bring`."""
+        """The API keeps nothing for a pipeline; `bring` goes on with what has landed."""
+        self._landed = positions
 
     def _bring(
         self,
@@ -200,6 +202,8 @@ class DeclarativeApi:
         if waiting.parts and left is not None:
             yield from _pieces(lake.spark, name, waiting, told or {}, left)
             waiting.landed()
+            if self._landed.get(name) != left:
+                return
             told = left
         position = Place.of(told)
         stream = chosen(either, position.state)
@@ -232,11 +236,8 @@ class DeclarativeApi:
                 lake.spark, name, run, workers, may_become_empty=settings.may_become_empty
             )
             return
-        before: Position = told or {}
-        for after in run.read(workers):
-            yield from _pieces(lake.spark, name, waiting, before, after)
-            before = after
-            waiting.landed()
+        if not (yield from self._read(lake.spark, name, run, workers, told or {})):
+            return
         if run.failure is not None:
             yield Failure(name, run.failure)
         elif is_compared:
@@ -248,6 +249,20 @@ class DeclarativeApi:
                 yield comparison.taken(lake.spark, may_be_empty=settings.may_become_empty)
             finally:
                 whole.discard()
+
+    def _read(
+        self, spark: SparkSession, name: str, run: Run, workers: int, before: Position
+    ) -> Generator[Piece, None, bool]:
+        """What a stream brings, until something of it cannot land; gives whether all has."""
+        for after in run.read(workers):
+            yield from _pieces(spark, name, run.waiting, before, after)
+            before = after
+            run.waiting.landed()
+            if self._landed.get(name) != after:
+                run.stop()
+        if run.is_stopped:
+            run.waiting.discard()
+        return not run.is_stopped
 
     @staticmethod
     def _is_due(settings: Settings, known: Place, *, anew: bool) -> bool:

@@ -43,6 +43,7 @@ class Run:
 
     Attributes:
         failure: what went wrong first, or None.
+        is_stopped: whether nobody wants more of it.
         compared: the last complete comparison of the stream (`Place.compared`).
     """
 
@@ -72,6 +73,7 @@ class Run:
         self.files = files
         self.waiting = waiting
         self.failure: ChronolakeError | None = None
+        self.is_stopped = False
         self.compared: Mapping[str, Any] | None = None
         self._cluster = cluster
         self._alone_bytes = alone_bytes
@@ -105,6 +107,9 @@ class Run:
                         is_due = is_late or self.waiting.bytes >= _LANDING_BYTES
                         if self.waiting.parts and is_due and not is_whole:
                             yield self.place
+                            if self.is_stopped:
+                                pool.shutdown(cancel_futures=True)
+                                return
                             begun = time.monotonic()
             except BaseException:
                 # Nobody waits for what is still being read.
@@ -113,6 +118,10 @@ class Run:
                 raise
         self.reader.complete()
         yield self.place
+
+    def stop(self) -> None:
+        """Begin no more requests: what the stream brings cannot land."""
+        self.is_stopped = True
 
     def _finished(
         self, pool: ThreadPoolExecutor, workers: int
