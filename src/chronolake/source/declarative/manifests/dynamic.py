@@ -19,8 +19,9 @@ from chronolake.source.declarative.language.streams import (
     InlineSchemaLoader,
     SimpleRetriever,
 )
+from chronolake.source.declarative.manifests.gathering import Gathering
 from chronolake.source.declarative.manifests.inheritance import inherited
-from chronolake.source.declarative.manifests.manifest import Gathering, mapped
+from chronolake.source.declarative.manifests.manifest import mapped
 from chronolake.source.declarative.manifests.schemas import asked_once
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.records.fieldpaths import (

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.source.declarative.language.custom import RUNNABLE
-from chronolake.source.declarative.manifests.located import line_of, value_of
+from chronolake.source.declarative.manifests.located import is_unknown, line_of, value_of
 from chronolake.source.declarative.templating.templates import is_template
 
 if TYPE_CHECKING:
@@ -37,13 +37,17 @@ class Problem:
         line: where, the first line being 1; None if it is about the file as a whole.
         path: the keys that lead there.
         message: what is wrong.
-        stream: the stream that cannot be read, or None: none of them can.
+        stream: the stream that it is about, or None: it is not about one.
+        hint: what to do about it, or None.
+        streams: those that cannot be read for it, if it is about several.
     """
 
     line: int | None
     path: str
     message: str
     stream: str | None = None
+    hint: str | None = None
+    streams: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Spot:
         line, path = line_of(described, keys)
         return Spot(line or self.line, f"{self.path}.{path}" if path else self.path)
 
-    def problem(self, message: str, stream: str | None = None) -> Problem:
+    def problem(self, message: str, stream: str | None = None, hint: str | None = None) -> Problem:
         """What is wrong with what stands here."""
-        return Problem(self.line, self.path, message, stream)
+        return Problem(self.line, self.path, message, stream, hint)
 
 
 def problems_in(
@@ -83,6 +87,8 @@ def problems_in(
 ) -> list[Problem]:
     """What a failed validation says, in the language of manifests.
 
+    What is wrong only because a reference leads nowhere is passed over.
+
     Args:
         failure: the validation's errors.
         described: what was validated.
@@ -94,8 +100,9 @@ def problems_in(
     paths = list(open_to)
     errors = [
         error
-        for error in failure.errors(include_url=False, include_input=False)
-        if not any(_may_be_at(_keys_of(error["loc"]), path) for path in paths)
+        for error in failure.errors(include_url=False)
+        if not _follows_from_unknown(error, described)
+        and not any(_may_be_at(_keys_of(error["loc"]), path) for path in paths)
     ]
     return [
         spot.within(described, error["loc"]).problem(_words(error, described), stream)
@@ -132,6 +139,18 @@ def _code_in(
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             yield from _code_in(inner, (*keys, number))
+
+
+def _follows_from_unknown(error: ErrorDetails, described: Any) -> bool:
+    """Whether an error says no more than that a reference leads nowhere."""
+    if is_unknown(error["input"]) or is_unknown(value_of(described, error["loc"])):
+        return True
+    told = error["input"]
+    return (
+        error["type"] == "union_tag_invalid"
+        and isinstance(told, dict)
+        and is_unknown(told.get("type"))
+    )
 
 
 def _keys_of(place: Iterable[int | str]) -> list[int | str]:
