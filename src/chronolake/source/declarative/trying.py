@@ -216,6 +216,7 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[F
                 "manifest",
                 Level.WARNING if is_left_out else Level.FAILED,
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
+                problem.hint,
             )
     for name in wanted or manifest.streams:
         if name not in manifest.streams:

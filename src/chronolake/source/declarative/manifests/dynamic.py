@@ -86,11 +86,14 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
             found.add(described, dynamic.spot)
         made = tuple(found.streams)[known:]
         generated[dynamic.name] = generated.get(dynamic.name, ()) + made
-    problems = dict.fromkeys((*manifest.problems, *found.problems))
+    # What is wrong with a template is told of it, not again of each stream that is made of it.
+    told = {(one.path, one.message) for one in manifest.problems}
+    new = (one for one in found.problems if (one.path, one.message) not in told)
+    problems = (*manifest.problems, *dict.fromkeys(new))
     return replace(
         manifest,
         streams=found.streams,
-        problems=tuple(problems),
+        problems=problems,
         conditional=(),
         dynamic=(),
         generated=generated,

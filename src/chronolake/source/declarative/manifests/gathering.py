@@ -20,6 +20,7 @@ from chronolake.source.declarative.manifests.problems import (
     problems_in,
     problems_of_code,
 )
+from chronolake.source.declarative.manifests.texts import problems_of_texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +89,7 @@ class Gathering:
             return
         name = name_of(described, spot)
         is_known = self.lacks_nothing(described, name)
+        self.problems += problems_of_texts(described, spot, name)
         may_run = self.may_run(described, spot, name)
         try:
             stream = STREAM.validate_python(described, context=Origin(self.file, name))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.language.budget import HTTPAPIBudget
 from chronolake.source.declarative.language.configuration import ConfigNormalizationRules
 from chronolake.source.declarative.language.custom import Origin
 from chronolake.source.declarative.language.dynamic import (
@@ -32,6 +33,7 @@ from chronolake.source.declarative.manifests.located import (
     unknown_in,
 )
 from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
+from chronolake.source.declarative.manifests.texts import problems_of_texts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 #: The manifest's name in a folder or a package.
 FILE_NAME: Final = "manifest.yaml"
 _PACKAGE: Final = re.compile(r"airbyte-source-[a-z0-9-]+")
+_BUDGET: Final = "api_budget"
 _DYNAMIC: Final = "dynamic_streams"
 #: What of a manifest concerns nothing but the streams that have it.
 _OF_STREAMS: Final = frozenset({"definitions", "streams", _DYNAMIC, "check", "schemas", "metadata"})
@@ -221,7 +224,7 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     whole.setdefault("type", "DeclarativeSource")
     whole = inherited(whole)
     found = Gathering(file, allow_components=allow_components)
-    found.problems += rules_of(whole)[1]
+    found.problems += (*rules_of(whole)[1], *_of_the_api(whole))
     if not whole.get("streams") and not whole.get(_DYNAMIC):
         found.problems.append(Spot.of(whole, ("streams",)).problem("there are no streams"))
     conditional: list[Conditional] = []
@@ -248,6 +251,24 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     )
 
 
+def _of_the_api(whole: Mapped) -> list[Problem]:
+    """What is wrong with what a manifest says of all requests, and of its configuration."""
+    found: list[Problem] = []
+    if described := whole.get(_BUDGET):
+        try:
+            HTTPAPIBudget.model_validate(described)
+        except ValidationError as failure:
+            found += problems_in(failure, described, Spot.of(whole, (_BUDGET,)))
+    spec = whole.get("spec")
+    for keys, described, kind in (
+        ((_BUDGET,), whole.get(_BUDGET), "HTTPAPIBudget"),
+        (("concurrency_level",), whole.get("concurrency_level"), "ConcurrencyLevel"),
+        (("spec", _RULES), spec.get(_RULES) if isinstance(spec, dict) else None, "Rules"),
+    ):
+        found += problems_of_texts(described, Spot.of(whole, keys), kind=kind)
+    return found
+
+
 def rules_of(content: Mapping[str, Any]) -> tuple[ConfigNormalizationRules | None, list[Problem]]:
     """What a manifest does to a configuration, or None; and what is wrong with that."""
     spec = content.get("spec")
@@ -270,6 +291,11 @@ def _listed(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
 
 def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Conditional]:
     """Streams on a condition; what is wrong with them is wrong whether it holds or not."""
+    alone = Mapped(
+        ((key, described[key]) for key in ("type", "condition") if key in described),
+        described.lines,
+    )
+    found.problems += problems_of_texts(alone, spot)
     try:
         condition = ConditionalStreams.model_validate(described).condition
     except ValidationError as failure:
@@ -305,6 +331,8 @@ def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[
     if not found.may_run(described, spot, name):
         return []
     origin = Origin(found.file, name)
+    resolver = spot.within(described, ("components_resolver",))
+    found.problems += problems_of_texts(described.get("components_resolver"), resolver, name)
     try:
         definition = DynamicDeclarativeStream.model_validate(described, context=origin)
     except ValidationError as failure:
@@ -312,11 +340,11 @@ def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[
         return []
     template: Mapped = described["stream_template"]
     place = spot.within(described, ("stream_template",))
+    paths = [one.field_path for one in definition.components_resolver.components_mapping]
+    found.problems += problems_of_texts(template, place, name, open_to=paths)
     try:
         STREAM.validate_python(template, context=origin)
     except ValidationError as failure:
-        mappings = definition.components_resolver.components_mapping
-        paths = [one.field_path for one in mappings]
         wrong = problems_in(failure, template, place, name, open_to=paths)
         if wrong:
             found.problems += wrong

@@ -97,12 +97,12 @@ def problems_in(
         open_to: paths of what is not there yet, whose parts may be patterns and templates: what is
             wrong there is passed over.
     """
-    paths = list(open_to)
+    paths = tuple(open_to)
     errors = [
         error
         for error in failure.errors(include_url=False)
         if not _follows_from_unknown(error, described)
-        and not any(_may_be_at(_keys_of(error["loc"]), path) for path in paths)
+        and not is_open(_keys_of(error["loc"]), paths)
     ]
     return [
         spot.within(described, error["loc"]).problem(_words(error, described), stream)
@@ -156,6 +156,11 @@ def _follows_from_unknown(error: ErrorDetails, described: Any) -> bool:
 def _keys_of(place: Iterable[int | str]) -> list[int | str]:
     """The keys and numbers of a place, without the kinds that values there are taken for."""
     return [part for part in place if not _KIND.fullmatch(str(part))]
+
+
+def is_open(keys: Sequence[int | str], paths: Iterable[Sequence[str]]) -> bool:
+    """Whether something may be put where keys lead, or on the way there, by one of some paths."""
+    return any(_may_be_at(keys, path) for path in paths)
 
 
 def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
