@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from chronolake.config import DeclarativeSource
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
 from chronolake.source.declarative.trying import findings_of
 from chronolake.source.offered import Finding, Level
+from commands import ran_words
+from datalakes import project
 
 _TABLES = [{"name": name} for name in ("one", "two", "three")]
 _NAMED = {
@@ -230,6 +233,27 @@ def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> 
 
     assert list(_tried(findings)) == ["items"]
     assert Level.FAILED not in {one.level for one in findings}
+
+
+@pytest.mark.parametrize("answer", [Reply({"data": _TABLES}), Reply(status=403)])
+def test_a_check_asks_once_which_streams_there_are(
+    api: Api, answer: Reply, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.on("/tables", answer)
+    whole = {"dynamic_streams": [_tables(name="tables")], "check": {"stream_names": ["two"]}}
+    (tmp_path / "manifest.yaml").write_text(json.dumps(whole))
+    project(
+        tmp_path,
+        "  shop:\n    mode: live\n    source: {type: declarative, manifest: manifest.yaml, "
+        f"config: {{api: '{api.url}'}}}}\n",
+    )
+
+    code, told, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+
+    assert api.paths().count("/tables") == 1
+    words = {one["what"]: one for one in json.loads(told)}["pipelines.shop"]
+    assert (code == 0) is words["ok"] is (answer.status == 200)
+    assert ("3 streams: one, two, three" in words["message"]) is words["ok"]
 
 
 def _nested() -> Manifest:

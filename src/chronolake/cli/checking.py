@@ -90,7 +90,7 @@ def _checked_pipeline(
     except ChronolakeError as failure:
         yield _told(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
         return
-    yield _checked(f"pipelines.{name}", lambda: _pipeline_words(project, name, fillers))
+    yield _checked(f"pipelines.{name}", lambda: _pipeline_words(project, name, source, fillers))
 
 
 def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
@@ -109,7 +109,9 @@ def _reached(_: object) -> str:
     return "its database answers"
 
 
-def _pipeline_words(project: Project, name: str, fillers: dict[TableName, str]) -> str:
+def _pipeline_words(
+    project: Project, name: str, source: Source, fillers: dict[TableName, str]
+) -> str:
     """How a pipeline is; notes which tables it fills.
 
     Raises:
@@ -118,7 +120,7 @@ def _pipeline_words(project: Project, name: str, fillers: dict[TableName, str]) 
     from chronolake.pipeline.state import expect_free, positions
     from chronolake.pipeline.streams import streams_of
 
-    streams = streams_of(project, name)
+    streams = streams_of(project, name, source)
     for stream in streams:
         other = fillers.setdefault(stream.table, name)
         if other != name:

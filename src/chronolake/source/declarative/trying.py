@@ -20,7 +20,7 @@ from chronolake.source.offered import Finding, Level
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.api import Api
@@ -163,7 +163,11 @@ def whole_of(
 
 
 def findings_of(
-    manifest: Manifest, source: DeclarativeSource, *, memory: Memory | None = None
+    manifest: Manifest,
+    source: DeclarativeSource,
+    *,
+    memory: Memory | None = None,
+    learn: Callable[[Manifest | ChronolakeError], None] | None = None,
 ) -> Iterator[Finding]:
     """What a manifest and a configuration are like: all that is wrong, and each stream.
 
@@ -171,7 +175,11 @@ def findings_of(
         manifest: the manifest.
         source: the configuration of its source.
         memory: keeps tokens that change with each use.
+        learn: is told the manifest with all its streams, or why they are not known, so that nobody
+            has to ask the API for them again; not if this look has a configuration of its own.
     """
+    overrides = manifest.check.config_overrides if manifest.check else None
+    learn = learn if learn and not overrides else lambda _: None
     missing = missing_in(source.config, manifest)
     if missing:
         yield from _described(manifest, source.only)
@@ -191,14 +199,16 @@ def findings_of(
                     source,
                     wanted=source.only,
                     memory=memory,
-                    overrides=manifest.check.config_overrides if manifest.check else None,
+                    overrides=overrides,
                     log=exchanges.append,
                 )
             )
         except ChronolakeError as failure:
+            learn(failure)
             yield from _described(manifest, source.only)
             yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
             return
+        learn(api.manifest)
         yield from _described(api.manifest, source.only)
         for name in checked_streams(api.manifest, source.only):
             yield _connection(api, name, exchanges)
