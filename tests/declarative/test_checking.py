@@ -256,6 +256,38 @@ def test_a_check_asks_once_which_streams_there_are(
     assert ("3 streams: one, two, three" in words["message"]) is words["ok"]
 
 
+def test_what_is_configured_for_no_stream_hides_none(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
+    (tmp_path / "manifest.yaml").write_text(json.dumps(whole))
+    project(
+        tmp_path,
+        "  shop:\n    mode: live\n    source: {type: declarative, manifest: manifest.yaml, "
+        f"config: {{api: '{api.url}'}}}}\n"
+        "    streams: {itmes: {mode: live}, Orders: {nested: json}, orders: {mode: history}}\n",
+    )
+    where = ("--project", str(tmp_path))
+
+    code, told, error = ran_words(capsys, "discover", "shop", "--json", *where)
+
+    assert code == 1
+    assert [one["stream"] for one in json.loads(told)] == ["items", "orders"]
+    hints = [json.loads(line)["hint"] for line in error.splitlines()]
+    assert hints == ["Did you mean 'items'?", "Did you mean 'orders'?"]
+    code, told, error = ran_words(capsys, "discover", "shop", *where)
+    assert code == 1
+    assert "orders" in told
+    assert "pipelines.shop.streams.itmes: the source has no such stream" in error
+    code, told, _ = ran_words(capsys, "check", "--json", *where)
+    assert code == 1
+    found = [one for one in json.loads(told) if one["what"] == "pipelines.shop"]
+    assert [one["ok"] for one in found] == [False, False, False, True]
+    assert [one["hint"] for one in found[:2]] == hints
+    assert "history" in found[2]["message"]
+    assert found[3]["message"].endswith("items")
+
+
 def _nested() -> Manifest:
     """A stream with a slice for each of the API's tables."""
     parent = {
