@@ -202,6 +202,11 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
             "there are no dynamic streams charts",
         ),
         (
+            {"dynamic_streams_check_configs": [_configured(1, "table")]},
+            "check.dynamic_streams_check_configs[0].dynamic_stream_name",
+            "there are no dynamic streams table",
+        ),
+        (
             {"dynamic_streams_check_configs": [_configured(0)]},
             "check.dynamic_streams_check_configs[0].stream_count",
             "greater than or equal to 1",
@@ -223,6 +228,20 @@ def test_a_stream_that_nobody_knows_is_told(api: Api) -> None:
     findings = _findings(_manifest({"stream_names": ["items", "itmes"]}), api)
 
     assert _tried(findings) == {"items": Level.OK, "itmes": Level.FAILED}
+    assert findings[-1].fix == "Did you mean 'items'?"
+
+
+def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
+    whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
+    manifest = of(mapped(whole), Path("manifest.yaml"))
+
+    findings = _findings(manifest, api, ["items", "Orders", "zebras"])
+
+    told = {one.what: one.fix for one in findings if one.level is Level.FAILED}
+    assert told == {
+        "stream Orders": "Did you mean 'orders'?",
+        "stream zebras": "Correct `source.only`.",
+    }
 
 
 def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> None:

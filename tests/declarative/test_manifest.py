@@ -263,6 +263,63 @@ def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -
         pytest.fail("it was opened")
 
 
+def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        streams:
+          - name: one
+            retriever:
+              requester:
+                url_base: "https://a.example"
+                http_method: PSOT
+                authenticator: {type: BearerAuthentcator}
+              record_selector: {extractor: {type: DpathExtractor, feld_path: []}}
+              paginator: {type: DefaultPaginator}
+            incremental_sync:
+              type: DatetimeBasedCursor
+              cursor_field: at
+              datetime_format: "%Y"
+              start_datetime: {datetime: 1}
+              end_datetime: 2024
+            transformations: [{fields: []}]
+          - name: two
+            retriever: {type: CustomRetriever, class_name: a.b}
+        check: {type: CheckStreem}
+        """,
+    )
+
+    assert [(one.line, one.hint) for one in found.problems] == [
+        (6, "Did you mean 'POST'?"),
+        (7, "Did you mean 'BearerAuthenticator'?"),
+        (8, "Did you mean it by 'feld_path'?"),
+        (9, "Give it a `pagination_strategy`."),
+        (14, "Here stands '1'."),
+        (15, "Here stands '2024'."),
+        (16, "Say by a `type` what it is."),
+        (18, "Without the streams that need it, the others are read (`only`)."),
+        (19, "Did you mean 'CheckStream'?"),
+    ]
+    with pytest.raises(ConfigurationError) as refusal:
+        found.stream("one")
+    assert str(refusal.value.hint).startswith("Did you mean 'POST'? `chronolake check` lists")
+
+
+def test_a_stream_that_is_not_there_is_told_with_its_neighbour(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        streams:
+          - name: orders
+            retriever:
+              requester: {url_base: "https://a.example"}
+              record_selector: {extractor: {field_path: []}}
+        """,
+    )
+    with pytest.raises(ConfigurationError, match="Did you mean 'orders'"):
+        found.stream("Order")
+
+
 def test_references_cannot_make_a_manifest_endless(tmp_path: Path) -> None:
     lines = ["a0: [x, x]"]
     lines += [f'a{n}: ["#/a{n - 1}", "#/a{n - 1}"]' for n in range(1, 40)]

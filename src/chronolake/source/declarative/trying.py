@@ -17,6 +17,7 @@ from chronolake.source.declarative.opening import opened
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.offered import Finding, Level
+from chronolake.spelling import did_you_mean
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -228,8 +229,12 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[F
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
                 problem.hint,
             )
-    for name in wanted or manifest.streams:
+    told = {name for one in manifest.problems for name in (one.stream, *one.streams)}
+    for name in manifest.streams if wanted is None else wanted:
         if name not in manifest.streams:
+            if name not in told and manifest.is_whole:
+                hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")
+                yield Finding(f"stream {name}", Level.FAILED, "the manifest has none", hint)
             continue
         try:
             check(manifest.streams[name])

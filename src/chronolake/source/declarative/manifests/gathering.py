@@ -99,9 +99,10 @@ class Gathering:
         if not (may_run and is_known):
             return
         if not stream.name:
-            self.problems.append(spot.problem("the stream has no name"))
+            self.problems.append(spot.problem("the stream has no name", hint="Give it a `name`."))
         elif stream.name in self.streams:
-            self.problems.append(spot.problem(f"there are two streams {stream.name}"))
+            message = f"there are two streams {stream.name}"
+            self.problems.append(spot.problem(message, hint="Give one of them another `name`."))
         else:
             self.streams[stream.name] = stream
 

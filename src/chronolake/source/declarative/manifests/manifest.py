@@ -34,6 +34,7 @@ from chronolake.source.declarative.manifests.located import (
 )
 from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
 from chronolake.source.declarative.manifests.texts import problems_of_texts
+from chronolake.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -46,6 +47,8 @@ FILE_NAME: Final = "manifest.yaml"
 _PACKAGE: Final = re.compile(r"airbyte-source-[a-z0-9-]+")
 _BUDGET: Final = "api_budget"
 _DYNAMIC: Final = "dynamic_streams"
+_STREAMS: Final = "List them below `streams`, or `dynamic_streams` that make them."
+_ALL: Final = "`chronolake check` lists everything that is wrong with the manifest."
 #: What of a manifest concerns nothing but the streams that have it.
 _OF_STREAMS: Final = frozenset({"definitions", "streams", _DYNAMIC, "check", "schemas", "metadata"})
 _RULES: Final = "config_normalization_rules"
@@ -161,10 +164,11 @@ class Manifest:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise ConfigurationError(
                 f"{self.file}{line}: {first.path}: {first.message}{more}",
-                hint="`chronolake check` lists everything that is wrong with the manifest.",
+                hint=f"{first.hint or ''} {_ALL}".strip(),
             )
         raise ConfigurationError(
-            f"{self.file} has no stream {name!r}.", hint=f"It has: {', '.join(self.streams)}."
+            f"{self.file} has no stream {name!r}.",
+            hint=did_you_mean(name, self.streams, f"It has: {', '.join(self.streams) or 'none'}."),
         )
 
 
@@ -226,7 +230,9 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     found = Gathering(file, allow_components=allow_components)
     found.problems += (*rules_of(whole)[1], *_of_the_api(whole))
     if not whole.get("streams") and not whole.get(_DYNAMIC):
-        found.problems.append(Spot.of(whole, ("streams",)).problem("there are no streams"))
+        found.problems.append(
+            Spot.of(whole, ("streams",)).problem("there are no streams", hint=_STREAMS)
+        )
     conditional: list[Conditional] = []
     for described, spot in _listed(whole, "streams"):
         if isinstance(described, Mapped) and described.get("type") == "ConditionalStreams":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.source.declarative.language.custom import RUNNABLE
 from chronolake.source.declarative.manifests.located import is_unknown, line_of, value_of
-from chronolake.source.declarative.templating.templates import is_template
+from chronolake.source.declarative.templating.templates import is_template, shown
+from chronolake.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
 #: What pydantic puts into the path of a value to say what it was taken for.
 _KIND: Final = re.compile(r"[A-Z]\w*|(tagged-union|tuple|function|nullable)\[.*\]")
+_PLAIN: Final = frozenset({"bool", "float", "int", "str"})
+_QUOTED: Final = re.compile(r"'([^']+)'")
+_LEFT_OUT: Final = "Without the streams that need it, the others are read (`only`)."
+#: How near a key has to be to one that is missing to be taken for it.
+_CLOSE: Final = 0.75
 
 
 #: What classes are meant to take the place of that cannot be run.
@@ -105,7 +112,9 @@ def problems_in(
         and not is_open(_keys_of(error["loc"]), paths)
     ]
     return [
-        spot.within(described, error["loc"]).problem(_words(error, described), stream)
+        spot.within(described, _place(error)).problem(
+            _words(error, described), stream, _hint(error)
+        )
         for error in _telling(errors)
     ]
 
@@ -120,7 +129,9 @@ def problems_of_code(described: Any, spot: Spot, stream: str) -> list[Problem]:
     """
     return [
         spot.within(described, (*keys, "class_name")).problem(
-            f"a {kind} is Python code, which runs only with `allow_components: true`", stream
+            f"a {kind} is Python code, which runs only with `allow_components: true`",
+            stream,
+            "Set it below `source` if you trust the connector's code.",
         )
         for keys, kind in _code_in(described, ())
     ]
@@ -180,12 +191,17 @@ def _telling(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     What fails within a list fails the list as well; and of a component of another kind the keys are
     of no interest.
     """
-    others = {error["loc"][:-1] for error in errors if error["type"] == "literal_error"}
+    others = {
+        error["loc"][:-1]
+        for error in errors
+        if error["type"] == "literal_error" and error["loc"][-1] == "type"
+    }
     return [
         error
-        for error in errors
+        for number, error in enumerate(errors)
         if not (
-            (
+            _is_other_type(error, errors[:number], errors[number + 1 :])
+            or (
                 error["type"] in {"tuple_type", "too_short"}
                 and any(_is_within(other["loc"], error["loc"]) for other in errors)
             )
@@ -194,10 +210,27 @@ def _telling(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     ]
 
 
+def _is_other_type(
+    error: ErrorDetails, before: Sequence[ErrorDetails], after: Sequence[ErrorDetails]
+) -> bool:
+    """Whether an error says that a value has not one type, and another that it has not another."""
+    if _place(error) == error["loc"]:
+        return False
+    stem = _place(error)
+    others = (*before, *(one for one in after if _place(one) == one["loc"]))
+    return any(one["loc"][: len(stem)] == stem for one in others)
+
+
 def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
     """Whether a place is within another, whatever kinds the values there are taken for."""
     keys, above = _keys_of(place), _keys_of(other)
     return len(keys) > len(above) and keys[: len(above)] == above
+
+
+def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+    """Where an error is, without what a value that may be of several types was taken for."""
+    place = error["loc"]
+    return place[:-1] if place and place[-1] in _PLAIN else place
 
 
 def _words(error: ErrorDetails, described: Any) -> str:
@@ -213,6 +246,41 @@ def _words(error: ErrorDetails, described: Any) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     return error["msg"][0].lower() + error["msg"][1:]
+
+
+def _hint(error: ErrorDetails) -> str | None:
+    """What to do about what one failed check says."""
+    kind, name = error["type"], str(error["loc"][-1]) if error["loc"] else ""
+    told = error["input"]
+    expected = _QUOTED.findall(str(_context(error).get("expected_tags") or _expected(error)))
+    if kind in {"union_tag_invalid", "literal_error"} and expected:
+        wrong = told.get("type") if isinstance(told, dict) else told
+        return _LEFT_OUT if _is_code(wrong) else _nearest(str(wrong), expected)
+    if kind == "missing":
+        there = told if isinstance(told, dict) else ()
+        near = difflib.get_close_matches(name, there, n=1, cutoff=_CLOSE)
+        return f"Did you mean it by {near[0]!r}?" if near else f"Give it a `{name}`."
+    if kind == "union_tag_not_found":
+        return "Say by a `type` what it is."
+    if kind.endswith(("_type", "_parsing")) and not isinstance(told, dict | list):
+        return f"Here stands {shown(str(told))}."
+    return None
+
+
+def _context(error: ErrorDetails) -> dict[str, Any]:
+    return error.get("ctx") or {}
+
+
+def _expected(error: ErrorDetails) -> str:
+    return str(_context(error).get("expected", ""))
+
+
+def _is_code(kind: object) -> bool:
+    return isinstance(kind, str) and (kind in RUNNABLE or kind.startswith("Custom"))
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    return did_you_mean(name, known, f"It is one of {', '.join(known)}.")
 
 
 def _unknown_kind(kind: str) -> str:
