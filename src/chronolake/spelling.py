@@ -1,4 +1,4 @@
-"""Slips of the pen: the known name that an unknown one is nearest to."""
+"""Words for people: the known name that an unknown one is nearest to, and things counted."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     near = [by_case[name.casefold()]] if name.casefold() in by_case else None
     near = near or difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {near[0]!r}?" if near else otherwise
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of a thing: "1 stream", "2 streams", "1,000 records"."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -304,7 +304,9 @@ def test_what_is_configured_for_no_stream_hides_none(
     assert [one["ok"] for one in found] == [False, False, False, True]
     assert [one["hint"] for one in found[:2]] == hints
     assert "history" in found[2]["message"]
-    assert found[3]["message"].endswith("items")
+    assert found[3]["message"] == "1 stream: items"
+    (tried,) = [one for one in json.loads(told) if one["what"].endswith("connection, by items")]
+    assert tried["message"] == "1 request, a record came"
 
 
 def _nested() -> Manifest:

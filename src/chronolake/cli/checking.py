@@ -23,6 +23,7 @@ from chronolake.cli.app import (
 )
 from chronolake.cli.piping import PipelineArgument, ProjectLakeOption, ProjectOption, project_of
 from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.spelling import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +150,8 @@ def _pipeline_words(
             )
     for position in positions(project.lake, streams):
         expect_free(position)
-    words = f"{len(streams)} streams: {', '.join(stream.name for stream in streams) or 'none'}"
+    names = ", ".join(stream.name for stream in streams)
+    words = f"{counted(len(streams), 'stream')}: {names}" if names else "no streams"
     empty = [
         stream.name
         for stream in streams

@@ -17,7 +17,7 @@ from chronolake.source.declarative.opening import opened
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.offered import Finding, Level
-from chronolake.spelling import did_you_mean
+from chronolake.spelling import counted, did_you_mean
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -257,9 +257,8 @@ def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:
         has_records = any(reader.slices.read(work).pages())
     except ChronolakeError as failure:
         return Finding(what, Level.FAILED, failure.message, failure.hint)
-    asked = f"{len(exchanges)} requests" if len(exchanges) > 1 else "one request"
     got = "a record came" if has_records else "no record came"
-    return Finding(what, Level.OK, f"{asked}, {got}")
+    return Finding(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
 
 
 def _words(stream: AnyStream) -> str:
