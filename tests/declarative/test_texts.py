@@ -106,6 +106,13 @@ def _one(found: Manifest) -> Problem:
         ),
         (_decoded(type="CsvDecoder", encoding="utf-99"), "encoding", "no encoding 'utf-99'", ""),
         (_decoded(type="JsonItemsDecoder", items_path="$.data"), "items_path", "JSONPath", ""),
+        (
+            _asking(request_parametrs={"a": 1}),
+            "request_parametrs",
+            "has no",
+            "'request_parameters'",
+        ),
+        (_by(lookback_windows="P1D"), "lookback_windows", "has no", "'lookback_window'"),
         (_asking(url_base="ftp://a.example"), "url_base", "ftp:// is not asked", "https://"),
     ],
 )
@@ -138,6 +145,8 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
         # No time is read by it, and those that write know more directives.
         _by(datetime_format="%-d.%-m.%Y", cursor_datetime_formats=["%Y-%m-%d"]),
         stream(name="stream_state"),
+        # A key that nobody knows may be there on purpose, as may a parameter that is handed on.
+        _asking(purpose="to ask", use_caches=True, **{"$parameters": {"use_caches": True}}),
     ],
 )
 def test_what_the_reference_reads_is_no_problem(described: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with the texts of components, as far as it is known without reading anything.
+"""What is wrong with the texts and keys of a manifest, as far as is known without reading anything.
 
 None of it keeps a stream from being read: a text that is never evaluated does no harm.
 """
@@ -9,6 +9,7 @@ import codecs
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.source.declarative.manifests.fieldnames import misspelled_in
 from chronolake.source.declarative.manifests.meanings import (
     DURATIONS,
     ENCODINGS,
@@ -100,6 +101,8 @@ def _in_component(
         return
     told = node.get("type")
     kind = told if isinstance(told, str) else UNTYPED.get(place, place if "." not in place else "")
+    for key, near in misspelled_in(node, kind):
+        yield (*keys, key), Fault(f"a {kind} has no `{key}`", f"Did you mean {near!r}?")
     if kind == "DatetimeBasedCursor":
         yield from _of_cursor(node, keys)
     for name, value in node.items():
