@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from chronolake.config import DeclarativeSource
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
 from chronolake.source.declarative.trying import findings_of
 from chronolake.source.offered import Finding, Level
+from commands import ran_words
+from datalakes import project
 
 _TABLES = [{"name": name} for name in ("one", "two", "three")]
 _NAMED = {
@@ -199,6 +202,11 @@ def test_a_look_may_be_made_with_other_values(api: Api) -> None:
             "there are no dynamic streams charts",
         ),
         (
+            {"dynamic_streams_check_configs": [_configured(1, "table")]},
+            "check.dynamic_streams_check_configs[0].dynamic_stream_name",
+            "there are no dynamic streams table",
+        ),
+        (
             {"dynamic_streams_check_configs": [_configured(0)]},
             "check.dynamic_streams_check_configs[0].stream_count",
             "greater than or equal to 1",
@@ -220,6 +228,20 @@ def test_a_stream_that_nobody_knows_is_told(api: Api) -> None:
     findings = _findings(_manifest({"stream_names": ["items", "itmes"]}), api)
 
     assert _tried(findings) == {"items": Level.OK, "itmes": Level.FAILED}
+    assert findings[-1].fix == "Did you mean 'items'?"
+
+
+def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
+    whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
+    manifest = of(mapped(whole), Path("manifest.yaml"))
+
+    findings = _findings(manifest, api, ["items", "Orders", "zebras"])
+
+    told = {one.what: one.fix for one in findings if one.level is Level.FAILED}
+    assert told == {
+        "stream Orders": "Did you mean 'orders'?",
+        "stream zebras": "Correct `source.only`.",
+    }
 
 
 def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> None:
@@ -230,6 +252,61 @@ def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> 
 
     assert list(_tried(findings)) == ["items"]
     assert Level.FAILED not in {one.level for one in findings}
+
+
+@pytest.mark.parametrize("answer", [Reply({"data": _TABLES}), Reply(status=403)])
+def test_a_check_asks_once_which_streams_there_are(
+    api: Api, answer: Reply, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.on("/tables", answer)
+    whole = {"dynamic_streams": [_tables(name="tables")], "check": {"stream_names": ["two"]}}
+    (tmp_path / "manifest.yaml").write_text(json.dumps(whole))
+    project(
+        tmp_path,
+        "  shop:\n    mode: live\n    source: {type: declarative, manifest: manifest.yaml, "
+        f"config: {{api: '{api.url}'}}}}\n",
+    )
+
+    code, told, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+
+    assert api.paths().count("/tables") == 1
+    words = {one["what"]: one for one in json.loads(told)}["pipelines.shop"]
+    assert (code == 0) is words["ok"] is (answer.status == 200)
+    assert ("3 streams: one, two, three" in words["message"]) is words["ok"]
+
+
+def test_what_is_configured_for_no_stream_hides_none(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
+    (tmp_path / "manifest.yaml").write_text(json.dumps(whole))
+    project(
+        tmp_path,
+        "  shop:\n    mode: live\n    source: {type: declarative, manifest: manifest.yaml, "
+        f"config: {{api: '{api.url}'}}}}\n"
+        "    streams: {itmes: {mode: live}, Orders: {nested: json}, orders: {mode: history}}\n",
+    )
+    where = ("--project", str(tmp_path))
+
+    code, told, error = ran_words(capsys, "discover", "shop", "--json", *where)
+
+    assert code == 1
+    assert [one["stream"] for one in json.loads(told)] == ["items", "orders"]
+    hints = [json.loads(line)["hint"] for line in error.splitlines()]
+    assert hints == ["Did you mean 'items'?", "Did you mean 'orders'?"]
+    code, told, error = ran_words(capsys, "discover", "shop", *where)
+    assert code == 1
+    assert "orders" in told
+    assert "pipelines.shop.streams.itmes: the source has no such stream" in error
+    code, told, _ = ran_words(capsys, "check", "--json", *where)
+    assert code == 1
+    found = [one for one in json.loads(told) if one["what"] == "pipelines.shop"]
+    assert [one["ok"] for one in found] == [False, False, False, True]
+    assert [one["hint"] for one in found[:2]] == hints
+    assert "history" in found[2]["message"]
+    assert found[3]["message"] == "1 stream: items"
+    (tried,) = [one for one in json.loads(told) if one["what"].endswith("connection, by items")]
+    assert tried["message"] == "1 request, a record came"
 
 
 def _nested() -> Manifest:

@@ -7,10 +7,12 @@ from textwrap import dedent
 
 import pytest
 
+from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.language.streams import DeclarativeStream
 from chronolake.source.declarative.manifests.manifest import Manifest, find, load
 from chronolake.source.declarative.manifests.traits import concurrency_of
+from chronolake.source.declarative.opening import opened
 
 _REAL = Path(__file__).parents[3] / "shared" / "data" / "manifests"
 
@@ -144,8 +146,6 @@ def test_a_page_token_where_the_page_size_is_put_is_told(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('streams: "#/nowhere"', "line 1: the reference #/nowhere refers to nothing"),
-        ('a: "#/b"\nb: "#/a"', "refers to itself"),
         ("streams: [", "is not valid YAML"),
         ("- a", "must hold keys and values"),
         ("a: &a [*a]", "is nested too deeply"),
@@ -156,11 +156,178 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str, expect
         manifest(tmp_path, text)
 
 
+@pytest.mark.differs("a reference that leads nowhere")
+def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        definitions:
+          unused: {$ref: "#/definitions/nothing"}
+          requester: {type: HttpRequester, url_base: "#/definitions/base"}
+          egg: {hen: "#/definitions/hen"}
+          hen: {$ref: "#/definitions/egg"}
+        streams:
+          - name: one
+            retriever:
+              requester: "#/definitions/requester"
+              record_selector: {extractor: {type: DpathExtractor}}
+          - name: two
+            $ref: "#/definitions/none"
+            incremental_sync: {type: DatetimeBasedCursor, $ref: "#/definitions/nil"}
+            transformations: {type: AddFields, fields: 5}
+          - "#/definitions/nobody"
+          - name: four
+            retriever:
+              requester: {$ref: "#/definitions/requester", path: /four}
+              record_selector: {extractor: {field_path: []}}
+          - name: five
+            retriever:
+              requester: {url_base: "https://a.example"}
+              record_selector: {extractor: {field_path: []}}
+        check: {stream_names: "#/definitions/names"}
+        """,
+    )
+
+    told = {(one.line, one.path): (one.stream, one.message) for one in found.problems}
+    nothing = "the reference #/definitions/{} refers to nothing"
+    assert told == {
+        (2, "definitions.unused.$ref"): (None, nothing.format("nothing")),
+        (3, "definitions.requester.url_base"): (
+            None,
+            f"{nothing.format('base')}; for that, these cannot be read: one, four",
+        ),
+        (4, "definitions.egg.hen"): (None, "the reference #/definitions/hen refers to itself"),
+        (12, "streams[1].$ref"): ("two", nothing.format("none")),
+        (13, "streams[1].incremental_sync.$ref"): ("two", nothing.format("nil")),
+        (15, "streams[2]"): (None, nothing.format("nobody")),
+        (24, "check.stream_names"): (None, nothing.format("names")),
+        # What does not follow from them is told as well.
+        (10, "streams[0].retriever.record_selector.extractor.field_path"): (
+            "one",
+            "it is missing",
+        ),
+        (14, "streams[1].transformations.fields"): ("two", "input should be a valid list"),
+    }
+    assert len(found.problems) == len(told)
+    assert list(found.streams) == ["five"]
+    with pytest.raises(ConfigurationError, match=r"streams\[1\].\$ref: the reference"):
+        found.stream("two")
+    with pytest.raises(ConfigurationError, match=r"definitions\.requester\.url_base: .* nothing"):
+        found.stream("four")
+
+
+def test_a_place_of_references_that_is_all_there_is_the_only_problem(tmp_path: Path) -> None:
+    found = manifest(tmp_path, 'streams: "#/nowhere"')
+
+    assert [(one.line, one.path, one.message) for one in found.problems] == [
+        (1, "streams", "the reference #/nowhere refers to nothing")
+    ]
+
+
+def test_parameters_that_are_none_are_told(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        streams:
+          - name: one
+            $parameters: path
+            retriever:
+              requester: {url_base: "https://a.example"}
+              record_selector: {extractor: {field_path: []}}
+        """,
+    )
+
+    assert [(one.line, one.path) for one in found.problems] == [(3, "streams[0].$parameters")]
+
+
+def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        streams:
+          - name: one
+            retriever:
+              requester: {url_base: "https://a.example"}
+              record_selector: {extractor: {field_path: []}}
+        spec:
+          connection_specification: {properties: {token: "#/definitions/secret"}}
+        """,
+    )
+    assert list(found.streams) == ["one"]
+    source = DeclarativeSource(type="declarative", manifest="manifest.yaml", config={"token": "x"})
+
+    with (
+        pytest.raises(ConfigurationError, match=r"line 7: spec.connection_specification"),
+        opened(found, source, wanted=None),
+    ):
+        pytest.fail("it was opened")
+
+
+def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        streams:
+          - name: one
+            retriever:
+              requester:
+                url_base: "https://a.example"
+                http_method: PSOT
+                authenticator: {type: BearerAuthentcator}
+              record_selector: {extractor: {type: DpathExtractor, feld_path: []}}
+              paginator: {type: DefaultPaginator}
+            incremental_sync:
+              type: DatetimeBasedCursor
+              cursor_field: at
+              datetime_format: "%Y"
+              start_datetime: {datetime: 1}
+              end_datetime: 2024
+            transformations: [{fields: []}]
+          - name: two
+            retriever: {type: CustomRetriever, class_name: a.b}
+        check: {type: CheckStreem}
+        """,
+    )
+
+    assert [(one.line, one.hint) for one in found.problems] == [
+        (6, "Did you mean 'POST'?"),
+        (7, "Did you mean 'BearerAuthenticator'?"),
+        (8, "Did you mean it by 'feld_path'?"),
+        (9, "Give it a `pagination_strategy`."),
+        (14, "Here stands '1'."),
+        (15, "Here stands '2024'."),
+        (16, "Say by a `type` what it is."),
+        (18, "Without the streams that need it, the others are read (`only`)."),
+        (19, "Did you mean 'CheckStream'?"),
+    ]
+    with pytest.raises(ConfigurationError) as refusal:
+        found.stream("one")
+    assert str(refusal.value.hint).startswith("Did you mean 'POST'? `chronolake check` lists")
+
+
+def test_a_stream_that_is_not_there_is_told_with_its_neighbour(tmp_path: Path) -> None:
+    found = manifest(
+        tmp_path,
+        """\
+        streams:
+          - name: orders
+            retriever:
+              requester: {url_base: "https://a.example"}
+              record_selector: {extractor: {field_path: []}}
+        """,
+    )
+    with pytest.raises(ConfigurationError, match="Did you mean 'orders'"):
+        found.stream("Order")
+
+
 def test_references_cannot_make_a_manifest_endless(tmp_path: Path) -> None:
     lines = ["a0: [x, x]"]
     lines += [f'a{n}: ["#/a{n - 1}", "#/a{n - 1}"]' for n in range(1, 40)]
     with pytest.raises(ConfigurationError, match="too large with its references resolved"):
         manifest(tmp_path, "\n".join(lines))
+    deep = [f'a{n}: {{b: "#/a{n - 1}"}}' for n in range(1, 500)]
+    with pytest.raises(ConfigurationError, match="too large with its references resolved"):
+        manifest(tmp_path, "\n".join(["a0: {}", *deep]))
 
 
 def test_a_manifest_is_found_by_file_and_folder(tmp_path: Path) -> None:

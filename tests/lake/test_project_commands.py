@@ -236,7 +236,7 @@ def test_a_source_that_is_away_does_not_hide_the_others(
     ("words", "message"),
     [
         (("sync", "crn"), "Did you mean 'crm'?"),
-        (("sync", "crm", "--stream", "Acount"), "It has: Account, Contact."),
+        (("sync", "crm", "--stream", "Acount"), "Did you mean 'Account'?"),
         (("sync", "crm", "--every", "soon"), "write a time such as 30s"),
         (("rebuild", "crm.Other"), "No pipeline of"),
         (("state", "set", "crm", "Account", "x"), "Agree with --yes"),

@@ -19,14 +19,17 @@ from chronolake.cli.app import (
     fail,
     grid_of,
     print_json,
+    show_error,
 )
 from chronolake.cli.piping import PipelineArgument, ProjectLakeOption, ProjectOption, project_of
 from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.spelling import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from chronolake.config import Project
+    from chronolake.pipeline.streams import Stream
     from chronolake.source.offered import Source
     from chronolake.types import TableName
 
@@ -90,7 +93,25 @@ def _checked_pipeline(
     except ChronolakeError as failure:
         yield _told(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
         return
-    yield _checked(f"pipelines.{name}", lambda: _pipeline_words(project, name, fillers))
+    yield from _listed(project, name, source, fillers)
+
+
+def _listed(
+    project: Project, name: str, source: Source, fillers: dict[TableName, str]
+) -> Iterator[dict[str, Any]]:
+    """All that is wrong with a pipeline's streams, and how those are that can be brought."""
+    from chronolake.pipeline.streams import listed
+
+    what = f"pipelines.{name}"
+    try:
+        found = listed(project, name, source)
+    except ChronolakeError as failure:
+        yield _told(what, "failed", failure.message, failure.hint, ok=False)
+        return
+    for one in found.wrong:
+        yield _told(what, "failed", one.message, one.hint, ok=False)
+    if found.streams or not found.wrong:
+        yield _checked(what, lambda: _pipeline_words(project, name, found.streams, fillers))
 
 
 def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
@@ -109,16 +130,16 @@ def _reached(_: object) -> str:
     return "its database answers"
 
 
-def _pipeline_words(project: Project, name: str, fillers: dict[TableName, str]) -> str:
+def _pipeline_words(
+    project: Project, name: str, streams: list[Stream], fillers: dict[TableName, str]
+) -> str:
     """How a pipeline is; notes which tables it fills.
 
     Raises:
         ChronolakeError: something is wrong.
     """
     from chronolake.pipeline.state import expect_free, positions
-    from chronolake.pipeline.streams import streams_of
 
-    streams = streams_of(project, name)
     for stream in streams:
         other = fillers.setdefault(stream.table, name)
         if other != name:
@@ -129,7 +150,8 @@ def _pipeline_words(project: Project, name: str, fillers: dict[TableName, str]) 
             )
     for position in positions(project.lake, streams):
         expect_free(position)
-    words = f"{len(streams)} streams: {', '.join(stream.name for stream in streams) or 'none'}"
+    names = ", ".join(stream.name for stream in streams)
+    words = f"{counted(len(streams), 'stream')}: {names}" if names else "no streams"
     empty = [
         stream.name
         for stream in streams
@@ -156,15 +178,17 @@ def discover(
 ) -> None:
     """List a pipeline's streams: what there is, what they can see, and how they are kept.
 
-    Exit code 1 if a stream's columns are asked for and not known.
+    Exit code 1 if a stream's columns are asked for and not known, or something is configured for
+    a stream that is not there.
     """
     from chronolake.limits import allowed_modes
-    from chronolake.pipeline.streams import source_of, streams_of
+    from chronolake.pipeline.streams import listed, source_of
 
     wanted = project_of(project, lake, settings)
     source = source_of(wanted, pipeline)
     rows: list[dict[str, Any]] = []
-    for stream in streams_of(wanted, pipeline, source, any_mode=True):
+    found = listed(wanted, pipeline, source, any_mode=True)
+    for stream in found.streams:
         files = stream.folder.files()
         rows.append(
             {
@@ -187,7 +211,9 @@ def discover(
         _show_columns(rows)
     else:
         _show_streams(rows)
-    if any("error" in row for row in rows):
+    for one in found.wrong:
+        show_error(one, json=json)
+    if found.wrong or any("error" in row for row in rows):
         fail()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from chronolake.errors import ConfigurationError, TableExistsError
 from chronolake.limits import check_mode
 from chronolake.source.data_lake import DataLake
 from chronolake.source.offered import RememberingSource
+from chronolake.spelling import did_you_mean
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -79,11 +79,10 @@ def pipeline_of(project: Project, name: str) -> PipelineConfig:
     """
     if name in project.pipelines:
         return project.pipelines[name]
-    near = difflib.get_close_matches(name, project.pipelines, n=1)
     known = ", ".join(project.pipelines) or "none"
     raise ConfigurationError(
         f"{project.file} has no pipeline {name!r}.",
-        hint=f"Did you mean {near[0]!r}?" if near else f"It has: {known}.",
+        hint=did_you_mean(name, project.pipelines, f"It has: {known}."),
     )
 
 
@@ -142,26 +141,63 @@ def streams_of(
             source's, cannot have its mode, or shares its table with another.
         SourceError: the source cannot be read.
     """
+    found = listed(project, pipeline, source, any_mode=any_mode)
+    if found.wrong:
+        raise found.wrong[0]
+    return found.streams
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What there is of a pipeline, whatever is wrong with its configuration.
+
+    Attributes:
+        streams: the streams that can be brought.
+        wrong: what keeps others from it, or is configured for none.
+    """
+
+    streams: list[Stream]
+    wrong: list[ConfigurationError]
+
+
+def listed(
+    project: Project, pipeline: str, source: Source | None = None, *, any_mode: bool = False
+) -> Listing:
+    """The streams of a pipeline, and all that is wrong with them; arguments as of `streams_of`.
+
+    Raises:
+        ConfigurationError: there is no such pipeline, or the source is not configured as it has to
+            be.
+        SourceError: the source cannot be read.
+    """
     config = pipeline_of(project, pipeline)
     offered = {one.traits.name: one for one in (source or source_of(project, pipeline)).offered()}
-    for name in config.streams:
-        if name not in offered:
-            near = difflib.get_close_matches(name, offered, n=1)
-            raise ConfigurationError(
-                f"{project.file}: pipelines.{pipeline}.streams.{name}: the source has no such "
-                "stream.",
-                hint=f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(offered)}.",
-            )
-    streams = [_stream(config, pipeline, one, any_mode=any_mode) for one in offered.values()]
+    wrong = [
+        ConfigurationError(
+            f"{project.file}: pipelines.{pipeline}.streams.{name}: the source has no such stream.",
+            hint=did_you_mean(name, offered, f"It has: {', '.join(offered) or 'none'}."),
+        )
+        for name in config.streams
+        if name not in offered
+    ]
+    streams: list[Stream] = []
     tables: dict[TableName, str] = {}
-    for stream in streams:
+    for one in offered.values():
+        try:
+            stream = _stream(config, pipeline, one, any_mode=any_mode)
+        except ConfigurationError as refusal:
+            wrong.append(refusal)
+            continue
+        streams.append(stream)
         if (other := tables.setdefault(stream.table, stream.name)) != stream.name:
-            raise ConfigurationError(
-                f"{project.file}: the streams {other} and {stream.name} of {pipeline} have one "
-                f"table, {stream.table}.",
-                hint=f"Give one of them another: pipelines.{pipeline}.streams.{other}.table.",
+            wrong.append(
+                ConfigurationError(
+                    f"{project.file}: the streams {other} and {stream.name} of {pipeline} have one "
+                    f"table, {stream.table}.",
+                    hint=f"Give one of them another: pipelines.{pipeline}.streams.{other}.table.",
+                )
             )
-    return streams
+    return Listing(streams, wrong)
 
 
 def expect_filled_by(stream: Stream, owner: str | None) -> None:
@@ -196,7 +232,7 @@ def chosen(streams: Sequence[Stream], pipeline: str, names: Sequence[str]) -> li
         if name not in by_name:
             raise ConfigurationError(
                 f"The pipeline {pipeline} has no stream {name!r}.",
-                hint=f"It has: {', '.join(by_name) or 'none'}.",
+                hint=did_you_mean(name, by_name, f"It has: {', '.join(by_name) or 'none'}."),
             )
     return [by_name[name] for name in dict.fromkeys(names)] or list(streams)
 

@@ -53,6 +53,7 @@ def api_of(
             wants it, or its streams cannot be made.
         SourceError: the API does not tell its streams.
     """
+    manifest.expect_known()
     ready = {**made_ready(config, manifest), **(overrides or {})}
     budget = _budget_of(manifest)
     access = Access(network, ready, budget=budget, memory=memory)

@@ -75,6 +75,7 @@ class DeclarativeApi:
     config: DeclarativeSource
     memory: Memory | None = None
     _landed: Mapping[str, Position] = field(default_factory=dict, init=False)
+    _learned: Manifest | ChronolakeError | None = field(default=None, init=False, repr=False)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -88,9 +89,17 @@ class DeclarativeApi:
             allow_components=self.config.allow_components,
         )
 
-    @cached_property
+    @property
     def _known(self) -> Manifest:
-        return whole_of(self.manifest, self.config, memory=self.memory)
+        """The manifest with all its streams; the API is asked for them once."""
+        if self._learned is None:
+            self._learned = whole_of(self.manifest, self.config, memory=self.memory)
+        if isinstance(self._learned, ChronolakeError):
+            raise self._learned
+        return self._learned
+
+    def _learn(self, found: Manifest | ChronolakeError) -> None:
+        self._learned = found
 
     @property
     def streams(self) -> dict[str, AnyStream]:
@@ -169,7 +178,8 @@ class DeclarativeApi:
         Raises:
             ConfigurationError: the manifest cannot be read at all.
         """
-        return list(findings_of(self.manifest, self.config, memory=self.memory))
+        found = findings_of(self.manifest, self.config, memory=self.memory, learn=self._learn)
+        return list(found)
 
     def landed(self, positions: Mapping[str, Position]) -> None:
         """The API keeps nothing for a pipeline; `bring` goes on with what has landed."""

@@ -17,10 +17,11 @@ from chronolake.source.declarative.opening import opened
 from chronolake.source.declarative.parents import chosen, is_outdated
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.offered import Finding, Level
+from chronolake.spelling import counted, did_you_mean
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.api import Api
@@ -163,7 +164,11 @@ def whole_of(
 
 
 def findings_of(
-    manifest: Manifest, source: DeclarativeSource, *, memory: Memory | None = None
+    manifest: Manifest,
+    source: DeclarativeSource,
+    *,
+    memory: Memory | None = None,
+    learn: Callable[[Manifest | ChronolakeError], None] | None = None,
 ) -> Iterator[Finding]:
     """What a manifest and a configuration are like: all that is wrong, and each stream.
 
@@ -171,7 +176,11 @@ def findings_of(
         manifest: the manifest.
         source: the configuration of its source.
         memory: keeps tokens that change with each use.
+        learn: is told the manifest with all its streams, or why they are not known, so that nobody
+            has to ask the API for them again; not if this look has a configuration of its own.
     """
+    overrides = manifest.check.config_overrides if manifest.check else None
+    learn = learn if learn and not overrides else lambda _: None
     missing = missing_in(source.config, manifest)
     if missing:
         yield from _described(manifest, source.only)
@@ -191,14 +200,16 @@ def findings_of(
                     source,
                     wanted=source.only,
                     memory=memory,
-                    overrides=manifest.check.config_overrides if manifest.check else None,
+                    overrides=overrides,
                     log=exchanges.append,
                 )
             )
         except ChronolakeError as failure:
+            learn(failure)
             yield from _described(manifest, source.only)
             yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
             return
+        learn(api.manifest)
         yield from _described(api.manifest, source.only)
         for name in checked_streams(api.manifest, source.only):
             yield _connection(api, name, exchanges)
@@ -216,9 +227,14 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[F
                 "manifest",
                 Level.WARNING if is_left_out else Level.FAILED,
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
+                problem.hint,
             )
-    for name in wanted or manifest.streams:
+    told = {name for one in manifest.problems for name in (one.stream, *one.streams)}
+    for name in manifest.streams if wanted is None else wanted:
         if name not in manifest.streams:
+            if name not in told and manifest.is_whole:
+                hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")
+                yield Finding(f"stream {name}", Level.FAILED, "the manifest has none", hint)
             continue
         try:
             check(manifest.streams[name])
@@ -241,9 +257,8 @@ def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:
         has_records = any(reader.slices.read(work).pages())
     except ChronolakeError as failure:
         return Finding(what, Level.FAILED, failure.message, failure.hint)
-    asked = f"{len(exchanges)} requests" if len(exchanges) > 1 else "one request"
     got = "a record came" if has_records else "no record came"
-    return Finding(what, Level.OK, f"{asked}, {got}")
+    return Finding(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
 
 
 def _words(stream: AnyStream) -> str:

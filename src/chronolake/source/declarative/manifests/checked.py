@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from chronolake.source.declarative.language.checking import Check, CheckDynamicStream, CheckStream
 from chronolake.source.declarative.manifests.problems import Spot, problems_in
+from chronolake.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,7 +43,10 @@ def check_of(
         return found, []
     return found, [
         Spot.of(content, (_KEY, _CONFIGS, number, "dynamic_stream_name")).problem(
-            f"there are no dynamic streams {one.dynamic_stream_name}"
+            f"there are no dynamic streams {one.dynamic_stream_name}",
+            hint=did_you_mean(
+                one.dynamic_stream_name, templates, f"There are: {', '.join(templates) or 'none'}."
+            ),
         )
         for number, one in enumerate(found.dynamic_streams_check_configs)
         if one.dynamic_stream_name not in templates

@@ -19,8 +19,9 @@ from chronolake.source.declarative.language.streams import (
     InlineSchemaLoader,
     SimpleRetriever,
 )
+from chronolake.source.declarative.manifests.gathering import Gathering
 from chronolake.source.declarative.manifests.inheritance import inherited
-from chronolake.source.declarative.manifests.manifest import Gathering, mapped
+from chronolake.source.declarative.manifests.manifest import mapped
 from chronolake.source.declarative.manifests.schemas import asked_once
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.declarative.records.fieldpaths import (
@@ -85,11 +86,14 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
             found.add(described, dynamic.spot)
         made = tuple(found.streams)[known:]
         generated[dynamic.name] = generated.get(dynamic.name, ()) + made
-    problems = dict.fromkeys((*manifest.problems, *found.problems))
+    # What is wrong with a template is told of it, not again of each stream that is made of it.
+    told = {(one.path, one.message) for one in manifest.problems}
+    new = (one for one in found.problems if (one.path, one.message) not in told)
+    problems = (*manifest.problems, *dict.fromkeys(new))
     return replace(
         manifest,
         streams=found.streams,
-        problems=tuple(problems),
+        problems=problems,
         conditional=(),
         dynamic=(),
         generated=generated,

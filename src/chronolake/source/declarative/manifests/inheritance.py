@@ -82,12 +82,12 @@ def inherited(
         given: the parameters of all around it.
         is_outer_first: the parameters of all around a component go over its own.
     """
-    found = Mapped(component.items(), dict(component.lines))
+    found = Mapped(component.items(), dict(component.lines), component.incomplete)
     if "type" not in found:
         kinds = _CUSTOM_KINDS if "class_name" in found else KINDS
         if place in kinds:
             found["type"] = kinds[place]
-    around, own = given or {}, found.pop(PARAMETERS, None) or {}
+    around, own = given or {}, _own(found)
     parameters = {**own, **around} if is_outer_first else {**around, **own}
     kind = found.get("type")
     if kind == "object" or isinstance(kind, list | dict):
@@ -104,9 +104,18 @@ def inherited(
         # A parameter is not handed to what it stands for itself.
         handed = {key: one for key, one in parameters.items() if key != name}
         found[name] = _within(value, f"{kind}.{name}", handed, is_outer_first=is_outer_first)
-    if parameters:
+    if parameters and PARAMETERS not in found:
         found[PARAMETERS] = parameters
     return found
+
+
+def _own(component: Mapped) -> dict[str, Any]:
+    """The parameters of a component, taken out of it; what are none stay, to be told."""
+    told = component.get(PARAMETERS) or {}
+    if not isinstance(told, dict):
+        return {}
+    component.pop(PARAMETERS, None)
+    return told
 
 
 def _within(value: Any, place: str, given: dict[str, Any], *, is_outer_first: bool) -> Any:

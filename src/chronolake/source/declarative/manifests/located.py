@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -10,7 +11,7 @@ import yaml
 from chronolake.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _REFERENCE: Final = "$ref"
@@ -21,14 +22,38 @@ _DEEPEST: Final = 100
 _LITERAL: Final = ("config_overrides",)
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """What stands where a reference leads nowhere.
+
+    Attributes:
+        line: where the reference stands, the first line being 1; None if that is not known.
+        path: the keys that lead to it.
+        message: what is wrong with it.
+        hint: what to do about it.
+    """
+
+    line: int | None
+    path: str
+    message: str
+    hint: str
+
+
 class Mapped(dict[str, Any]):
-    """A mapping that knows the lines of its keys, the first of the file being 1."""
+    """A mapping that knows the lines of its keys, the first of the file being 1.
+
+    One whose `$ref` leads nowhere is incomplete: nobody knows what else is in it.
+    """
 
     def __init__(
-        self, entries: Iterable[tuple[str, Any]] = (), lines: dict[str, int] | None = None
+        self,
+        entries: Iterable[tuple[str, Any]] = (),
+        lines: dict[str, int] | None = None,
+        incomplete: Unknown | None = None,
     ) -> None:
         super().__init__(entries)
         self.lines: dict[str, int] = lines if lines is not None else {}
+        self.incomplete = incomplete
 
 
 class Listed(list[Any]):
@@ -91,43 +116,62 @@ def _located(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int) ->
     return found
 
 
-def resolved(whole: Mapped, *, file: str) -> Mapped:
-    """A copy in which every reference stands for what it refers to.
+def resolved(whole: Mapped, *, file: str) -> tuple[Mapped, list[Unknown]]:
+    """A copy in which every reference stands for what it refers to; and those that lead nowhere.
 
     `#/a/b` is the value of `b` in `a`; a key may have slashes in its name, and the longest name
     that is there counts. What stands beside a `$ref` goes over what the reference has.
 
     Raises:
-        ConfigurationError: a reference refers to nothing, or to itself.
+        ConfigurationError: it has too many parts then.
     """
-    found: Mapped = _Resolution(whole, file).of(whole)
-    return found
+    resolution = _Resolution(whole, file)
+    found: Mapped = resolution.of(whole, ())
+    return found, sorted(resolution.unknown.values(), key=lambda one: one.line or 0)
+
+
+#: The keys and numbers that lead to a value.
+_Keys = tuple[str | int, ...]
 
 
 class _Resolution:
+    """References in their places.
+
+    Attributes:
+        unknown: those that lead nowhere, each once, wherever it is used; and one for each circle.
+    """
+
     def __init__(self, whole: Mapped, file: str) -> None:
         self.whole = whole
         self.file = file
         self.nodes = 0
         self.open: list[str] = []
+        self.unknown: dict[object, Unknown] = {}
 
-    def of(self, node: Any, line: int | None = None) -> Any:
+    def of(self, node: Any, keys: _Keys, line: int | None = None) -> Any:
         self.nodes += 1
-        if self.nodes > _MOST_NODES:
-            raise ConfigurationError(f"{self.file} is too large with its references resolved.")
+        if self.nodes > _MOST_NODES or len(self.open) > _DEEPEST:
+            raise ConfigurationError(
+                f"{self.file} is too large with its references resolved.",
+                hint="Let references lead to less: each stands for all that it refers to.",
+            )
         if isinstance(node, Mapped):
-            return self._mapping(node)
+            return self._mapping(node, keys)
         if isinstance(node, Listed):
-            items = (self.of(item, at) for item, at in zip(node, node.lines, strict=True))
+            lines = enumerate(zip(node, node.lines, strict=True))
+            items = (self.of(item, (*keys, number), at) for number, (item, at) in lines)
             return Listed(items, list(node.lines))
         if isinstance(node, str) and node.startswith("#/"):
-            return self._referred(node, line)
+            return self._referred(node, keys, line)
         return node
 
-    def _mapping(self, node: Mapped) -> Any:
+    def _mapping(self, node: Mapped, keys: _Keys) -> Any:
         own = Mapped(
             (
-                (key, value if key in _LITERAL else self.of(value, node.lines.get(key)))
+                (
+                    key,
+                    value if key in _LITERAL else self.of(value, (*keys, key), node.lines.get(key)),
+                )
                 for key, value in node.items()
                 if key != _REFERENCE
             ),
@@ -135,35 +179,62 @@ class _Resolution:
         )
         if _REFERENCE not in node:
             return own
-        base = self.of(node[_REFERENCE], node.lines.get(_REFERENCE))
+        base = self.of(node[_REFERENCE], (*keys, _REFERENCE), node.lines.get(_REFERENCE))
+        if isinstance(base, Unknown):
+            own.incomplete = base
+            return own
         if not isinstance(base, Mapped):
             return base
-        return Mapped({**base, **own}.items(), {**base.lines, **own.lines})
+        return Mapped({**base, **own}.items(), {**base.lines, **own.lines}, base.incomplete)
 
-    def _referred(self, reference: str, line: int | None) -> Any:
-        where = self.file if line is None else f"{self.file}, line {line}"
+    def _referred(self, reference: str, keys: _Keys, line: int | None) -> Any:
         if reference in self.open:
-            raise ConfigurationError(f"{where}: the reference {reference} refers to itself.")
+            circle = frozenset(self.open[self.open.index(reference) :])
+            message = f"the reference {reference} refers to itself"
+            return self._nothing(circle, keys, message, "Write out what one of them stands for.")
         try:
-            target = _at(self.whole, reference.removeprefix("#/"))
+            target, place = _at(self.whole, reference.removeprefix("#/"))
         except (KeyError, IndexError, TypeError, ValueError):
-            raise ConfigurationError(
-                f"{where}: the reference {reference} refers to nothing.",
-                hint="References are written #/definitions/name, from the top of the file.",
-            ) from None
+            message = f"the reference {reference} refers to nothing"
+            hint = "References are written #/definitions/name, from the top of the file."
+            return self._nothing(keys, keys, message, hint)
         self.open.append(reference)
-        found = self.of(target, line)
+        found = self.of(target, place, line)
         self.open.pop()
         return found
 
+    def _nothing(self, what: object, keys: _Keys, message: str, hint: str) -> Unknown:
+        return self.unknown.setdefault(what, Unknown(*line_of(self.whole, keys), message, hint))
 
-def _at(node: Any, path: str) -> Any:
+
+def _at(node: Any, path: str) -> tuple[Any, _Keys]:
+    keys: _Keys = ()
     while path:
         if isinstance(node, Mapped) and path in node:
-            return node[path]
+            return node[path], (*keys, path)
         head, _, path = path.partition("/")
-        node = node[int(head)] if isinstance(node, Listed) else node[head]
-    return node
+        key = int(head) if isinstance(node, Listed) else head
+        keys, node = (*keys, key), node[key]
+    return node, keys
+
+
+def unknown_in(node: Any) -> Iterator[Unknown]:
+    """The references that lead nowhere, within a value."""
+    if isinstance(node, Unknown):
+        yield node
+    elif isinstance(node, dict):
+        if isinstance(node, Mapped) and node.incomplete is not None:
+            yield node.incomplete
+        for value in node.values():
+            yield from unknown_in(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from unknown_in(value)
+
+
+def is_unknown(node: Any) -> bool:
+    """Whether a value, or a part of it that it may need, stands where a reference leads nowhere."""
+    return isinstance(node, Unknown) or (isinstance(node, Mapped) and node.incomplete is not None)
 
 
 def line_of(node: Any, path: Iterable[str | int]) -> tuple[int | None, str]:

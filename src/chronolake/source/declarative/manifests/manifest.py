@@ -11,37 +11,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.language.budget import HTTPAPIBudget
 from chronolake.source.declarative.language.configuration import ConfigNormalizationRules
 from chronolake.source.declarative.language.custom import Origin
 from chronolake.source.declarative.language.dynamic import (
     ConditionalStreams,
     DynamicDeclarativeStream,
 )
-from chronolake.source.declarative.language.streams import AnyStream
 from chronolake.source.declarative.manifests.checked import check_of
+from chronolake.source.declarative.manifests.gathering import STREAM, Gathering, name_of
 from chronolake.source.declarative.manifests.inheritance import inherited
-from chronolake.source.declarative.manifests.located import Listed, Mapped, read, resolved
-from chronolake.source.declarative.manifests.problems import (
-    Problem,
-    Spot,
-    problems_in,
-    problems_of_code,
+from chronolake.source.declarative.manifests.located import (
+    Listed,
+    Mapped,
+    is_unknown,
+    read,
+    resolved,
+    unknown_in,
 )
+from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
+from chronolake.source.declarative.manifests.texts import problems_of_texts
+from chronolake.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from chronolake.source.declarative.language.checking import CheckDynamicStream, CheckStream
+    from chronolake.source.declarative.language.streams import AnyStream
 
 #: The manifest's name in a folder or a package.
 FILE_NAME: Final = "manifest.yaml"
 _PACKAGE: Final = re.compile(r"airbyte-source-[a-z0-9-]+")
+_BUDGET: Final = "api_budget"
 _DYNAMIC: Final = "dynamic_streams"
+_STREAMS: Final = "List them below `streams`, or `dynamic_streams` that make them."
+_ALL: Final = "`chronolake check` lists everything that is wrong with the manifest."
+#: What of a manifest concerns nothing but the streams that have it.
+_OF_STREAMS: Final = frozenset({"definitions", "streams", _DYNAMIC, "check", "schemas", "metadata"})
 _RULES: Final = "config_normalization_rules"
-_STREAM: Final[TypeAdapter[AnyStream]] = TypeAdapter(AnyStream)
 
 
 @dataclass(frozen=True)
@@ -111,10 +121,23 @@ class Manifest:
 
     @property
     def specification(self) -> Mapping[str, Any]:
-        """The JSON schema of the configuration; empty if the manifest has none."""
+        """The JSON schema of the configuration; empty if the manifest has none that is known."""
         spec = self.content.get("spec")
         found = spec.get("connection_specification") if isinstance(spec, dict) else None
-        return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) and not any(unknown_in(found)) else {}
+
+    def expect_known(self) -> None:
+        """Refuse a manifest of which nobody knows what is secret, or what its API allows.
+
+        Raises:
+            ConfigurationError: a reference there leads nowhere.
+        """
+        for key, value in self.content.items():
+            if key not in _OF_STREAMS and (one := next(unknown_in(value), None)):
+                line = "" if one.line is None else f", line {one.line}"
+                raise ConfigurationError(
+                    f"{self.file}{line}: {one.path}: {one.message}.", hint=one.hint
+                )
 
     def stream(self, name: str) -> AnyStream:
         """A stream of the manifest.
@@ -124,22 +147,28 @@ class Manifest:
         """
         if name in self.streams:
             return self.streams[name]
-        wrong = [one for one in self.problems if one.stream in {name, None}] or [
-            # Which streams these would be, nobody knows.
-            one
-            for one in self.problems
-            if one.path.startswith(_DYNAMIC)
-        ]
+        own = [one for one in self.problems if name in {one.stream, *one.streams}]
+        wrong = (
+            own
+            or [one for one in self.problems if one.stream is None]
+            or [
+                # Which streams these would be, nobody knows.
+                one
+                for one in self.problems
+                if one.path.startswith(_DYNAMIC)
+            ]
+        )
         if wrong:
             first = wrong[0]
             line = "" if first.line is None else f", line {first.line}"
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise ConfigurationError(
                 f"{self.file}{line}: {first.path}: {first.message}{more}",
-                hint="`chronolake check` lists everything that is wrong with the manifest.",
+                hint=f"{first.hint or ''} {_ALL}".strip(),
             )
         raise ConfigurationError(
-            f"{self.file} has no stream {name!r}.", hint=f"It has: {', '.join(self.streams)}."
+            f"{self.file} has no stream {name!r}.",
+            hint=did_you_mean(name, self.streams, f"It has: {', '.join(self.streams) or 'none'}."),
         )
 
 
@@ -184,7 +213,7 @@ def load(file: Path, *, allow_components: bool = False) -> Manifest:
         allow_components: whether the connector's own Python classes may run; none runs by loading.
 
     Raises:
-        ConfigurationError: the file is no YAML, or a reference in it refers to nothing.
+        ConfigurationError: the file is no YAML, or too large.
     """
     return of(read(file), file, allow_components=allow_components)
 
@@ -193,15 +222,17 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     """A manifest of what its file holds; arguments as of `load`.
 
     Raises:
-        ConfigurationError: a reference in it refers to nothing.
+        ConfigurationError: it is too large.
     """
-    whole = resolved(content, file=str(file))
+    whole, unknown = resolved(content, file=str(file))
     whole.setdefault("type", "DeclarativeSource")
     whole = inherited(whole)
     found = Gathering(file, allow_components=allow_components)
-    found.problems += rules_of(whole)[1]
+    found.problems += (*rules_of(whole)[1], *_of_the_api(whole))
     if not whole.get("streams") and not whole.get(_DYNAMIC):
-        found.problems.append(Spot.of(whole, ("streams",)).problem("there are no streams"))
+        found.problems.append(
+            Spot.of(whole, ("streams",)).problem("there are no streams", hint=_STREAMS)
+        )
     conditional: list[Conditional] = []
     for described, spot in _listed(whole, "streams"):
         if isinstance(described, Mapped) and described.get("type") == "ConditionalStreams":
@@ -217,13 +248,31 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     return Manifest(
         file,
         found.streams,
-        (*found.problems, *wrong),
+        (*found.of_references(unknown), *found.problems, *wrong),
         whole,
         tuple(conditional),
         tuple(dynamic),
         allow_components,
         check=check,
     )
+
+
+def _of_the_api(whole: Mapped) -> list[Problem]:
+    """What is wrong with what a manifest says of all requests, and of its configuration."""
+    found: list[Problem] = []
+    if described := whole.get(_BUDGET):
+        try:
+            HTTPAPIBudget.model_validate(described)
+        except ValidationError as failure:
+            found += problems_in(failure, described, Spot.of(whole, (_BUDGET,)))
+    spec = whole.get("spec")
+    for keys, described, kind in (
+        ((_BUDGET,), whole.get(_BUDGET), "HTTPAPIBudget"),
+        (("concurrency_level",), whole.get("concurrency_level"), "ConcurrencyLevel"),
+        (("spec", _RULES), spec.get(_RULES) if isinstance(spec, dict) else None, "Rules"),
+    ):
+        found += problems_of_texts(described, Spot.of(whole, keys), kind=kind)
+    return found
 
 
 def rules_of(content: Mapping[str, Any]) -> tuple[ConfigNormalizationRules | None, list[Problem]]:
@@ -238,59 +287,6 @@ def rules_of(content: Mapping[str, Any]) -> tuple[ConfigNormalizationRules | Non
         return None, problems_in(failure, described, Spot.of(content, ("spec", _RULES)))
 
 
-class Gathering:
-    """The streams of a manifest while they are found, and what is wrong with them.
-
-    Attributes:
-        file: the manifest.
-        allow_components: whether the connector's own Python classes may run.
-        streams: the streams that can be read, by name.
-        problems: what is wrong.
-    """
-
-    def __init__(self, file: Path, *, allow_components: bool) -> None:
-        self.file = file
-        self.allow_components = allow_components
-        self.streams: dict[str, AnyStream] = {}
-        self.problems: list[Problem] = []
-
-    def nothing(self) -> Gathering:
-        """Another one of the same manifest, with nothing found yet."""
-        return Gathering(self.file, allow_components=self.allow_components)
-
-    def may_run(self, described: Any, spot: Spot, name: str) -> bool:
-        """Whether the Python code of a stream may run, if it needs any; if not, that is wrong."""
-        refused = [] if self.allow_components else problems_of_code(described, spot, name)
-        self.problems += refused
-        return not refused
-
-    def add(self, described: Any, spot: Spot) -> None:
-        """Take a stream in, or what is wrong with it.
-
-        Args:
-            described: the stream, with what it inherits in its place.
-            spot: where it stands.
-        """
-        if not isinstance(described, Mapped):
-            self.problems.append(spot.problem("a stream is keys and values"))
-            return
-        name = str(described.get("name") or spot.path)
-        may_run = self.may_run(described, spot, name)
-        try:
-            stream = _STREAM.validate_python(described, context=Origin(self.file, name))
-        except ValidationError as failure:
-            self.problems += problems_in(failure, described, spot, name)
-            return
-        if not may_run:
-            return
-        if not stream.name:
-            self.problems.append(spot.problem("the stream has no name"))
-        elif stream.name in self.streams:
-            self.problems.append(spot.problem(f"there are two streams {stream.name}"))
-        else:
-            self.streams[stream.name] = stream
-
-
 def _listed(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
     listed = whole.get(key)
     return [
@@ -301,6 +297,11 @@ def _listed(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
 
 def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Conditional]:
     """Streams on a condition; what is wrong with them is wrong whether it holds or not."""
+    alone = Mapped(
+        ((key, described[key]) for key in ("type", "condition") if key in described),
+        described.lines,
+    )
+    found.problems += problems_of_texts(alone, spot)
     try:
         condition = ConditionalStreams.model_validate(described).condition
     except ValidationError as failure:
@@ -314,24 +315,30 @@ def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Condit
     for one, place in streams:
         tried.add(one, place)
     found.problems += tried.problems
+    for unknown, names in tried.unread.items():
+        found.unread.setdefault(unknown, []).extend(names)
     return [Conditional(condition, tuple(streams))]
 
 
 def _called(described: Any, number: int) -> str:
     """What the streams of a template are called together."""
     name = described.get("name") if isinstance(described, Mapped) else None
-    return f"dynamic_stream_{number}" if name is None else str(name)
+    return f"dynamic_stream_{number}" if name is None or is_unknown(name) else str(name)
 
 
 def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[Dynamic]:
     """Streams of a template, if all is right that can be known before they are made."""
     if not isinstance(described, Mapped):
-        found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
+        if not is_unknown(described):
+            found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
         return []
-    name = str(described.get("name") or spot.path)
+    name = name_of(described, spot)
+    is_known = found.lacks_nothing(described, name)
     if not found.may_run(described, spot, name):
         return []
     origin = Origin(found.file, name)
+    resolver = spot.within(described, ("components_resolver",))
+    found.problems += problems_of_texts(described.get("components_resolver"), resolver, name)
     try:
         definition = DynamicDeclarativeStream.model_validate(described, context=origin)
     except ValidationError as failure:
@@ -339,15 +346,17 @@ def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[
         return []
     template: Mapped = described["stream_template"]
     place = spot.within(described, ("stream_template",))
+    paths = [one.field_path for one in definition.components_resolver.components_mapping]
+    found.problems += problems_of_texts(template, place, name, open_to=paths)
     try:
-        _STREAM.validate_python(template, context=origin)
+        STREAM.validate_python(template, context=origin)
     except ValidationError as failure:
-        mappings = definition.components_resolver.components_mapping
-        paths = [one.field_path for one in mappings]
         wrong = problems_in(failure, template, place, name, open_to=paths)
         if wrong:
             found.problems += wrong
             return []
+    if not is_known:
+        return []
     return [Dynamic(called, definition, template, place)]
 
 

@@ -75,6 +75,11 @@ def is_template(text: object) -> bool:
     return isinstance(text, str) and any(mark in text for mark in _MARKS)
 
 
+def is_refused(text: str) -> bool:
+    """Whether a text reads what templates once knew, and the reference refuses today."""
+    return _REFUSED in text
+
+
 def evaluated(
     text: Any, context: Context, *, default: str | None = None, kinds: tuple[type, ...] = ()
 ) -> Any:
@@ -178,21 +183,21 @@ def _rendered(text: str, context: Context) -> str:
         UndefinedError: it looks into what is missing.
         ConfigurationError: it fails in any other way.
     """
-    if _REFUSED in text:
+    if is_refused(text):
         raise ConfigurationError(
-            f"The template {_shown(text)} reads `{_REFUSED}`, which is not supported.",
+            f"The template {shown(text)} reads `{_REFUSED}`, which is not supported.",
             hint="Use `stream_interval` instead.",
         )
     if not is_template(text):
         return _unfolded(text)
-    ready = _compiled(text)
+    ready = made_ready(text)
     variables = dict(context)
     if "stream_slice" in variables:
         variables.update(dict.fromkeys(_ALIASES, variables["stream_slice"]))
     if unknown := [name for name in ready.variables if name not in variables]:
         names = ", ".join(f"`{name}`" for name in sorted(unknown))
         raise ConfigurationError(
-            f"The template {_shown(text)} names {names}, which is not known there.",
+            f"The template {shown(text)} names {names}, which is not known there.",
             hint="Correct its spelling, or use a variable that this place of the manifest has.",
         )
     try:
@@ -206,7 +211,12 @@ def _rendered(text: str, context: Context) -> str:
 
 
 @lru_cache(maxsize=8192)
-def _compiled(text: str) -> Compiled:
+def made_ready(text: str) -> Compiled:
+    """A template that is ready to be evaluated.
+
+    Raises:
+        ConfigurationError: it is none, or calls filters that are not there.
+    """
     try:
         return compiled(text)
     except _FAILURES as error:
@@ -227,11 +237,12 @@ def _failure(text: str, error: BaseException) -> ConfigurationError:
     else:
         why = f"fails with a {type(error).__name__}"
     return ConfigurationError(
-        f"The template {_shown(text)} {why}.", hint="Correct it in the manifest."
+        f"The template {shown(text)} {why}.", hint="Correct it in the manifest."
     )
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A text as errors quote it."""
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 

@@ -29,6 +29,9 @@ _DATE_LENGTH = 10
 _DASHES = 2  # in a date
 _KEPT = 20_000  # days of half a century
 _MILLISECONDS = re.compile("%(%|_ms)")
+#: What may stand behind the `%` of a format that is only written, and its flags.
+_DIRECTIVE = re.compile(r"%[-_0^#EO]?(.?)", re.DOTALL)
+_WRITTEN = frozenset("aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%")
 _LAYOUT = re.compile(r"%Y-%m-%d(?:([T ])%H:%M:%S(\.(?:%f|%_ms))?(Z|%z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)", re.ASCII)
@@ -51,6 +54,38 @@ def parsed(value: Value, format: str) -> datetime:  # noqa: A002
         # The value may be what a record holds, which no message may.
         raise ValueError(f"A moment does not fit the format {format!r}.") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
+    """Refuse what is no format.
+
+    Args:
+        format: the format.
+        is_read: whether times are read by it; more directives are known to those that write.
+
+    Raises:
+        ValueError: it has a directive that nobody knows, or one twice.
+    """
+    if format in _UNITS or format == "%s_as_float":
+        return
+    plain = _MILLISECONDS.sub(_any_fraction, format)
+    if not is_read:
+        for found in _DIRECTIVE.finditer(plain):
+            if found[1] not in _WRITTEN:
+                raise ValueError(f"there is no directive {found[0]}")
+        return
+    try:
+        datetime.strptime("", plain)  # noqa: DTZ007 - only the format is of interest
+    except re.error as failure:
+        raise ValueError("it has a directive twice") from failure
+    except ValueError as failure:
+        told = str(failure)
+        if "bad directive" in told:
+            raise ValueError(
+                f"there is no directive %{told[1:].partition(chr(39))[0]}"
+            ) from failure
+        if "stray %" in told:
+            raise ValueError("it ends with a single %") from failure
 
 
 def parsed_by(value: Value, formats: Sequence[str]) -> datetime:
