@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ours
 import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
-from outcome import differences, steady
+from outcome import Outcome, differences, steady
 from random_cases import World, worlds
 from readers import Reference
 from serving import Server
@@ -26,6 +28,13 @@ _sample = settings(
 _many = settings(_sample, max_examples=600, derandomize=False, print_blob=True)
 
 
+def _without_parents(outcome: Outcome) -> Outcome:
+    if not isinstance(outcome.state, dict):
+        return outcome
+    state = {name: told for name, told in outcome.state.items() if name != "parent_state"}
+    return replace(outcome, state=state)
+
+
 def _compared(world: World, reader: Reference, server: Server) -> None:
     config = {"api": server.address}
     state = world.state
@@ -38,6 +47,9 @@ def _compared(world: World, reader: Reference, server: Server) -> None:
         found = ours.outcome(
             server, api, manifest=world.manifest, config=config, stream="items", state=state
         )
+        if theirs.failure:
+            # How far it is depends on partitions without slices there (see `substreams.yaml`).
+            theirs, found = _without_parents(theirs), _without_parents(found)
         told = differences(theirs, found, {})
         assert not told, "\n".join(told)
         state = steady(theirs.state)

@@ -359,7 +359,7 @@ def test_who_is_killed_between_slices_asks_only_for_what_is_missing(shop: Shop) 
 _STEPS = [
     "read.slice-done=kill:1",
     "read.slice-done=kill:3",
-    "read.slice-noted=kill:2",
+    "read.slice-noted=kill",
     "land.staged=kill",
     "land.file-published=kill",
     "land.done=kill",
