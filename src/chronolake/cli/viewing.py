@@ -22,7 +22,7 @@ from chronolake.cli.app import (
     pairs,
     print_json,
 )
-from chronolake.cli.piping import ProjectLakeOption, ProjectOption
+from chronolake.cli.piping import ProjectLakeOption, ProjectOption  # noqa: TC001
 from chronolake.errors import ConfigurationError
 
 if TYPE_CHECKING:
