@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 from chronolake.cells import instant
-from chronolake.errors import ValueRefusedError
+from chronolake.errors import SchemaError, ValueRefusedError
 from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName
 
 if TYPE_CHECKING:
@@ -42,13 +42,19 @@ def inside(name: TableName) -> str:
     return to("/table", name=spelled(name))
 
 
-def record(name: TableName, key: Mapping[str, Cell] | None = None, **query: str | int) -> str:
-    """The page of a record's timeline; of choosing one, if there is no key."""
+def record(
+    name: TableName,
+    key: Mapping[str, Cell] | None = None,
+    *,
+    path: str = "/record",
+    **query: str | int | None,
+) -> str:
+    """The page of a record's timeline, or a piece of it; of choosing one, if there is no key."""
     given = [("table", spelled(name))]
     for column, value in (key or {}).items():
         given.append(("null", column) if value is None else (KEY + column, text_of(value)))
-    given += [(name, str(value)) for name, value in query.items()]
-    return f"/record?{urlencode(given)}"
+    given += [(name, str(value)) for name, value in query.items() if value is not None]
+    return f"{path}?{urlencode(given)}"
 
 
 def past(name: TableName, **query: str | None) -> str:
@@ -71,6 +77,18 @@ def table_of(request: Request, parameter: str = "table") -> TableName | None:
     """
     text = request.query_params.get(parameter, "").strip()
     return TableName.parse(text[:_LONGEST]) if text else None
+
+
+def required_table_of(request: Request, parameter: str = "table") -> TableName:
+    """The table that a URL names.
+
+    Raises:
+        SchemaError: the URL names none.
+    """
+    found = table_of(request, parameter)
+    if found is None:
+        raise SchemaError("The URL names no table.", hint=f"Add {parameter}=schema.table to it.")
+    return found
 
 
 def key_of(request: Request) -> dict[str, str | None]:

@@ -18,6 +18,8 @@ from chronolake.types import TMAX_TEXT, TMIN_TEXT
 from chronolake.ui import links
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from starlette.requests import Request
 
     from chronolake.cells import Cell
@@ -135,6 +137,8 @@ def environment() -> Environment:
         "instant": instant_tag,
         "ago": ago_tag,
         "spelled": links.spelled,
+        "longest": longest,
+        "only": only,
     }
     made.globals |= {"asset": asset, "links": links, "plotly": plotly_path()}
     return made
@@ -160,6 +164,16 @@ def plotly_path() -> str:
 def number(value: float) -> str:
     """A count with thousands separators."""
     return f"{value:,}"
+
+
+def only(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:
+    """Some columns of a row."""
+    return {name: row[name] for name in names}
+
+
+def longest(values: Mapping[str, Cell]) -> int:
+    """How long the longest text of a row is."""
+    return max((len(value) for value in values.values() if isinstance(value, str)), default=0)
 
 
 def cell(value: Cell) -> Markup:

@@ -16,6 +16,12 @@ export function colours() {
   return found;
 }
 
+/** A text for a chart: Plotly would take tags in it for formatting, and links. */
+export function plain(text, longest = 60) {
+  const short = text.length > longest ? `${text.slice(0, longest)}…` : text;
+  return short.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
 function frame(own) {
   const hue = colours();
   const axis = {
