@@ -43,9 +43,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shop:
 
 def _make(folder: Path, done: Path) -> None:
     # Imported here: tests of other workers, and those without the lake, do without Spark.
+    from shop import break_one, build, expected  # noqa: PLC0415
+
     from chronolake.lake import Lake  # noqa: PLC0415
     from lakes import lake_config  # noqa: PLC0415
-    from shop import break_one, build, expected  # noqa: PLC0415
 
     with Lake.open(folder, config=lake_config(folder)) as lake:
         build(lake)

@@ -23,7 +23,6 @@ from chronolake.types import (
     TMAX_TEXT,
     Column,
     ColumnType,
-    Kind,
     TableName,
     quoted,
 )

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import ChronolakeError, LakeError
 from chronolake.look.catalog import look_up, look_up_at, places
+from chronolake.look.health import health
 from chronolake.look.tables import summary
 from chronolake.pipeline.properties import SIGHT_PROPERTY
 from chronolake.types import STREAM_PROPERTY, Mode
 
 if TYPE_CHECKING:
-    from chronolake.config import LakeConfig
+    from chronolake.config import LakeConfig, MaintenanceConfig
+    from chronolake.look.catalog import LookedUp
+    from chronolake.look.health import Health
     from chronolake.look.tables import TableSummary
     from chronolake.types import TableName
 
 _READERS: Final = 4
+#: So many deleted rows are worth a compaction, as maintenance decides.
+_WORTH_IT: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Seen:
         name: the table.
         place: where the metadata is that this was read from.
         summary: what `chronolake tables` tells, or None: it could not be read, or not yet.
+        health: how well kept its files are, or None: as `summary`.
         sight: what its stream sees of its source, or None: no pipeline fills it.
         stream: the `pipeline/stream` that fills it, or None.
         failure: why it could not be read, or None.
@@ -37,6 +43,7 @@ class Seen:
     name: TableName
     place: str | None
     summary: TableSummary | None = None
+    health: Health | None = None
     sight: str | None = None
     stream: str | None = None
     failure: ChronolakeError | None = None
@@ -58,6 +65,20 @@ class Seen:
         """Versions of a history table; None of others."""
         is_history = self.summary is not None and self.summary.mode is Mode.HISTORY
         return self.summary.rows if self.summary and is_history else None
+
+    def ills(self, limits: MaintenanceConfig) -> list[str]:
+        """What maintenance would mend, in a few words each; empty if the table is well kept."""
+        if self.health is None or self.summary is None:
+            return []
+        found = []
+        if self.health.small_files >= limits.small_files:
+            found.append(f"{self.health.small_files:,} small files")
+        ratio = self.health.delete_ratio
+        removed = self.summary.rows * ratio / (1 - ratio) if ratio < 1 else _WORTH_IT
+        # A few rows are not worth a compaction, whatever their share is.
+        if ratio >= limits.deletion_vector_ratio and removed >= _WORTH_IT:
+            found.append(f"{ratio:.0%} of the stored rows are deleted")
+        return found
 
 
 class Overview:
@@ -107,17 +128,29 @@ class Overview:
             self._reading.pop(name, None)
 
 
+def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Seen:
+    """A table at a glance.
+
+    Args:
+        config: the lake.
+        found: the table's metadata.
+        place: where it was read from, if that is known.
+    """
+    properties = found.table.properties
+    return Seen(
+        found.name,
+        place,
+        summary(found),
+        health(found, config),
+        sight=properties.get(SIGHT_PROPERTY),
+        stream=properties.get(STREAM_PROPERTY),
+    )
+
+
 def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
     try:
         found = look_up(config, name) if place is None else look_up_at(config, name, place)
-        properties = found.table.properties
-        return Seen(
-            name,
-            place,
-            summary(found),
-            sight=properties.get(SIGHT_PROPERTY),
-            stream=properties.get(STREAM_PROPERTY),
-        )
+        return seen_of(config, found, place)
     except ChronolakeError as failure:
         return Seen(name, place, failure=failure)
     except Exception as failure:  # noqa: BLE001 - one broken table must not spoil the list

@@ -18,7 +18,7 @@ from chronolake.types import TMAX_TEXT, TMIN_TEXT
 from chronolake.ui import links
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from starlette.requests import Request
 
@@ -139,6 +139,7 @@ def environment() -> Environment:
         "spelled": links.spelled,
         "longest": longest,
         "only": only,
+        "without": without,
     }
     made.globals |= {"asset": asset, "links": links, "plotly": plotly_path()}
     return made
@@ -169,6 +170,11 @@ def number(value: float) -> str:
 def only(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:
     """Some columns of a row."""
     return {name: row[name] for name in names}
+
+
+def without(row: Mapping[str, Cell], names: Collection[str]) -> list[str]:
+    """A row's columns but some."""
+    return [name for name in row if name not in names]
 
 
 def longest(values: Mapping[str, Cell]) -> int:

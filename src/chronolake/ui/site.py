@@ -7,6 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from chronolake import look
+from chronolake.look import past
 from chronolake.look.catalog import places
 from chronolake.ui.overview import Overview
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from chronolake.config import LakeConfig
-    from chronolake.look import Life, Timeline
+    from chronolake.look import Timeline
+    from chronolake.look.past import Life
     from chronolake.types import TableName
 
 _KEPT: Final = 8
@@ -55,9 +57,9 @@ class Site:
         """When a table changed, and how much; kept until it changes again.
 
         Raises:
-            ChronolakeError: as `look.life` does.
+            ChronolakeError: as `look.past.life` does.
         """
-        return self._once(name, "life", lambda: look.life(self.config, name))
+        return self._once(name, "life", lambda: past.life(self.config, name))
 
     def _once(self, name: TableName, what: object, read: Callable[[], _Found]) -> _Found:
         """What was read of a table, or is read now; the last few are kept until it changes."""

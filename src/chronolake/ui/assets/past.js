@@ -26,12 +26,12 @@ function milliseconds(text) {
 }
 
 const iso = (time) => new Date(time).toISOString().replace(".000Z", "Z");
-const timeOf = (step) => life.first + ((life.last - life.first) * step) / STEPS;
+const clamped = (time) => Math.min(life.last, Math.max(life.first, time));
+const timeOf = (step) => clamped(life.from + ((life.to - life.from) * step) / STEPS);
 
 function place(which) {
   const at = milliseconds(field(which).value);
-  const span = life.last - life.first || 1;
-  const step = Math.round(((at - life.first) / span) * STEPS);
+  const step = Math.round(((at - life.from) / (life.to - life.from)) * STEPS);
   slider(which).value = Math.min(STEPS, Math.max(0, step));
   tell(which, field(which).value || "now");
 }
@@ -63,6 +63,7 @@ async function show(found, { push = false } = {}) {
 
 function second(isThere) {
   form.querySelector("[data-second]").hidden = !isThere;
+  sliders.classList.toggle("both", isThere);
 }
 
 const soon = calm(120, () => show(query()));
@@ -116,7 +117,7 @@ addEventListener("popstate", () => location.reload());
 function marks() {
   const hue = getComputedStyle(document.documentElement).getPropertyValue("--text").trim();
   return WHICH.filter((which) => which === "at" || field(which).value.trim()).map((which) => {
-    const at = Math.min(life.last, Math.max(life.first, milliseconds(field(which).value)));
+    const at = clamped(milliseconds(field(which).value));
     const line = { color: hue, width: 1.5, dash: which === "than" ? "dash" : "solid" };
     return { type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line };
   });
@@ -141,7 +142,9 @@ async function begin() {
     chart.closest("figure").hidden = true;
     return;
   }
-  if (life.last <= life.first) life.last = life.first + 1;
+  // The axis, and with it the sliders, go over whole buckets.
+  life.from = life.starts[0];
+  life.to = life.starts.at(-1) + life.width;
   sliders.hidden = false;
   for (const button of form.querySelectorAll("[data-step]")) button.hidden = false;
   for (const which of WHICH) place(which);
@@ -162,7 +165,7 @@ async function begin() {
     layout: {
       barmode: "relative",
       margin: { l: 0, r: 0, t: 4, b: 22 },
-      xaxis: { type: "date", range: [life.first, life.last], automargin: false, showgrid: false },
+      xaxis: { type: "date", range: [life.from, life.to], automargin: false, showgrid: false },
       yaxis: { visible: false, automargin: false },
       shapes: marks(),
     },

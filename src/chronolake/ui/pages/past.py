@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chronolake.cells import instant
-from chronolake.look import differences, rows_at
 from chronolake.look.catalog import look_up, places
+from chronolake.look.past import differences, rows_at
 from chronolake.types import HISTORY_COLUMNS, SYNCED, now_micros
 from chronolake.ui import links
 from chronolake.ui.rendering import page, part

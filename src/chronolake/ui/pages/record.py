@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chronolake.look.catalog import look_up, places
+from chronolake.look.keys import completions
 from chronolake.types import Mode
 from chronolake.ui import links
 from chronolake.ui.rendering import page, part
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 #: How many versions stand on one page of the list.
 PAGE: Final = 50
+_SUGGESTED: Final = 20
 
 
 def whole(request: Request) -> Response:
@@ -42,7 +44,12 @@ def whole(request: Request) -> Response:
         )
     found = look_up(site.config, name)
     key = links.key_of(request)
-    context = {"name": name, "found": found, "columns": _asked_columns(found, key), "key": key}
+    context: dict[str, Any] = {
+        "name": name,
+        "found": found,
+        "columns": _asked_columns(found, key),
+        "key": key,
+    }
     title = f"Timeline of a record of {name}"
     if not key or (found.key and not key.keys() >= set(found.key)):
         return page(request, "record_ask.html", title=title, section="record", **context)
@@ -65,11 +72,28 @@ def chart(request: Request) -> Response:
     return Response(orjson.dumps(drawn(timeline)), media_type="application/json")
 
 
+def keys(request: Request) -> Response:
+    """Values that a key column has and that begin with what was typed, as JSON."""
+    site: Site = request.app.state.site
+    found = completions(
+        site.config,
+        links.required_table_of(request),
+        links.key_of(request),
+        column=request.query_params.get("column", ""),
+        limit=_SUGGESTED,
+    )
+    return Response(
+        orjson.dumps([links.text_of(value) for value in found]), media_type="application/json"
+    )
+
+
 def _asked_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str, Any]]:
     """The inputs of the form: the key's columns; of a table without a key, those of the URL."""
     by_name = {column.name: column for column in found.columns}
     names = found.key or tuple(name for name in key if name in by_name)
-    return [{"column": by_name[name], "text": key.get(name), "given": name in key} for name in names]
+    return [
+        {"column": by_name[name], "text": key.get(name), "given": name in key} for name in names
+    ]
 
 
 def _versions(
@@ -91,6 +115,7 @@ def _versions(
 
 ROUTES: Final = (
     Route("/record", whole),
+    Route("/part/keys", keys),
     Route("/part/versions", versions),
     Route("/part/timeline", chart),
 )

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 #: How many tables stand on one page.
 PAGE: Final = 100
 _PATIENCE_SECONDS: Final = 0.4
-_SIGHTS: Final = {
+#: What a stream can see of its source, in words.
+SIGHTS: Final = {
     "every_change": "every change",
     "observed_changes": "observed changes",
     "snapshot_diff": "snapshot difference",
@@ -55,6 +56,7 @@ HEADINGS: Final = (
     Heading("size", "Size", lambda seen: seen.summary and seen.summary.bytes, is_number=True),
     Heading("fresh", "Published", lambda seen: seen.summary and seen.summary.published_at),
     Heading("sight", "Stream sees", lambda seen: seen.sight),
+    Heading("health", "Health", lambda seen: seen.health and seen.health.delete_ratio),
 )
 
 
@@ -132,7 +134,8 @@ def _context(request: Request) -> dict[str, Any]:
         "asked": asked,
         "headings": HEADINGS,
         "modes": [mode.value for mode in Mode],
-        "sights": _SIGHTS,
+        "sights": SIGHTS,
+        "limits": request.app.state.site.config.maintenance,
         "tables": found[(number - 1) * PAGE : number * PAGE],
         "first": (number - 1) * PAGE + 1,
         "found": len(found),
