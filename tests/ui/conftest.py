@@ -6,25 +6,11 @@ import fcntl
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from processes import COMMAND
-
-
-@dataclass(frozen=True)
-class Shop:
-    """The lake, and what Spark says of its past."""
-
-    folder: Path
-    expected: dict[str, Any]
+from uiprocess import Served, Shop, start, stop
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +29,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shop:
 
 def _make(folder: Path, done: Path) -> None:
     # Imported here: tests of other workers, and those without the lake, do without Spark.
-    from shop import break_one, build, expected  # noqa: PLC0415
+    from uishop import break_one, build, expected  # noqa: PLC0415
 
     from chronolake.lake import Lake  # noqa: PLC0415
     from lakes import lake_config  # noqa: PLC0415
@@ -53,40 +39,6 @@ def _make(folder: Path, done: Path) -> None:
         told = expected(lake)
         break_one(lake)
     done.write_text(json.dumps(told), encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Served:
-    """A page that is up."""
-
-    process: subprocess.Popen[str]
-    url: str
-    token: str | None
-
-
-def start(folder: Path, *words: str, **environment: str) -> Served:
-    """Run `chronolake ui` on a lake; the test ends it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "ui", "--lake", str(folder), "--port", "0", "--json",
-         *words],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, "chronolake ui ended without an address"
-    told = json.loads(line)
-    return Served(process, f"http://{told['host']}:{told['port']}", told["token"])
-
-
-def stop(served: Served) -> int:
-    """End a page as a service manager does; its exit code."""
-    served.process.send_signal(signal.SIGTERM)
-    code = served.process.wait(timeout=10)
-    if served.process.stdout is not None:
-        served.process.stdout.close()
-    return code
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from chronolake.cells import instant
 from chronolake.errors import SchemaError, ValueRefusedError
-from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName
+from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 #: Before a key column's name, in a query: columns may have any name.
 KEY: Final = "key."
 _LONGEST: Final = 10_000
+_LONGEST_TIME: Final = 60
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def spelled(name: TableName) -> str:
     """A table's name so that `TableName.parse` reads it: parts with dots stand in backticks."""
-    return ".".join(
-        "`" + part.replace("`", "``") + "`" if "." in part or part.startswith("`") else part
-        for part in (name.schema, name.table)
-    )
+    return ".".join(_part(part) for part in (name.schema, name.table))
+
+
+def _part(part: str) -> str:
+    is_plain = "." not in part and not part.startswith("`") and part == part.strip()
+    return part if is_plain else quoted(part)
 
 
 def to(path: str, **query: str | int | None) -> str:
@@ -106,12 +109,11 @@ def number_of(request: Request, name: str, *, default: int, least: int = 1) -> i
     return max(least, int(text)) if text.isascii() and text.isdecimal() else default
 
 
-def micros_of(text: str, *, what: str) -> int:
+def micros_of(text: str) -> int:
     """An instant that a person wrote, in microseconds since 1970; without a zone it is in UTC.
 
     Args:
         text: ISO 8601, such as `2024-05-02T00:00:00Z`; a date is its first instant.
-        what: its name in the message.
 
     Raises:
         ValueRefusedError: the text is no time.
@@ -123,7 +125,7 @@ def micros_of(text: str, *, what: str) -> int:
         found = datetime.fromisoformat(wanted)
     except ValueError:
         raise ValueRefusedError(
-            f"{what} is no time.",
+            f"{text[:_LONGEST_TIME]!r} is no time.",
             hint="Write it like 2024-05-02 or 2024-05-02T12:30:00Z.",
         ) from None
     found = found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -8,6 +8,8 @@ const rows = document.querySelector("[data-past]");
 const chart = document.querySelector("[data-life]");
 const sliders = document.querySelector("[data-sliders]");
 const STEPS = 1000;
+/** A life shorter than a minute is shown within a minute. */
+const SHORTEST = 60000;
 const WHICH = ["at", "than"];
 
 let life = null;
@@ -30,7 +32,7 @@ const clamped = (time) => Math.min(life.last, Math.max(life.first, time));
 const timeOf = (step) => clamped(life.from + ((life.to - life.from) * step) / STEPS);
 
 function place(which) {
-  const at = milliseconds(field(which).value);
+  const at = clamped(milliseconds(field(which).value));
   const step = Math.round(((at - life.from) / (life.to - life.from)) * STEPS);
   slider(which).value = Math.min(STEPS, Math.max(0, step));
   tell(which, field(which).value || "now");
@@ -145,6 +147,12 @@ async function begin() {
   // The axis, and with it the sliders, go over whole buckets.
   life.from = life.starts[0];
   life.to = life.starts.at(-1) + life.width;
+  if (life.to - life.from < SHORTEST) {
+    const middle = (life.first + life.last) / 2;
+    life.from = middle - SHORTEST / 2;
+    life.to = middle + SHORTEST / 2;
+  }
+  const width = Math.max(life.width, (life.to - life.from) / 150);
   sliders.hidden = false;
   for (const button of form.querySelectorAll("[data-step]")) button.hidden = false;
   for (const which of WHICH) place(which);
@@ -154,7 +162,7 @@ async function begin() {
     type: "bar",
     x: middles,
     y: counts.map((count) => sign * count),
-    width: middles.map(() => life.width * 0.86),
+    width: middles.map(() => width * 0.86),
     marker: { color },
     text: counts.map((count, index) => `${count.toLocaleString("en")} ${words}<br>from ${span(index)}`),
     textposition: "none",

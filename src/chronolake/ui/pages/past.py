@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chronolake.cells import instant
+from chronolake.errors import ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.past import differences, rows_at
 from chronolake.types import HISTORY_COLUMNS, SYNCED, now_micros
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 #: How many rows, or records that differ, stand on one page.
 PAGE: Final = 50
+#: The two times of a URL: as of when, and compared with when.
+WHICH: Final = ("at", "than")
+_LONGEST: Final = 100
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Asked:
     def between(self) -> tuple[str, str]:
         """The two instants, the earlier first; now is later than any that has passed."""
         pair = (self.at or _now(), self.than or _now())
-        first, second = sorted(pair, key=lambda text: links.micros_of(text, what="The time"))
+        first, second = sorted(pair, key=links.micros_of)
         return first, second
 
     def url(self, *, path: str = "/past", **other: str | None) -> str:
@@ -79,17 +83,21 @@ def whole(request: Request) -> Response:
             to="/past",
             lead="Any table as it was at any time, and what differs between two times.",
         )
-    found = look_up(site.config, name)
-    asked = Asked.of(request, name)
-    return page(
-        request,
-        "past.html",
-        title=f"{name} as it stood",
-        section="past",
-        name=name,
-        found=found,
-        **_context(site, asked),
-    )
+    shown: dict[str, Any] = {
+        "title": f"{name} as it stood",
+        "section": "past",
+        "name": name,
+        "found": look_up(site.config, name),
+        "failure": None,
+    }
+    try:
+        asked = Asked.of(request, name)
+        shown |= _context(site, asked)
+    except ValueRefusedError as failure:
+        # What was typed stays there, to be mended.
+        at, than = (request.query_params.get(which, "")[:_LONGEST] or None for which in WHICH)
+        shown |= {"asked": Asked(name, at, than, None), "failure": failure, "status": 400}
+    return page(request, "past.html", **shown)
 
 
 def rows(request: Request) -> Response:
@@ -140,8 +148,7 @@ def _instant(request: Request, name: str) -> str | None:
         return None
     if text == "now":
         return _now()
-    what = "The time" if name == "at" else "The time to compare with"
-    return instant(links.micros_of(text, what=what))
+    return instant(links.micros_of(text))
 
 
 def _now() -> str:

@@ -8,6 +8,7 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.keys import completions
 from chronolake.types import Mode
@@ -49,11 +50,18 @@ def whole(request: Request) -> Response:
         "found": found,
         "columns": _asked_columns(found, key),
         "key": key,
+        "failure": None,
     }
     title = f"Timeline of a record of {name}"
     if not key or (found.key and not key.keys() >= set(found.key)):
         return page(request, "record_ask.html", title=title, section="record", **context)
-    listed = _versions(request, site, name, key)
+    try:
+        listed = _versions(request, site, name, key)
+    except (UnknownColumnError, ValueRefusedError) as failure:
+        context["failure"] = failure
+        return page(
+            request, "record_ask.html", title=title, section="record", status=400, **context
+        )
     return page(request, "record.html", title=title, section="record", **(context | listed))
 
 
