@@ -58,7 +58,7 @@ def _asset(request: Request) -> Response:
         file = rendering.ASSETS / name
         if "/" in name or "\\" in name or file.suffix not in _TYPES or not file.is_file():
             raise HTTPException(404)
-    # Modules name each other without their versions: those are asked for anew.
+    # What has no version in its URL may have changed.
     is_named = "v" in request.query_params or "plotly" in name
     return FileResponse(
         file,

@@ -146,8 +146,11 @@ def environment() -> Environment:
 
 
 def asset(name: str) -> str:
-    """The URL of a file of `assets/`; it changes with the file."""
-    return f"/assets/{name}?v={_stamp(name)}"
+    """The URL of a file of `assets/`; it changes with the file, except for scripts.
+
+    Modules name each other, and one that has two URLs is two modules.
+    """
+    return f"/assets/{name}" if name.endswith(".js") else f"/assets/{name}?v={_stamp(name)}"
 
 
 @cache
