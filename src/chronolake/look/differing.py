@@ -134,8 +134,8 @@ def differences(
             hint="Give it a key with AlterTable.",
         )
     by_name = {column.name: column for column in found.columns}
-    order = Order(tuple(by_name[name].type.arrow for name in found.key), by_place=False)
-    begin = None if page is None else position_of(order, page, table=str(name))
+    order = Order(name, tuple(by_name[column] for column in found.key), by_place=False)
+    begin = None if page is None else position_of(order, page)
     old, new = _sides(found, first, second)
     compared = _Compared(found, order, old, new)
     counts = compared.counts()
@@ -145,7 +145,7 @@ def differences(
         before=instant(first),
         after=instant(second),
         records=_records(found, old, new, places[:limit]),
-        next=cursor(order.position(keys, limit - 1)) if len(places) > limit else None,
+        next=cursor(order, order.position(keys, limit - 1)) if len(places) > limit else None,
         inserted=counts[INSERTED],
         changed=counts[CHANGED],
         deleted=counts[DELETED],
