@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from layout import column
 from versions import comparable as in_python
 
 from chronolake.errors import ValueRefusedError
 from chronolake.look.fingerprints import Fingerprints
-from chronolake.look.life import width_of
+from chronolake.look.life import divided
 from chronolake.look.order import Order, Smallest, comparable, cursor, position_of
 from chronolake.look.stored import FILE, ROW
 from chronolake.types import TMAX_MICROS, TMIN_MICROS, TableName
@@ -201,27 +201,32 @@ def test_floats_of_four_bytes_keep_their_order() -> None:
 # --------------------------------------------------------------------------- buckets
 
 
-@given(st.integers(TMIN_MICROS, TMAX_MICROS), st.integers(0, TMAX_MICROS), st.integers(1, 500))
+@given(
+    st.integers(TMIN_MICROS, TMAX_MICROS) | st.integers(-9, 9),
+    st.integers(0, TMAX_MICROS) | st.integers(0, 9),
+    st.integers(1, 500) | st.integers(1, 3),
+)
+@example(-5, 10, 1)
 def test_buckets_are_never_more_than_wanted_and_not_far_fewer(
     first: int, span: int, most: int
 ) -> None:
     last = min(first + span, TMAX_MICROS)
-    width = width_of(first, last, most)
+    begin, width = divided(first, last, most)
 
-    count = last // width - first // width + 1
-    assert 1 <= count <= most
+    assert begin <= first
+    assert 1 <= (last - begin) // width + 1 <= most
     # The next readable width is at most four times as wide, and its buckets begin elsewhere.
     assert width <= max(1, 4 * (last - first) // max(1, most - 2) + 4) or most <= 3
 
 
 def test_buckets_of_one_instant_are_one() -> None:
-    assert width_of(5, 5, 120) == 1
-    assert width_of(-5, -5, 1) == 1
+    assert divided(5, 5, 120) == (5, 1)
+    assert divided(-5, -5, 1) == (-5, 1)
 
 
 def test_widths_are_readable() -> None:
     hour = 3_600_000_000
-    assert width_of(0, 5 * 24 * hour, 120) == 2 * hour
-    assert width_of(0, 100 * hour - 1, 100) == hour
-    widths = [width_of(0, 10**power, 120) for power in range(18)]
+    assert divided(hour, 5 * 24 * hour, 119) == (0, 2 * hour)
+    assert divided(0, 100 * hour - 1, 100) == (0, hour)
+    widths = [divided(0, 10**power, 120)[1] for power in range(18)]
     assert all(one <= other for one, other in pairwise(widths))
