@@ -96,13 +96,13 @@ def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
     Args:
         config: the lake.
         name: the table.
-        buckets: at most so many; there are fewer, so that their width is a readable one.
+        buckets: at most so many, one at least: there are fewer, so that their width is readable.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
         TableNotFoundError: there is no such table.
     """
-    found = look_up(config, name)
+    found, buckets = look_up(config, name), max(1, buckets)
     if found.mode is not Mode.HISTORY:
         return _of_snapshots(found, buckets)
     stored, epsilon = StoredRows(found), epsilon_of(found)

@@ -81,7 +81,7 @@ def rows_at(
         name: the table.
         at: a time in ISO 8601, in UTC unless it says otherwise; None: now.
         after: `next` of the page before; None: the first page.
-        limit: at most so many rows.
+        limit: at most so many rows, one at least.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
@@ -91,7 +91,7 @@ def rows_at(
     """
     found = look_up(config, name)
     micros = asked_or_now(at, table=str(name))
-    order = _order(found)
+    order, limit = _order(found), max(1, limit)
     start = None if after is None else position_of(order, after)
     snapshot_at = None
     if found.mode is Mode.HISTORY:
