@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,3 +142,14 @@ def test_an_old_snapshot_knows_only_its_files(config: LakeConfig, make: Make) ->
     assert sorted(ids(new)) == [1, 2]
     assert list(ids(new, only_here=old)) == [2]
     assert list(ids(old, only_here=new)) == []
+
+
+def test_nothing_here_needs_spark() -> None:
+    ask = (
+        "import sys; from chronolake.look import health, inside, keys, past; "
+        "print([name for name in ('pyspark', 'py4j') if name in sys.modules])"
+    )
+
+    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+
+    assert told.stdout.strip() == "[]"
