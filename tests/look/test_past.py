@@ -481,3 +481,24 @@ def test_a_time_is_what_it_is_to_spark(pasts: dict[str, Made], text: str) -> Non
     made = pasts["odd"]
 
     assert micros_of(text) == made.lake.table(made.name)._micros(text)
+
+
+def test_a_table_that_another_engine_made_is_read_with_its_delete_files(lake: Lake) -> None:
+    name = TableName("past.of", "foreign")
+    full = f"chronolake.{name.sql}"
+    lake.spark.sql(
+        f"CREATE TABLE {full} USING iceberg PARTITIONED BY (p) TBLPROPERTIES ("
+        "'format-version' = '2', 'write.delete.mode' = 'merge-on-read') AS "
+        "SELECT id, id % 2 AS p, array(id) AS some, named_struct('x', id) AS one FROM range(20)"
+    )
+    lake.spark.sql(f"DELETE FROM {full} WHERE id IN (3, 4, 5)")
+    lake.spark.sql(f"ALTER TABLE {full} RENAME COLUMN id TO `the.id`")
+    made = Made(name, (), Told((), 1), lake)
+
+    rows = [row for page in _pages(made, None, 6) for row in page.rows]
+
+    assert sorted(row["the.id"] for row in rows) == [*range(3), *range(6, 20)]
+    assert {row["p"] == row["the.id"] % 2 for row in rows} == {True}
+    assert {(row["some"], row["one"]) for row in rows} == {
+        (f"[{number}]", str({"x": number})) for number in [*range(3), *range(6, 20)]
+    }

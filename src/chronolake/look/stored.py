@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FILE: Final = f"{RESERVED}file"
 ROW: Final = f"{RESERVED}row"
 _BATCH_ROWS: Final = 65_536
+_WITH_NANOSECONDS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ class StoredRows:
             columns: the columns to read.
             condition: which rows; files and row groups whose statistics exclude it are not read.
             only_here: another snapshot of the table: rows that it has too are left out.
-            narrowed: asked before each file, gives a condition that has come up while reading, or
-                None: files and row groups that its statistics exclude are passed over. Rows that
-                do not meet it may come nevertheless.
+            narrowed: asked before each row group, gives a condition that has come up while
+                reading, or None. Row groups that it excludes by their statistics are passed over;
+                rows that do not meet it may come nevertheless.
 
         Raises:
             LakeError: the table's files cannot be read, or not without Spark.
@@ -195,7 +196,11 @@ class StoredRows:
             return before
         metadata = self._found.table.metadata
         schema = pyarrow_to_schema(
-            physical, metadata.name_mapping(), format_version=metadata.format_version
+            physical,
+            metadata.name_mapping(),
+            # Before, there were no nanoseconds in tables: files of other engines may have them.
+            downcast_ns_timestamp_to_us=metadata.format_version < _WITH_NANOSECONDS,
+            format_version=metadata.format_version,
         )
         return _Mapped(
             physical,
@@ -312,7 +317,9 @@ class StoredRows:
             name = names.get(field.field_id)
             if name is not None:
                 values = rows[name]
-                made.append(values if values.type == kind else values.cast(kind))
+                # Nanoseconds are cut off.
+                is_safe = not pa.types.is_timestamp(kind)
+                made.append(values if values.type == kind else values.cast(kind, safe=is_safe))
                 continue
             constant = self._partition_values(task).get(field.field_id, field.initial_default)
             made.append(pa.chunked_array([_repeated(constant, kind, rows.num_rows)]))
