@@ -43,20 +43,22 @@ class MonthlyUsage:
         }
 
 
-def usage(config: LakeConfig, month: str) -> list[MonthlyUsage]:
-    """The usage of every table that was written in a month, sorted by table.
+def usage(config: LakeConfig, month: str | None = None) -> list[MonthlyUsage]:
+    """The usage of every table that was written in a month, or in any, by table and month.
 
     Args:
         config: the lake.
-        month: as `2026-11`.
+        month: as `2026-11`; None: all months that the tables know.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
     """
-    found = []
-    for each in every(config):
-        text = each.table.properties.get(USAGE_PREFIX + month)
-        if text is not None:
-            told = json.loads(text)
-            found.append(MonthlyUsage(each.name, each.mode, month, told["rows"], told["exact"]))
-    return found
+    return [
+        MonthlyUsage(
+            each.name, each.mode, name.removeprefix(USAGE_PREFIX), told["rows"], told["exact"]
+        )
+        for each in every(config)
+        for name, text in sorted(each.table.properties.items())
+        if name.startswith(USAGE_PREFIX) and month in {None, name.removeprefix(USAGE_PREFIX)}
+        for told in [json.loads(text)]
+    ]
