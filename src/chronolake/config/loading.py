@@ -80,6 +80,25 @@ def load_project(
     )
 
 
+def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -> LakeConfig:
+    """The lake of a chronolake.yml, for those who only look at it.
+
+    What its pipelines need from the environment may be missing.
+
+    Args:
+        file: the file.
+        overrides: as for `load`.
+
+    Raises:
+        ConfigurationError: as for `load`.
+    """
+    settings = {name: part for name, part in _read(file).items() if name != "pipelines"}
+    settings = _resolve(settings, str(file))
+    checked = _check(FileConfig, settings, str(file))
+    folder = (file.parent / Path(checked.lake.path).expanduser()).resolve()
+    return _lake(folder, settings.get("lake"), overrides)
+
+
 def _lake(
     folder: Path, section: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None
 ) -> LakeConfig:

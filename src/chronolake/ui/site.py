@@ -1,0 +1,81 @@
+"""What all pages look at: the lake, and what was read of it already."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+from chronolake import look
+from chronolake.look import past
+from chronolake.look.catalog import places
+from chronolake.ui.overview import Overview
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from chronolake.config import LakeConfig
+    from chronolake.look import Timeline
+    from chronolake.look.past import Life
+    from chronolake.types import TableName
+
+_KEPT: Final = 8
+_Found = TypeVar("_Found")
+
+
+class Site:
+    """A lake that is looked at for as long as the page is up.
+
+    Args:
+        config: the lake's configuration.
+    """
+
+    def __init__(self, config: LakeConfig) -> None:
+        self.config = config
+        self.overview = Overview(config)
+        self._lock = Lock()
+        self._kept: OrderedDict[object, object] = OrderedDict()
+
+    @property
+    def label(self) -> str:
+        """The lake in a few words that hold no secret."""
+        return self.config.path.name or str(self.config.path)
+
+    def timeline(self, name: TableName, key: Mapping[str, str | None]) -> Timeline:
+        """A record's timeline, as `chronolake history` has it.
+
+        It is kept until its table changes: a long one is shown page by page.
+
+        Raises:
+            ChronolakeError: as `look.history` does.
+        """
+        return self._once(
+            name, frozenset(key.items()), lambda: look.history(self.config, name, key)
+        )
+
+    def life(self, name: TableName) -> Life:
+        """When a table changed, and how much; kept until it changes again.
+
+        Raises:
+            ChronolakeError: as `look.past.life` does.
+        """
+        return self._once(name, "life", lambda: past.life(self.config, name))
+
+    def _once(self, name: TableName, what: object, read: Callable[[], _Found]) -> _Found:
+        """What was read of a table, or is read now; the last few are kept until it changes."""
+        place = places(self.config).get(name)
+        asked = (name, place, what)
+        with self._lock:
+            if place is not None and asked in self._kept:
+                self._kept.move_to_end(asked)
+                return cast("_Found", self._kept[asked])
+        found = read()
+        with self._lock:
+            self._kept[asked] = found
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self.overview.close()
