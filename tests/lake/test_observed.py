@@ -17,12 +17,12 @@ from changelog import STREAM
 from pipelines import Pipeline
 from test_pulling import Shop, _changes
 
+from chronolake.config import sources_of_project
 from chronolake.look.catalog import every
 from chronolake.pipeline import observed
-from chronolake.pipeline.freshness import Freshness, Waiting, freshness
+from chronolake.pipeline.freshness import Filled, Freshness, Waiting, freshness
 from chronolake.pipeline.reporting import Event, EventKind
 from chronolake.pipeline.runs import Stage, Status
-from chronolake.types import TableName
 from commands import ran_words
 from datalakes import project
 from processes import COMMAND, killed
@@ -60,7 +60,8 @@ def _looked(folder: Path) -> dict[str, Any]:
 
 def _tables(pipeline: Pipeline) -> dict[str, Freshness]:
     config = pipeline.project.lake
-    return {str(name): one for name, one in freshness(config, every(config)).items()}
+    found = freshness(config, map(Filled.of, every(config)))
+    return {str(name): one for name, one in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +124,15 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     assert 0 < found.seconds < 300
     assert (found.sum("written"), found.sum("landed_rows")) == (50, None)
     table = _tables(pipeline)["crm.Account"]
-    assert (table.pipeline, table.stream, table.sight) == ("crm", "Account", "observed-changes")
+    assert (table.pipeline, table.stream, table.filled.sight) == (
+        "crm",
+        "Account",
+        "observed-changes",
+    )
     assert (table.fresh_as_of, table.waiting) == (found.run.began, Waiting(0, 0))
     assert table.behind_seconds is not None
     assert 0 <= table.behind_seconds < 300
-    (known,) = observed.pipelines(config, pipeline.project)
+    (known,) = observed.pipelines(config, sources_of_project(pipeline.project.file))
     assert (known.name, known.source, known.last) == ("crm", "data_lake_v2", found)
 
 
@@ -263,4 +268,3 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     newest, older = observed.runs(found.lake).runs
     assert (newest.run.status, older.run.status) == (Status.SUCCEEDED, Status.FAILED)
     assert older.streams[0].told.hint == "The next run continues where its tables are."
-    assert TableName("crm", "Account") in freshness(found.lake, every(found.lake))

@@ -11,6 +11,7 @@ from chronolake.types import USAGE_PREFIX
 
 if TYPE_CHECKING:
     from chronolake.config import LakeConfig
+    from chronolake.look.catalog import LookedUp
     from chronolake.types import Mode, TableName
 
 
@@ -53,12 +54,17 @@ def usage(config: LakeConfig, month: str | None = None) -> list[MonthlyUsage]:
     Raises:
         LakeError: there is no lake, or it cannot be read.
     """
-    return [
-        MonthlyUsage(
-            each.name, each.mode, name.removeprefix(USAGE_PREFIX), told["rows"], told["exact"]
-        )
-        for each in every(config)
-        for name, text in sorted(each.table.properties.items())
-        if name.startswith(USAGE_PREFIX) and month in {None, name.removeprefix(USAGE_PREFIX)}
-        for told in [json.loads(text)]
-    ]
+    return [one for each in every(config) for one in usage_of(each) if month in {None, one.month}]
+
+
+def usage_of(table: LookedUp) -> tuple[MonthlyUsage, ...]:
+    """The usage of a table in all months that it knows, the first one first."""
+    told = {
+        name.removeprefix(USAGE_PREFIX): json.loads(text)
+        for name, text in sorted(table.table.properties.items())
+        if name.startswith(USAGE_PREFIX)
+    }
+    return tuple(
+        MonthlyUsage(table.name, table.mode, month, one["rows"], one["exact"])
+        for month, one in told.items()
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from chronolake.errors import SourceError
 from chronolake.pipeline.observed import behind_seconds, last_runs, verified
@@ -35,14 +35,39 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Filled:
+    """What a table says of the stream that fills it, published with its rows.
+
+    Attributes:
+        name: which table.
+        stream: `pipeline/stream`; None: no pipeline fills it.
+        sight: what the stream can see of its source (`source.offered.Sight`), or None.
+        folder: where the files lie that it is made of, or None.
+        watermark: the last of them that is in it, or None.
+    """
+
+    name: TableName
+    stream: str | None = None
+    sight: str | None = None
+    folder: str | None = None
+    watermark: str | None = None
+
+    @classmethod
+    def of(cls, table: LookedUp) -> Self:
+        """What a table says."""
+        told = table.table.properties
+        names = (STREAM_PROPERTY, SIGHT_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
+        return cls(table.name, *(told.get(name) for name in names))
+
+
+@dataclass(frozen=True)
 class Freshness:
     """What is known of a table beside its rows.
 
     Attributes:
-        name: which table.
+        filled: what the table itself says.
         pipeline: the pipeline that fills it; None: none does.
         stream: the stream of that pipeline, or None.
-        sight: what the stream can see of its source (`source.offered.Sight`), or None.
         fresh_as_of: when the last run began that succeeded: the table has all that its source had
             then. None: there was none, or nobody knows.
         behind_seconds: how long ago that is, or None.
@@ -51,10 +76,9 @@ class Freshness:
         verified: what `chronolake verify` found last, or None.
     """
 
-    name: TableName
+    filled: Filled
     pipeline: str | None = None
     stream: str | None = None
-    sight: str | None = None
     fresh_as_of: str | None = None
     behind_seconds: float | None = None
     waiting: Waiting | None = None
@@ -63,13 +87,13 @@ class Freshness:
 
 
 def freshness(
-    config: LakeConfig, tables: Iterable[LookedUp], *, with_waiting: bool = True
+    config: LakeConfig, tables: Iterable[Filled], *, with_waiting: bool = True
 ) -> dict[TableName, Freshness]:
     """How fresh tables are.
 
     Args:
         config: the lake.
-        tables: the tables, as `look.catalog` has looked them up.
+        tables: what tables say of themselves; it holds until they are published again.
         with_waiting: whether folders of landed files are listed, some for each table.
 
     Raises:
@@ -95,38 +119,34 @@ def waiting_in(folder: ObjectFolder, watermark: str | None) -> Waiting:
 
 
 def _freshness(
-    table: LookedUp,
+    table: Filled,
     lately: dict[str, tuple[tuple[str, str], LastRuns]],
     checked: Verified | None,
     with_waiting: bool,  # noqa: FBT001 - as its caller was told
 ) -> Freshness:
-    told = table.table.properties
-    owner = told.get(STREAM_PROPERTY)
-    if owner is None:
-        return Freshness(table.name, verified=checked)
-    pipeline, _, stream = owner.partition("/")
-    (pipeline, stream), found = lately.get(owner, ((pipeline, stream), None))
+    if table.stream is None:
+        return Freshness(table, verified=checked)
+    pipeline, _, stream = table.stream.partition("/")
+    (pipeline, stream), found = lately.get(table.stream, ((pipeline, stream), None))
     fresh = None if found is None else found.fresh_as_of
     return Freshness(
-        table.name,
+        table,
         pipeline,
         stream,
-        told.get(SIGHT_PROPERTY),
         fresh,
         behind_seconds(fresh),
-        _waiting(told) if with_waiting else None,
+        _waiting(table) if with_waiting else None,
         None if found is None else found.last,
         checked,
     )
 
 
-def _waiting(told: dict[str, str]) -> Waiting | None:
-    place = told.get(LAKE_PROPERTY)
-    folder = None if place is None else ObjectFolder.at(Path(place))
+def _waiting(table: Filled) -> Waiting | None:
+    folder = None if table.folder is None else ObjectFolder.at(Path(table.folder))
     if folder is None or not folder.path.is_dir():
         return None
     try:
-        return waiting_in(folder, told.get(WATERMARK_PROPERTY))
+        return waiting_in(folder, table.watermark)
     except SourceError:
         # It has just gone away, or may not be read by who looks.
         return None

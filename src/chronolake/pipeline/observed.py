@@ -14,12 +14,12 @@ import orjson
 
 from chronolake.pipeline.reading import read
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified
-from chronolake.pipeline.statediff import differences
+from chronolake.pipeline.statediff import CUT, differences
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from chronolake.config import LakeConfig, Project
+    from chronolake.config import LakeConfig
     from chronolake.pipeline.statediff import Change
 
 #: What became of a stream lately is looked for in so many of its pipeline's runs.
@@ -45,6 +45,12 @@ class ObservedStream:
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """How far the stream was before the run and is after it, as JSON's own types."""
         return _states(self.told)
+
+    @property
+    def changes_in_all(self) -> int:
+        """How many changes there are; of a large state only the first ones are kept."""
+        told = self.states[1].get("source", {})
+        return max(int(told.get(CUT, 0)), len(self.changes))
 
 
 @dataclass(frozen=True)
@@ -154,24 +160,26 @@ def run(config: LakeConfig, identity: str) -> ObservedRun | None:
         return None if found is None else _observed(found, store.streams_of([identity])[identity])
 
 
-def pipelines(config: LakeConfig, project: Project | None = None) -> list[ObservedPipeline]:
-    """The pipelines of a project, in the file's order, then others that have run, by name.
+def pipelines(
+    config: LakeConfig, configured: Mapping[str, str] | None = None
+) -> list[ObservedPipeline]:
+    """The pipelines that are configured, in their order, then others that have run, by name.
+
+    Args:
+        config: the lake.
+        configured: the types of the sources, by the pipelines' names
+            (`config.sources_of_project`); None: nothing is known of them.
 
     Raises:
         LakeError: the store does not answer.
     """
-    sources = {} if project is None else project.pipelines
+    sources = configured or {}
     with read(config) as store:
         newest = {} if store is None else {run.pipeline: run for run in store.newest(1)}
         streams = {} if store is None else store.streams_of([run.id for run in newest.values()])
     seen = {name: _observed(run, streams[run.id]) for name, run in newest.items()}
     names = [*sources, *sorted(set(seen) - set(sources))]
-    return [
-        ObservedPipeline(
-            name, str(sources[name].source.type) if name in sources else None, seen.get(name)
-        )
-        for name in names
-    ]
+    return [ObservedPipeline(name, sources.get(name), seen.get(name)) for name in names]
 
 
 def last_runs(config: LakeConfig, pipeline: str | None = None) -> dict[tuple[str, str], LastRuns]:
