@@ -60,27 +60,30 @@ def ui(
     """Show the lake in a browser, read-only, until Ctrl-C: tables, timelines, runs."""
     from chronolake import ui as served
 
-    wanted = _lake_of(project, lake, config, settings)
+    wanted, file = _lake_of(project, lake, config, settings)
     is_seen = sys.stdout.isatty() and not json
     options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
-    served.serve(wanted, options, lambda address: _tell(address, json=json))
+    served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)
 
 
 def _lake_of(
     project: Path, lake: Path | None, config: Path | None, settings: Sequence[str] | None
-) -> LakeConfig:
-    """The lake that the options name; of a project, its pipelines' secrets are not asked for."""
+) -> tuple[LakeConfig, Path | None]:
+    """The lake that the options name, and its chronolake.yml if it is a project's.
+
+    Of a project, its pipelines' secrets are not asked for.
+    """
     from chronolake.config import FILE_NAME, lake_of_project
 
     if lake is not None:
-        return configuration(lake, config, settings)
+        return configuration(lake, config, settings), config
     file = config or (project if project.is_file() else project / FILE_NAME)
     if not file.is_file():
         raise ConfigurationError(
             f"There is no {FILE_NAME} in {project.resolve()}.",
             hint="Name a lake's folder with --lake, or a project's with --project.",
         )
-    return lake_of_project(file, overrides=dict(pairs(settings or (), "--set")))
+    return lake_of_project(file, overrides=dict(pairs(settings or (), "--set"))), file
 
 
 def _tell(address: Address, *, json: bool) -> None:

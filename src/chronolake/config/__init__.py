@@ -29,6 +29,7 @@ from chronolake.config.loading import (
     lake_of_project,
     load,
     load_project,
+    sources_of_project,
     variable_of,
 )
 from chronolake.config.periods import is_due, is_never
@@ -88,5 +89,6 @@ __all__ = [
     "lake_of_project",
     "load",
     "load_project",
+    "sources_of_project",
     "variable_of",
 ]

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from chronolake.errors import ChronolakeError, LakeError
 from chronolake.ui import rendering
-from chronolake.ui.pages import inside, past, record, tables
+from chronolake.ui.pages import inside, past, record, run, runs, tables, usage
 from chronolake.ui.security import Guard, Guarded
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chronolake.ui.site import Site
 
 #: The pages, each a module with ROUTES.
-PAGES: Final = (tables, inside, record, past)
+PAGES: Final = (tables, inside, record, past, runs, run, usage)
 
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_EVER: Final = "public, max-age=31536000, immutable"

@@ -11,6 +11,8 @@ from chronolake.errors import ChronolakeError, LakeError
 from chronolake.look.catalog import look_up, look_up_at, places
 from chronolake.look.health import health
 from chronolake.look.tables import summary
+from chronolake.look.usage import usage_of
+from chronolake.pipeline.freshness import Filled
 from chronolake.pipeline.properties import SIGHT_PROPERTY
 from chronolake.types import STREAM_PROPERTY, Mode
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from chronolake.look.catalog import LookedUp
     from chronolake.look.health import Health
     from chronolake.look.tables import TableSummary
+    from chronolake.look.usage import MonthlyUsage
     from chronolake.types import TableName
 
 _READERS: Final = 4
@@ -37,6 +40,8 @@ class Seen:
         health: how well kept its files are, or None: as `summary`.
         sight: what its stream sees of its source, or None: no pipeline fills it.
         stream: the `pipeline/stream` that fills it, or None.
+        filled: what it says of that stream, for `pipeline.freshness`, or None: as `summary`.
+        usage: its monthly active rows, the first month first.
         failure: why it could not be read, or None.
     """
 
@@ -46,6 +51,8 @@ class Seen:
     health: Health | None = None
     sight: str | None = None
     stream: str | None = None
+    filled: Filled | None = None
+    usage: tuple[MonthlyUsage, ...] = ()
     failure: ChronolakeError | None = None
 
     @property
@@ -144,6 +151,8 @@ def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Se
         health(found, config),
         sight=properties.get(SIGHT_PROPERTY),
         stream=properties.get(STREAM_PROPERTY),
+        filled=Filled.of(found),
+        usage=usage_of(found),
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ASSETS: Final = Path(__file__).parent / "assets"
 _LONGEST: Final = 240
 _LONGEST_WHOLE: Final = 20_000
+_MINUTE: Final = 60
 _AGES: Final = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -50,6 +51,8 @@ NAVIGATION: Final = (
     Place("tables", "Tables", "/"),
     Place("record", "Timeline", "/record"),
     Place("past", "As it stood", "/past"),
+    Place("runs", "Runs", "/runs"),
+    Place("usage", "Usage", "/usage"),
 )
 
 
@@ -136,6 +139,7 @@ def environment() -> Environment:
         "whole": whole,
         "instant": instant_tag,
         "ago": ago_tag,
+        "lasting": lasting,
         "spelled": links.spelled,
         "longest": longest,
         "only": only,
@@ -244,6 +248,18 @@ def ago_tag(text: str | None, *, missing: str = "never") -> Markup:
     return Markup('<time datetime="{}" data-ago title="{}">{}</time>').format(
         text, text.replace("T", " ", 1).replace("Z", " UTC"), age(text)
     )
+
+
+def lasting(seconds: float | None) -> Markup:
+    """A length of time: `3.2 s`, `4 min 12 s`, `2 h 5 min`."""
+    if seconds is None:
+        return Markup('<span class="null">not known</span>')
+    if seconds < _MINUTE:
+        return Markup("{} s").format(f"{seconds:.1f}" if seconds < _MINUTE / 6 else round(seconds))
+    whole = max(round(seconds), _MINUTE)
+    units = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+    length, unit, part, name = next(one for one in units if whole >= one[0])
+    return Markup("{} {} {} {}").format(whole // length, unit, whole % length // part, name)
 
 
 def age(text: str, *, now: datetime | None = None) -> str:

@@ -15,6 +15,7 @@ from chronolake.ui.security import TOKEN, Guard, is_loopback, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from chronolake.config import LakeConfig
 
@@ -65,13 +66,20 @@ class Address:
         return f"http://{host}:{self.port}/{query}"
 
 
-def serve(config: LakeConfig, options: UiOptions, tell: Callable[[Address], None]) -> None:
+def serve(
+    config: LakeConfig,
+    options: UiOptions,
+    tell: Callable[[Address], None],
+    *,
+    project: Path | None = None,
+) -> None:
     """Show a lake until SIGINT or SIGTERM.
 
     Args:
         config: the lake; it need not be there yet.
         options: how it is served.
         tell: called once the page answers.
+        project: the chronolake.yml whose pipelines fill the lake, or None.
 
     Raises:
         ConfigurationError: the address cannot be listened on, or the token is too short.
@@ -85,7 +93,7 @@ def serve(config: LakeConfig, options: UiOptions, tell: Callable[[Address], None
     listening = _bound(options)
     address = Address(options.host, int(listening.getsockname()[1]), token)
     guard = Guard(token, is_loopback(options.host), f"chronolake-ui-{address.port}")
-    site = Site(config)
+    site = Site(config, project)
     server = uvicorn.Server(
         uvicorn.Config(
             application(site, guard),

@@ -7,12 +7,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from chronolake import look
+from chronolake.config import sources_of_project
 from chronolake.look import past
 from chronolake.look.catalog import places
 from chronolake.ui.overview import Overview
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from chronolake.config import LakeConfig
     from chronolake.look import Timeline
@@ -28,10 +30,12 @@ class Site:
 
     Args:
         config: the lake's configuration.
+        project: the chronolake.yml whose pipelines fill it, or None.
     """
 
-    def __init__(self, config: LakeConfig) -> None:
+    def __init__(self, config: LakeConfig, project: Path | None = None) -> None:
         self.config = config
+        self._project = project
         self.overview = Overview(config)
         self._lock = Lock()
         self._kept: OrderedDict[object, object] = OrderedDict()
@@ -40,6 +44,14 @@ class Site:
     def label(self) -> str:
         """The lake in a few words that hold no secret."""
         return self.config.path.name or str(self.config.path)
+
+    def sources(self) -> dict[str, str]:
+        """The types of the sources of the project's pipelines, by the pipelines' names.
+
+        Raises:
+            ConfigurationError: chronolake.yml cannot be read by now.
+        """
+        return {} if self._project is None else sources_of_project(self._project)
 
     def timeline(self, name: TableName, key: Mapping[str, str | None]) -> Timeline:
         """A record's timeline, as `chronolake history` has it.

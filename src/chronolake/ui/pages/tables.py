@@ -25,9 +25,9 @@ PAGE: Final = 100
 _PATIENCE_SECONDS: Final = 0.4
 #: What a stream can see of its source, in words.
 SIGHTS: Final = {
-    "every_change": "every change",
-    "observed_changes": "observed changes",
-    "snapshot_diff": "snapshot difference",
+    "every-change": "every change",
+    "observed-changes": "observed changes",
+    "snapshot-diff": "snapshot difference",
 }
 
 
