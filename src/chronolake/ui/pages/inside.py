@@ -32,6 +32,7 @@ def whole(request: Request) -> Response:
     name = links.required_table_of(request, "name")
     found = look_up(site.config, name)
     told = inside(site.config, name, snapshots=MOST)
+    seen = seen_of(site.config, found)
     return page(
         request,
         "inside.html",
@@ -40,7 +41,8 @@ def whole(request: Request) -> Response:
         name=name,
         found=found,
         told=told,
-        seen=seen_of(site.config, found),
+        seen=seen,
+        known=site.freshness([seen], with_waiting=True).get(name),
         limits=site.config.maintenance,
         sights=SIGHTS,
         system=_SYSTEM,
