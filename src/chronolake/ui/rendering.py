@@ -194,9 +194,14 @@ def cell(value: Cell) -> Markup:
     return _value(value, _LONGEST)
 
 
-def whole(value: Cell) -> Markup:
-    """A value as far as a page can reasonably show it."""
-    return _value(value, _LONGEST_WHOLE)
+def whole(value: Cell, *, rows: int = 1) -> Markup:
+    """A value as far as a page can reasonably show it.
+
+    Args:
+        value: the value.
+        rows: how many rows the page has that are shown like this.
+    """
+    return _value(value, max(_LONGEST, _LONGEST_WHOLE // rows))
 
 
 def _value(value: Cell, longest: int) -> Markup:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
     from chronolake.ui.overview import Seen
 
-_KEPT: Final = 8
+_KEPT: Final = 4
 _Found = TypeVar("_Found")
 
 
