@@ -14,7 +14,16 @@ from starlette.responses import HTMLResponse
 
 from chronolake.errors import LakeError, TableNotFoundError
 from chronolake.look.show import size
-from chronolake.types import TMAX_TEXT, TMIN_TEXT
+from chronolake.types import (
+    DELETED,
+    HASH,
+    HISTORY_COLUMNS,
+    ROW_ID,
+    SYNCED,
+    TMAX_TEXT,
+    TMIN_TEXT,
+    VERSION,
+)
 from chronolake.ui import links
 
 if TYPE_CHECKING:
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
     from chronolake.cells import Cell
     from chronolake.errors import ChronolakeError
 
+#: Columns that are not the source's own.
+SYSTEM_COLUMNS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, DELETED, ROW_ID, VERSION, HASH})
 ASSETS: Final = Path(__file__).parent / "assets"
 _LONGEST: Final = 240
 _LONGEST_WHOLE: Final = 20_000

@@ -47,7 +47,7 @@ class Site:
     @property
     def label(self) -> str:
         """The lake in a few words that hold no secret."""
-        return self.config.path.name or str(self.config.path)
+        return "/".join(self.config.path.parts[-2:])
 
     def sources(self) -> dict[str, str]:
         """The types of the sources of the project's pipelines, by the pipelines' names.

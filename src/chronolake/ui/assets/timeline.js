@@ -8,6 +8,8 @@ const STATES = { a: "active", r: "replaced", d: "deleted" };
 /** A mark's width, as a part of the axis. */
 const MARK = 1 / 400;
 const MOST_MARKS = 300;
+/** How much longer the axis is for the version that is true now, as a part of all before it. */
+const TAIL = 0.35;
 const ROW_PIXELS = 24;
 
 const utc = (milliseconds) =>
@@ -16,7 +18,10 @@ const utc = (milliseconds) =>
     : new Date(milliseconds).toISOString().replace("T", " ").replace("Z", " UTC");
 const count = (number) => number.toLocaleString("en");
 
-/** A record's own times, up to now if it is active; never the ends of time. */
+/**
+ * A record's own times, and never the ends of time. Its present version goes on for a while, up to
+ * now at most: what happened before must not be squeezed into a corner by years without a change.
+ */
 function lifeOf(told) {
   let first = Infinity;
   let last = -Infinity;
@@ -26,7 +31,10 @@ function lifeOf(told) {
     if (time > last) last = time;
   }
   if (first === Infinity) first = last = Date.now();
-  if (told.states.endsWith("a")) last = Math.max(last, Date.now());
+  if (told.states.endsWith("a")) {
+    const goesOn = last > first ? last + (last - first) * TAIL : Infinity;
+    last = Math.max(last, Math.min(Date.now(), goesOn));
+  }
   const room = Math.max((last - first) * 0.02, 60000);
   return { first: first - room, last: last + room };
 }

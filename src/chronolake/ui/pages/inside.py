@@ -8,11 +8,10 @@ from starlette.routing import Route
 
 from chronolake.look.catalog import look_up
 from chronolake.look.inside import inside
-from chronolake.types import DELETED, HASH, HISTORY_COLUMNS, ROW_ID, SYNCED, VERSION
 from chronolake.ui import links
 from chronolake.ui.overview import seen_of
 from chronolake.ui.pages.tables import SIGHTS
-from chronolake.ui.rendering import page
+from chronolake.ui.rendering import SYSTEM_COLUMNS, page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 #: At most so many snapshots, and so many partitions, are shown.
 MOST: Final = 100
-_SYSTEM: Final = frozenset({*HISTORY_COLUMNS, SYNCED, DELETED, ROW_ID, VERSION, HASH})
 
 
 def whole(request: Request) -> Response:
@@ -45,7 +43,7 @@ def whole(request: Request) -> Response:
         known=site.freshness([seen], with_waiting=True).get(name),
         limits=site.config.maintenance,
         sights=SIGHTS,
-        system=_SYSTEM,
+        system=SYSTEM_COLUMNS,
         most=MOST,
         **_partitions(told),
     )
