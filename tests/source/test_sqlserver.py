@@ -234,7 +234,8 @@ def test_what_is_not_tracked_says_how_it_will_be(
 ) -> None:
     office = _tracked(tmp_path)
     office.server.version, office.server.oldest = version, oldest
-    assert said in (office.sync().error or "")
+    told = office.sync()
+    assert said in f"{told.error} {told.hint}"
 
 
 def _captured(folder: Path, more: str = "") -> Office:

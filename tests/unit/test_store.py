@@ -139,6 +139,7 @@ def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -
     assert lately["shop", "orders"].fresh_as_of == "2026-01-01T00:00:00.000Z"
     assert lately["shop", "items"].fresh_as_of is None
     assert observed.verified(config) == {}
+    assert "hush" not in repr((newest, oldest, pipeline, lately)), "tokens are nobody's business"
 
 
 def test_a_lake_that_has_no_store_has_no_runs(tmp_path: Path) -> None:
