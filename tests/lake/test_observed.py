@@ -133,7 +133,11 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     assert table.behind_seconds is not None
     assert 0 <= table.behind_seconds < 300
     (known,) = observed.pipelines(config, sources_of_project(pipeline.project.file))
-    assert (known.name, known.source, known.last) == ("crm", "data_lake_v2", found)
+    assert (known.name, known.source, known.last) == (
+        "crm",
+        "data_lake_v2",
+        observed.summaries(config).runs[0],
+    )
 
 
 def test_a_stream_that_fails_says_what_to_do(

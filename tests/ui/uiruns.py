@@ -17,6 +17,7 @@ from chronolake.types import TableName
 from datalakes import DataLake, project
 
 STREAMS = ("customers", "invoices", "orders", "products")
+REGIONS = 12
 #: A value that a browser must never take for markup.
 HOSTILE = "<img src=x onerror=alert(1)>"
 _T = 1_767_225_600_000_000
@@ -53,7 +54,7 @@ def _stream(name: str, url: str) -> dict[str, Any]:
             },
             "partition_router": {
                 "type": "ListPartitionRouter",
-                "values": [f"r{number}" for number in range(12)],
+                "values": [f"r{number}" for number in range(REGIONS)],
                 "cursor_field": "region",
                 "request_option": given("region"),
             },

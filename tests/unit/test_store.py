@@ -103,7 +103,14 @@ def test_a_store_of_an_earlier_version_loses_nothing(tmp_path: Path) -> None:
 def test_so_does_one_in_postgresql(tmp_path: Path, uri: str) -> None:
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute(_EARLIER.encode())
-    _expect_upgraded(load(tmp_path, overrides={"catalog.uri": uri}))
+    config = load(tmp_path, overrides={"catalog.uri": uri})
+    newest, oldest = observed.summaries(config).runs
+    assert (newest.run.status, newest.fraction) == (Status.DEAD, None)
+    assert (oldest.sums.written, oldest.sums.landed_rows, oldest.fraction) == (15, None, 0.5)
+    assert observed.last_runs(config)["shop", "orders"].fresh_as_of == oldest.run.began
+    assert len(observed.runs(config).runs[1].streams) == 2
+    _expect_upgraded(config)
+    assert observed.verified(config)["shop.orders"].rows == 20
 
 
 def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -> None:
@@ -123,11 +130,16 @@ def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -
     assert oldest.sum("written") == 15
     assert oldest.sum("landed_rows") is None
     (pipeline,) = observed.pipelines(config)
-    assert (pipeline.name, pipeline.source, pipeline.last) == ("shop", None, newest)
+    assert (pipeline.name, pipeline.source) == ("shop", None)
+    assert pipeline.last == observed.summaries(config).runs[0]
+    sums = observed.summaries(config).runs[1].sums
+    assert (sums.streams, sums.failed, sums.written, sums.landed_rows) == (2, 1, 15, None)
+    assert (sums.failed_stream, sums.error) == ("items", "It is away. Wake it.")
     lately = observed.last_runs(config)
     assert lately["shop", "orders"].fresh_as_of == "2026-01-01T00:00:00.000Z"
     assert lately["shop", "items"].fresh_as_of is None
     assert observed.verified(config) == {}
+    assert "hush" not in repr((newest, oldest, pipeline, lately)), "tokens are nobody's business"
 
 
 def test_a_lake_that_has_no_store_has_no_runs(tmp_path: Path) -> None:
@@ -244,6 +256,50 @@ def test_runs_are_paged_and_filtered(tmp_path: Path) -> None:
     assert [one.run.id for one in found.runs] == ["run6", "run4", "run2"]
     assert [one.name for one in observed.pipelines(config)] == ["crm", "shop"]
     assert observed.run(config, "other") == first.runs[0]
+    second = observed.summaries(config, limit=5, after=first.next)
+    assert [one.run.id for one in second.runs] == ["run5", "run4", "run3", "run2", "run1"]
+
+
+def test_how_fresh_a_stream_is_is_known_however_long_it_fails(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    store = Store.open(config)
+    for number in range(40):
+        told = f"2026-01-01T00:00:{number:02}.000Z"
+        store.begin_run(Run(f"{number}", "shop", told, told, Status.PARTIAL, ""))
+        good = StreamRun(f"{number}", "good", "s.good", Status.SUCCEEDED)
+        status = Status.SUCCEEDED if number < 3 else Status.FAILED
+        store.note(good, StreamRun(f"{number}", "bad", "s.bad", status, error="no"))
+    found = observed.last_runs(config)
+    assert found["shop", "good"].fresh_as_of == "2026-01-01T00:00:39.000Z"
+    assert found["shop", "bad"].fresh_as_of == "2026-01-01T00:00:02.000Z"
+    assert found["shop", "bad"].last.run == "39"
+    assert observed.last_runs(config, "crm") == {}
+
+
+def test_a_summary_says_what_the_streams_say(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    store = Store.open(config)
+    with leased(store, "shop"):
+        store.begin_run(_run(1))
+        common = {"run": "run1", "status": Status.RUNNING}
+        store.note(
+            StreamRun(stream="a", table_name="s.a", stage=Stage.WAITING, **common),
+            StreamRun(stream="b", table_name="s.b", stage=Stage.LANDING, rows_read=5, **common),
+            StreamRun(
+                stream="c",
+                table_name="s.c",
+                stage=Stage.APPLYING,
+                bytes=30,
+                bytes_left=10,
+                **common,
+            ),
+            StreamRun("run1", "d", "s.d", Status.SUCCEEDED, rows_read=2, landed_rows=2),
+        )
+        (whole,) = observed.runs(config).runs
+        (summary,) = observed.summaries(config).runs
+        assert whole.fraction == summary.fraction == (0.75 + 1) / 4
+        for name in ("rows_read", "landed_rows", "rows", "written"):
+            assert whole.sum(name) == getattr(summary.sums, name)
 
 
 def test_states_of_old_runs_are_forgotten(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from chronolake.errors import LakeError
 from chronolake.pipeline import database
 from chronolake.pipeline.lease import is_dead
-from chronolake.pipeline.runs import Run, Status, StreamRun, Verified
+from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified
 from chronolake.pipeline.schema import LEASES, RUNS, STREAM_RUNS, VERIFIED, known_of
 from chronolake.pipeline.store import GOES_ON, run_from, stream_from
 
@@ -29,7 +29,36 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
 
+#: What became of a stream lately is looked for in so many of its pipeline's runs, at first.
+_RECENT_RUNS: Final = 20
 _DIED: Final = "Its process is gone: it ended before the run did."
+
+
+@dataclass(frozen=True)
+class StreamSums:
+    """What the streams of a run come to together.
+
+    Attributes:
+        streams: how many there are.
+        failed: how many of them failed.
+        parts: the sum of the parts that are done of each, from 0 to 1.
+        rows_read: as of `StreamRun`; None: no stream tells it. So with the others.
+        landed_rows: as there.
+        rows: as there.
+        written: as there.
+        failed_stream: the first that failed, by name, or None.
+        error: why it did, or None.
+    """
+
+    streams: int = 0
+    failed: int = 0
+    parts: float = 0.0
+    rows_read: int | None = None
+    landed_rows: int | None = None
+    rows: int | None = None
+    written: int | None = None
+    failed_stream: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,17 +127,82 @@ class StoreReader:
             found[row["run"]].append(stream_from(row))
         return found
 
+    def sums_of(self, identities: Sequence[str]) -> dict[str, StreamSums]:
+        """What the streams of runs come to; of a run without any, nothing."""
+        query = sql.select(*self.stream_columns).where(STREAM_RUNS.c.run.in_(identities))
+        told = query.subquery().c
+        whole = told.bytes + told.bytes_left
+        part = sql.case(
+            (told.status == Status.SUCCEEDED, 1.0),
+            (told.stage.in_((Stage.WAITING, Stage.LANDING)), 0.0),
+            (whole > 0, told.bytes * 1.0 / whole),
+            else_=0.0,
+        )
+        failed = sql.case((told.error.is_not(None), told.stream))
+        names = ("rows_read", "landed_rows", "rows", "written")
+        sums = sql.select(
+            told.run,
+            sql.func.count().label("streams"),
+            sql.func.count(failed).label("failed"),
+            sql.func.sum(part).label("parts"),
+            *(sql.cast(sql.func.sum(told[name]), sql.BigInteger).label(name) for name in names),
+            sql.func.min(failed).label("failed_stream"),
+        ).group_by(told.run)
+        found: dict[str, StreamSums] = defaultdict(StreamSums)
+        for row in self.connection.execute(sums).mappings():
+            known = {name: value for name, value in row.items() if name != "run"}
+            found[row["run"]] = StreamSums(**{**known, "parts": float(row["parts"])})
+        for run, one in found.items():
+            if one.failed_stream is not None:
+                is_it = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.stream == one.failed_stream)
+                error = self.connection.execute(sql.select(STREAM_RUNS.c.error).where(is_it))
+                found[run] = replace(one, error=error.scalar_one())
+        return found
+
+    def last_of_streams(self, pipeline: str | None) -> list[tuple[Run, StreamRun]]:
+        """What became of each stream when it last ran, in the recent runs."""
+        recent = {run.id: run for run in self.newest(_RECENT_RUNS, pipeline)}
+        place = sql.func.row_number().over(
+            partition_by=(RUNS.c.pipeline, STREAM_RUNS.c.stream),
+            order_by=(RUNS.c.began.desc(), RUNS.c.id),
+        )
+        ranked = (
+            sql.select(STREAM_RUNS.c.run, STREAM_RUNS.c.stream, place.label("place"))
+            .join(RUNS, RUNS.c.id == STREAM_RUNS.c.run)
+            .where(STREAM_RUNS.c.run.in_(recent))
+            .subquery()
+        )
+        is_same = (ranked.c.run == STREAM_RUNS.c.run) & (ranked.c.stream == STREAM_RUNS.c.stream)
+        query = sql.select(*self.stream_columns).join(ranked, is_same).where(ranked.c.place == 1)
+        rows = self.connection.execute(query).mappings()
+        return [(recent[row["run"]], stream_from(row)) for row in rows]
+
     def fresh(self, pipeline: str | None) -> dict[tuple[str, str], str]:
-        """When the last run began in which a stream succeeded, by pipeline and stream."""
-        query = (
-            sql.select(RUNS.c.pipeline, STREAM_RUNS.c.stream, sql.func.max(RUNS.c.began))
-            .join(STREAM_RUNS, STREAM_RUNS.c.run == RUNS.c.id)
+        """When the last run began in which a stream succeeded, by pipeline and stream.
+
+        All runs are looked at only for streams that have not succeeded in the recent ones.
+        """
+        recent = [run.id for run in self.newest(_RECENT_RUNS, pipeline)]
+        there = sql.select(RUNS.c.pipeline, STREAM_RUNS.c.stream).join(
+            STREAM_RUNS, STREAM_RUNS.c.run == RUNS.c.id
+        )
+        of_recent = STREAM_RUNS.c.run.in_(recent)
+        every = {(row.pipeline, row.stream) for row in self._all(there.where(of_recent).distinct())}
+        succeeded = (
+            there.add_columns(sql.func.max(RUNS.c.began).label("began"))
             .where(STREAM_RUNS.c.status == Status.SUCCEEDED)
             .group_by(RUNS.c.pipeline, STREAM_RUNS.c.stream)
         )
-        if pipeline is not None:
-            query = query.where(RUNS.c.pipeline == pipeline)
-        return {(name, stream): at for name, stream, at in self.connection.execute(query)}
+        lately = self._all(succeeded.where(of_recent))
+        found = {(row.pipeline, row.stream): str(row.began) for row in lately}
+        if missing := {stream for _, stream in every - found.keys()}:
+            earlier = succeeded.where(STREAM_RUNS.c.stream.in_(missing))
+            for row in self._all(earlier):
+                found.setdefault((row.pipeline, row.stream), row.began)
+        return found
+
+    def _all(self, query: sql.Select[Any]) -> Sequence[sql.Row[Any]]:
+        return self.connection.execute(query).all()
 
     def verified(self) -> dict[str, Verified]:
         """What was found last of each table, by the table's name as a text."""

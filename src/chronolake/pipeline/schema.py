@@ -127,7 +127,7 @@ def known_of(connection: sql.Connection, table: sql.Table) -> list[sql.ColumnEle
     if there is None:
         return None
     return [
-        column if column.name in there else sql.null().label(column.name)
+        column if column.name in there else sql.cast(sql.null(), column.type).label(column.name)
         for column in table.columns
     ]
 

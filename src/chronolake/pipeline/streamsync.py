@@ -80,9 +80,9 @@ class StreamSync:
             self._note(rows_read=0, landed_files=0, landed_bytes=0, landed_rows=0)
 
     def note_states(self, before: Position | None, after: Position | None) -> None:
-        """Remember how far the stream was in its source, and is by now."""
+        """Remember how far the stream was in its source, and is by now: all has landed."""
         first, second = kept(before, after)
-        self._note(state_before=first, state_after=second)
+        self._note(state_before=first, state_after=second, stage=Stage.WAITING)
 
     def begin(self, stage: Stage) -> None:
         """Say that it begins, unless it has been said, and note what it does now."""
@@ -97,7 +97,7 @@ class StreamSync:
         """Remember what has been read or has landed, or why nothing more does."""
         if isinstance(landed, Reading):
             self._is_reading_told = True
-            self._note(rows_read=landed.rows)
+            self._note(rows_read=landed.rows, seconds=time.monotonic() - self._began)
             self.report.note_soon(self.state)
             return
         if landed.failure is not None:

@@ -140,6 +140,7 @@ def _run(
         after = store.checkpoints(lease.pipeline)
         for name, one in syncs.items():
             one.note_states(before.get(name), after.get(name))
+        report.note(one.state for one in syncs.values())
     return [one.finish() for one in syncs.values()]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.routing import Route
 
 from chronolake.errors import ConfigurationError
-from chronolake.pipeline.observed import pipelines, runs
+from chronolake.pipeline.observed import pipelines, summaries
 from chronolake.pipeline.runs import Status
 from chronolake.ui import links
 from chronolake.ui.rendering import page, part
@@ -72,7 +72,7 @@ def _context(request: Request) -> dict[str, Any]:
     except ConfigurationError as failure:
         # Runs are known without it.
         configured, problem = {}, failure
-    found = runs(
+    found = summaries(
         site.config,
         pipeline=asked.pipeline or None,
         status=asked.status,
