@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chronolake.look.usage import MonthlyUsage
     from chronolake.types import TableName
 
-_READERS: Final = 4
+_READERS: Final = 3
 #: How long a table counts as unchanged where only reading it tells whether it is.
 _TRUSTED_SECONDS: Final = 10
 #: So many deleted rows are worth a compaction, as maintenance decides.
@@ -126,7 +126,8 @@ class Overview:
         with self._lock:
             for name in self._known.keys() - now.keys():
                 del self._known[name]
-            for name, place in now.items():
+            # In the order in which they are shown at first.
+            for name, place in sorted(now.items()):
                 known = self._known.get(name)
                 is_known = known is not None and known.is_still_true(place)
                 if name not in self._reading and not is_known:

@@ -26,7 +26,7 @@ function again(query) {
   }
 }
 
-const typed = calm(150, () => show(queryOf(form)));
+const typed = calm(90, () => show(queryOf(form)));
 form.addEventListener("input", typed);
 form.addEventListener("submit", (event) => {
   event.preventDefault();

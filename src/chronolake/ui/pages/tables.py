@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: How many tables stand on one page.
 PAGE: Final = 100
-_PATIENCE_SECONDS: Final = 0.4
+_PATIENCE_SECONDS: Final = 0.25
 #: What a stream can see of its source, in words.
 SIGHTS: Final = {
     "every-change": "every change",
