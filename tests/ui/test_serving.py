@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import Served, Shop, start, stop
@@ -99,6 +100,24 @@ def test_a_signal_ends_it_quickly_and_well(empty: Path, number: signal.Signals) 
     assert time.monotonic() - begun < 3
     assert served.process.stdout is not None
     served.process.stdout.close()
+
+
+def test_it_ends_although_a_page_waits_for_storage(tmp_path: Path) -> None:
+    catalog = SqlCatalog("chronolake", uri=f"sqlite:///{tmp_path}/catalog.db")
+    catalog.create_namespace("s")
+    table = catalog.create_table(("s", "t"), pa.schema([("id", pa.int64())]), str(tmp_path / "t"))
+    catalog.engine.dispose()
+    # Whoever opens a pipe to which nobody writes waits for ever.
+    Path(table.metadata_location).unlink()
+    os.mkfifo(table.metadata_location)
+    served = start(tmp_path)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.get(f"{served.url}/table?name=s.t", timeout=2)
+    # The list does not wait for it.
+    assert "Reading 1 of 1 tables" in httpx.get(served.url).text
+    begun = time.monotonic()
+    assert stop(served) == 0
+    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize(

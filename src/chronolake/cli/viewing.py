@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
     from chronolake.ui import Address
+
+_PATIENCE_SECONDS: Final = 1.5
 
 
 @app.command(epilog="Example: chronolake ui --lake ./lake --port 8787")
@@ -64,6 +68,14 @@ def ui(
     is_seen = sys.stdout.isatty() and not json
     options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
     served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)
+    _leave()
+
+
+def _leave() -> None:
+    """See to it that the process ends soon: nothing is written here, so no reader is waited for."""
+    watch = threading.Timer(_PATIENCE_SECONDS, os._exit, [0])
+    watch.daemon = True
+    watch.start()
 
 
 def _lake_of(
