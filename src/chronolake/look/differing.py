@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,10 +35,15 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
     from chronolake.config import LakeConfig
+    from chronolake.look.order import Position
 
 INSERTED: Final = "inserted"
 CHANGED: Final = "changed"
 DELETED: Final = "deleted"
+
+#: Of more rows, only what is known of some is kept at a time: of each some 60 bytes and its key.
+_MOST_ROWS: Final = 4_000_000
+_MOST_PARTS: Final = 1_024
 
 #: What counts not as a difference.
 _NOT_COMPARED: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
@@ -101,8 +106,8 @@ def differences(
 
     Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and the
     history columns do not. Of tables without history, the snapshots that were current at the two
-    times are compared. Keys and fingerprints of all rows that differ come into memory, some tens of
-    bytes each; whole rows only of the page.
+    times are compared. Of all rows that differ keys and fingerprints come into memory, no more than
+    some millions at a time; whole rows only of the page.
 
     Args:
         config: the lake.
@@ -110,7 +115,7 @@ def differences(
         before: a time in ISO 8601, in UTC unless it says otherwise.
         after: a later one.
         page: `next` of the page before; None: the first page.
-        limit: at most so many records.
+        limit: at most so many records, one at least.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
@@ -134,21 +139,22 @@ def differences(
             hint="Give it a key with AlterTable.",
         )
     by_name = {column.name: column for column in found.columns}
-    order = Order(tuple(by_name[name].type.arrow for name in found.key), by_place=False)
-    begin = None if page is None else position_of(order, page, table=str(name))
+    order = Order(name, tuple(by_name[column] for column in found.key), by_place=False)
+    limit = max(1, limit)
+    begin = None if page is None else position_of(order, page)
     old, new = _sides(found, first, second)
-    compared = _Compared(found, order, old, new)
-    counts = compared.counts()
-    keys, places = compared.page(begin, limit)
+    shown = _Page(order, begin, limit)
+    for rows in _Gathered(found, order, (old, new)).parts():
+        shown.add(rows)
     return DifferencePage(
         name=name,
         before=instant(first),
         after=instant(second),
-        records=_records(found, old, new, places[:limit]),
-        next=cursor(order.position(keys, limit - 1)) if len(places) > limit else None,
-        inserted=counts[INSERTED],
-        changed=counts[CHANGED],
-        deleted=counts[DELETED],
+        records=_records(found, old, new, shown.places),
+        next=shown.next,
+        inserted=shown.counts[INSERTED],
+        changed=shown.counts[CHANGED],
+        deleted=shown.counts[DELETED],
     )
 
 
@@ -182,88 +188,138 @@ def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
     return _Side(old, AlwaysTrue(), only_here=new), _Side(new, AlwaysTrue(), only_here=old)
 
 
-class _Compared:
-    """All records that differ, by key: what is known of them without their values."""
+class _Gathered:
+    """What is known of the rows that differ without their values, one part of the keys at a time.
 
-    def __init__(self, found: LookedUp, order: Order, old: _Side, new: _Side) -> None:
+    There is one part, unless there are more rows than memory should hold: then there are twice as
+    many, as often as it takes, and all rows are read once for each.
+    """
+
+    def __init__(self, found: LookedUp, order: Order, sides: tuple[_Side, _Side]) -> None:
+        self._found = found
         self._order = order
-        fingerprints = Fingerprints(token_bytes(16))
-        rows = [_known(found, order, side, fingerprints) for side in (old, new)]
-        sides = np.repeat([0, 1], [one.num_rows for one in rows])
-        self._rows = pa.concat_tables(rows).append_column("side", pa.array(sides))
-        indices = pc.sort_indices(
-            self._rows,
-            sort_keys=[(name, "ascending", "at_start") for name in (*order.names, "side", "start")],
-        )
-        self._rows = self._rows.take(indices).combine_chunks()
-        # The last row of a side speaks for it, should there be several.
-        self._old, self._new = self._last_of_each()
-        marks = np.asarray(self._rows["fingerprint"])
-        is_both = (self._old >= 0) & (self._new >= 0)
-        differs = ~(is_both & (marks[self._old] == marks[self._new]))
-        self._old, self._new = self._old[differs], self._new[differs]
+        self._sides = sides
+        self._marks = Fingerprints(token_bytes(16))
+        self._compared = [one.name for one in found.columns if one.name not in _NOT_COMPARED]
+        self._parts = 1
 
-    def _last_of_each(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each record its row of either side, or -1."""
-        count = self._rows.num_rows
-        if not count:
+    def parts(self) -> Iterator[pa.Table]:
+        """Rows by key, side and start; no record is in two parts."""
+        part = 0
+        while part < self._parts:
+            rows = self._part(part)
+            keys = [(name, "ascending", "at_start") for name in (*self._order.names, "side", "at")]
+            yield rows.take(pc.sort_indices(rows, sort_keys=keys)).combine_chunks()
+            part += 1
+
+    def _part(self, part: int) -> pa.Table:
+        kinds = [*self._order.comparable_kinds, *[pa.int64()] * 4, pa.uint64()]
+        names = [*self._order.names, "side", "at", FILE, ROW, "mark"]
+        schema = pa.schema(zip(names, kinds, strict=True))
+        made = schema.empty_table()
+        is_history = self._found.mode is Mode.HISTORY
+        columns = [*self._compared, *([START] if is_history else [])]
+        for side, one in enumerate(self._sides):
+            for rows in one.batches(columns):
+                known = pa.table(
+                    [
+                        *self._order.of(rows).columns,
+                        pa.array(np.full(rows.num_rows, side)),
+                        comparable(rows[START]) if is_history else rows[ROW],
+                        rows[FILE],
+                        rows[ROW],
+                        self._marks.of([rows[name] for name in self._compared]),
+                    ],
+                    schema=schema,
+                )
+                made = pa.concat_tables([made, self._of_part(known, part)])
+                while part == 0 and made.num_rows > _MOST_ROWS and self._parts < _MOST_PARTS:
+                    self._parts *= 2
+                    made = self._of_part(made, part)
+        return made
+
+    def _of_part(self, rows: pa.Table, part: int) -> pa.Table:
+        if self._parts == 1:
+            return rows
+        marks = self._marks.of([rows[name] for name in self._order.names])
+        return rows.filter(pa.array(np.asarray(marks) % np.uint64(self._parts) == part))
+
+
+class _Page:
+    """Counts of all records that differ, and the first of those that a page begins with."""
+
+    def __init__(self, order: Order, begin: Position | None, limit: int) -> None:
+        self.counts = dict.fromkeys((INSERTED, CHANGED, DELETED), 0)
+        self._order = order
+        self._begin = begin
+        self._limit = limit
+        self._first: pa.Table | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Look at records that were not looked at yet, with all of their rows."""
+        old, new = self._last_of_each(rows)
+        marks = np.asarray(rows["mark"])
+        is_both = (old >= 0) & (new >= 0)
+        differs = ~is_both if not len(marks) else ~(is_both & (marks[old] == marks[new]))
+        old, new = old[differs], new[differs]
+        inserted, deleted = int((old < 0).sum()), int((new < 0).sum())
+        self.counts[INSERTED] += inserted
+        self.counts[DELETED] += deleted
+        self.counts[CHANGED] += len(old) - inserted - deleted
+        keys = rows.select(self._order.names).take(pa.array(np.where(old < 0, new, old)))
+        wanted = np.arange(len(old))
+        if self._begin is not None:
+            wanted = wanted[self._order.are_after(keys, self._begin)]
+        wanted = wanted[: self._limit + 1]
+        first = keys.take(pa.array(wanted))
+        for name, places in (("old", old[wanted]), ("new", new[wanted])):
+            there = pa.array(places, mask=places < 0)
+            for place in (FILE, ROW):
+                first = first.append_column(f"{name}{place}", rows[place].take(there))
+        if self._first is not None:
+            first = pa.concat_tables([self._first, first])
+        self._first = first.take(self._order.indices(first)[: self._limit + 1])
+
+    def _last_of_each(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each record the last row of either side, or -1; it speaks for others of that side."""
+        if not rows.num_rows:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        is_same = np.ones(count - 1, np.bool_)
+        is_same = np.ones(rows.num_rows - 1, np.bool_)
         for name in self._order.names:
-            column = self._rows[name]
-            here, there = column[1:], column[:-1]
+            here, there = rows[name][1:], rows[name][:-1]
             are_null = pc.and_(here.is_null(), there.is_null())
             equal = pc.fill_null(pc.equal(here, there), False)
             is_same &= np.asarray(pc.or_(equal, are_null))
         record = np.concatenate([[0], np.cumsum(~is_same)])
         found = []
         for side in (0, 1):
-            rows = np.full(record[-1] + 1, -1, np.int64)
-            places = np.flatnonzero(np.asarray(self._rows["side"]) == side)
-            rows[record[places]] = places
-            found.append(rows)
+            last = np.full(record[-1] + 1, -1, np.int64)
+            places = np.flatnonzero(np.asarray(rows["side"]) == side)
+            last[record[places]] = places
+            found.append(last)
         return found[0], found[1]
 
-    def counts(self) -> dict[str, int]:
-        """How many records there are of each change."""
-        inserted, deleted = int((self._old < 0).sum()), int((self._new < 0).sum())
-        changed = len(self._old) - inserted - deleted
-        return {INSERTED: inserted, CHANGED: changed, DELETED: deleted}
-
-    def page(
-        self, begin: tuple[Any, ...] | None, limit: int
-    ) -> tuple[pa.Table, list[tuple[Place | None, Place | None]]]:
-        """The keys of a page's records and of one more, and where their rows stand."""
-        either = np.where(self._old < 0, self._new, self._old)
-        keys = self._rows.select(self._order.names).take(pa.array(either))
-        wanted = np.arange(len(either))
-        if begin is not None:
-            wanted = wanted[self._order.are_after(keys, begin)]
-        wanted = wanted[: limit + 1]
-        places = [
-            (self._place(self._old[number]), self._place(self._new[number])) for number in wanted
-        ]
-        return keys.take(pa.array(wanted)), places
-
-    def _place(self, row: int) -> Place | None:
-        if row < 0:
+    @property
+    def next(self) -> str | None:
+        """Where the next page begins, if there is one."""
+        if self._first is None or self._first.num_rows <= self._limit:
             return None
-        return Place(self._rows[FILE][int(row)].as_py(), self._rows[ROW][int(row)].as_py())
+        return cursor(self._order, self._order.position(self._first, self._limit - 1))
 
-
-def _known(found: LookedUp, order: Order, side: _Side, fingerprints: Fingerprints) -> pa.Table:
-    """A side's rows: their keys, starts, places, and a fingerprint of what they say."""
-    compared = [column.name for column in found.columns if column.name not in _NOT_COMPARED]
-    is_history = found.mode is Mode.HISTORY
-    kinds = [*order.comparable_kinds, pa.int64(), pa.int64(), pa.int64(), pa.uint64()]
-    names = [*order.names, "start", FILE, ROW, "fingerprint"]
-    made = [pa.schema(zip(names, kinds, strict=True)).empty_table()]
-    for rows in side.batches([*compared, *([START] if is_history else [])]):
-        start = comparable(rows[START]) if is_history else rows[ROW]
-        marks = fingerprints.of([rows[name] for name in compared])
-        keys = [comparable(rows[name]) for name in found.key]
-        made.append(pa.table([*keys, start, rows[FILE], rows[ROW], marks], names))
-    return pa.concat_tables(made)
+    @property
+    def places(self) -> list[tuple[Place | None, Place | None]]:
+        """Where the rows of the page's records stand, at the earlier and the later time."""
+        if self._first is None:
+            return []
+        first = self._first.slice(0, self._limit)
+        columns = [first[f"{side}{place}"] for side in ("old", "new") for place in (FILE, ROW)]
+        return [
+            (
+                None if row[0] is None else Place(row[0], row[1]),
+                None if row[2] is None else Place(row[2], row[3]),
+            )
+            for row in zip(*(column.to_pylist() for column in columns), strict=True)
+        ]
 
 
 def _records(

@@ -32,12 +32,16 @@ _OURS: Final = "chronolake."
 _BATCH: Final = "chronolake.last-batch"
 _PUBLISH: Final = "chronolake.last-publish"
 _WATERMARK: Final = "chronolake.watermark"
-_SECRET: Final = re.compile(
-    r"passw|secret|token|credential|signature|private|sas[-_.]|api[-_.]?key|access[-_.]?key"
-    r"|account[-_.]?key|encryption[-_.]?key|[-_.]auth",
-    re.IGNORECASE,
+_WORDS: Final = (
+    r"passw|secret|token|credential|signature|private|authorization|(?:^|[-_.])(?:auth|key|sas|sig)"
+    r"(?:$|[-_.])"
 )
+_SECRET: Final = re.compile(_WORDS, re.IGNORECASE)
+#: Iceberg's settings and ours: a word in them is a column's name and no secret's.
+_SETTING: Final = re.compile(r"(?:chronolake|write|read|commit|history|schema)\.")
+#: Secrets within addresses: who asks, and what stands behind a `password=`.
 _USER: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_GIVEN: Final = re.compile(rf"(?:^|[?&;\s])[^=&;\s]*(?:{_WORDS})[^=&;\s]*=", re.IGNORECASE)
 #: Older metadata that is read to learn which batch a snapshot published.
 _METADATA_FILES: Final = 100
 
@@ -164,7 +168,8 @@ def inside(config: LakeConfig, name: TableName, *, snapshots: int = 100) -> Insi
 
 def _properties(told: Mapping[str, str]) -> Iterable[Property]:
     for name, value in sorted(told.items()):
-        shown = MASKED if _SECRET.search(name) else _USER.sub(MASKED, value)
+        is_secret = not _SETTING.match(name) and _SECRET.search(name)
+        shown = MASKED if is_secret or _GIVEN.search(value) else _USER.sub(MASKED, value)
         yield Property(name, shown, name.startswith(_OURS))
 
 
@@ -216,6 +221,7 @@ def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
     files = [entry.metadata_file for entry in found.table.metadata.metadata_log][-_METADATA_FILES:]
     publishes: dict[int, tuple[str | None, str | None]] = {}
     before: Mapping[str, str] = {}
+    current: int | None = None
     for file in [*files, found.table.metadata_location]:
         metadata = _metadata(found, file)
         if metadata is None:
@@ -224,13 +230,14 @@ def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
         properties: Mapping[str, str] = metadata.get("properties") or {}
         snapshot = metadata.get("current-snapshot-id")
         is_publish = bool(before) and properties.get(_PUBLISH) != before.get(_PUBLISH)
-        if is_publish and snapshot is not None and snapshot not in publishes:
+        # A batch that changed nothing published no snapshot.
+        if is_publish and snapshot is not None and snapshot != current:
             batch, watermark = properties.get(_BATCH), properties.get(_WATERMARK)
             publishes[snapshot] = (
                 batch if batch != before.get(_BATCH) else None,
                 watermark if watermark != before.get(_WATERMARK) else None,
             )
-        before = properties or {_PUBLISH: ""}
+        before, current = properties or {_PUBLISH: ""}, snapshot
     return publishes
 
 

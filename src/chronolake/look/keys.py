@@ -70,7 +70,7 @@ def completions(
     begin = typed.get(column) or ""
     if begin and wanted.type.kind in _TEXTS:
         condition = And(condition, _begins(column, begin))
-    return _values(StoredRows(found), wanted, condition, begin, limit)
+    return _values(found, wanted, condition, begin, limit)
 
 
 def _key_column(found: LookedUp, name: str) -> Column:
@@ -105,13 +105,13 @@ def _begins(column: str, begin: str) -> BooleanExpression:
 
 
 def _values(
-    stored: StoredRows, column: Column, condition: BooleanExpression, begin: str, limit: int
+    found: LookedUp, column: Column, condition: BooleanExpression, begin: str, limit: int
 ) -> list[Cell]:
-    order = Order((column.type.arrow,), by_place=False)
+    order = Order(found.name, (column,), by_place=False)
     smallest = Smallest(order, limit)
     # Beside the comparable values, the values themselves.
     kept: pa.Table | None = None
-    for rows in stored.batches([column.name], condition):
+    for rows in StoredRows(found).batches([column.name], condition):
         values = _distinct(rows.drop_columns([FILE, ROW])[0])
         keys = pa.table([comparable(values), values], ["by0", "value"])
         if smallest.is_full and smallest.keys is not None:

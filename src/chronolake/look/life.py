@@ -96,13 +96,13 @@ def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
     Args:
         config: the lake.
         name: the table.
-        buckets: at most so many; there are fewer, so that their width is a readable one.
+        buckets: at most so many, one at least: there are fewer, so that their width is readable.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
         TableNotFoundError: there is no such table.
     """
-    found = look_up(config, name)
+    found, buckets = look_up(config, name), max(1, buckets)
     if found.mode is not Mode.HISTORY:
         return _of_snapshots(found, buckets)
     stored, epsilon = StoredRows(found), epsilon_of(found)
@@ -144,8 +144,7 @@ class _Counted:
 
     def __init__(self, first: int, last: int, most: int) -> None:
         self.first, self.last = first, last
-        self.width = width_of(first, last, most)
-        self.begin = first // self.width * self.width
+        self.begin, self.width = divided(first, last, most)
         count = (last - self.begin) // self.width + 1
         self.began, self.ended = np.zeros(count, np.int64), np.zeros(count, np.int64)
 
@@ -166,15 +165,16 @@ class _Counted:
         return Life(mode, self.first, self.last, self.width, tuple(buckets), known_since)
 
 
-def width_of(first: int, last: int, most: int) -> int:
-    """The least readable width with which so many buckets hold two instants, in microseconds.
+def divided(first: int, last: int, most: int) -> tuple[int, int]:
+    """Where the first bucket begins, and how wide all are, so that so many hold two instants.
 
-    Buckets begin at whole multiples of it since 1970.
+    Widths are readable ones, and buckets begin at whole multiples since 1970; but for the one
+    bucket that is wanted of what no readable one holds.
     """
     for width in _WIDTHS:
         if last // width - first // width < most:
-            return width
-    return last - first + 1
+            return first // width * width, width
+    return first, (last - first) // most + 1
 
 
 def _of_snapshots(found: LookedUp, most: int) -> Life:

@@ -12,6 +12,7 @@ import binascii
 import json
 from dataclasses import dataclass
 from decimal import Decimal
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -23,13 +24,11 @@ from chronolake.look.stored import FILE, ROW
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.expressions.literals import Literal
 
-    from chronolake.types import Column
+    from chronolake.types import Column, TableName
 
 #: What a record is ordered by, value by value.
 Position: TypeAlias = tuple[Any, ...]
@@ -40,37 +39,44 @@ _MOST_LETTERS: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Order:
-    """An order of rows.
+    """An order of a table's rows.
 
     Attributes:
-        kinds: the stored Arrow types of the columns that rows are ordered by, in order.
+        table: the table.
+        columns: the columns that rows are ordered by, in order.
         by_place: whether rows that agree in all of them are ordered by their places.
     """
 
-    kinds: tuple[pa.DataType, ...]
+    table: TableName
+    columns: tuple[Column, ...]
     by_place: bool = True
 
     @property
     def names(self) -> list[str]:
         """The columns that `of` gives."""
-        return [f"by{number}" for number in range(len(self.kinds))] + (
+        return [f"by{number}" for number in range(len(self.columns))] + (
             list(_PLACE) if self.by_place else []
         )
 
     @property
     def comparable_kinds(self) -> list[pa.DataType]:
         """The types of the columns that `of` gives."""
-        kinds = [comparable_kind(kind) for kind in self.kinds]
+        kinds = [comparable_kind(column.type.arrow) for column in self.columns]
         return kinds + [pa.int64()] * (len(self.names) - len(kinds))
 
-    def of(self, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    @property
+    def mark(self) -> str:
+        """A short text that no other order has."""
+        told = repr((str(self.table), self.columns, self.by_place))
+        return blake2b(told.encode(), digest_size=6).hexdigest()
+
+    def of(self, rows: pa.Table) -> pa.Table:
         """What rows are ordered by, in columns that compare as the order wants.
 
         Args:
-            rows: with `columns`, and their places.
-            columns: those that they are ordered by, in order.
+            rows: with the columns of the order, and their places.
         """
-        made = [comparable(rows[name]) for name in columns]
+        made = [comparable(rows[column.name]) for column in self.columns]
         made += [rows[name] for name in _PLACE] if self.by_place else []
         return pa.table(made, self.names)
 
@@ -195,9 +201,9 @@ def _mask(values: pa.ChunkedArray) -> NDArray[np.bool_]:
     return np.asarray(pc.fill_null(values, False))
 
 
-def cursor(position: Position) -> str:
+def cursor(order: Order, position: Position) -> str:
     """A position as a text that may stand in a URL."""
-    told = [_told(value) for value in position]
+    told = [order.mark, *(_told(value) for value in position)]
     text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
@@ -208,33 +214,33 @@ def _told(value: Any) -> Any:
     return str(value) if isinstance(value, Decimal) else value
 
 
-def position_of(order: Order, text: str, *, table: str) -> Position:
+def position_of(order: Order, text: str) -> Position:
     """The inverse of `cursor`.
 
     Raises:
         ValueRefusedError: the text is no cursor of this order.
     """
     try:
+        told = _decoded(text, order.mark)
         return tuple(
-            _heard(value, kind)
-            for value, kind in zip(_decoded(text), order.comparable_kinds, strict=True)
+            _heard(value, kind) for value, kind in zip(told, order.comparable_kinds, strict=True)
         )
     except (ValueError, TypeError, ArithmeticError, RecursionError, binascii.Error) as failure:
         raise ValueRefusedError(
             "The cursor is none of this table's pages.",
             hint="Begin with the first page.",
-            table=table,
+            table=str(order.table),
         ) from failure
 
 
-def _decoded(text: str) -> list[Any]:
+def _decoded(text: str, mark: str) -> list[Any]:
     if len(text) > _MOST_LETTERS:
         raise ValueError
     padded = text + "=" * (-len(text) % 4)
     told = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
-    if not isinstance(told, list):
+    if not isinstance(told, list) or told[:1] != [mark]:
         raise TypeError
-    return told
+    return told[1:]
 
 
 def _heard(value: Any, kind: pa.DataType) -> Any:

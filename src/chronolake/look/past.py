@@ -81,7 +81,7 @@ def rows_at(
         name: the table.
         at: a time in ISO 8601, in UTC unless it says otherwise; None: now.
         after: `next` of the page before; None: the first page.
-        limit: at most so many rows.
+        limit: at most so many rows, one at least.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
@@ -91,8 +91,8 @@ def rows_at(
     """
     found = look_up(config, name)
     micros = asked_or_now(at, table=str(name))
-    order = _order(found)
-    start = None if after is None else position_of(order, after, table=str(name))
+    order, limit = _order(found), max(1, limit)
+    start = None if after is None else position_of(order, after)
     snapshot_at = None
     if found.mode is Mode.HISTORY:
         stored, condition = StoredRows(found), true_at(micros, epsilon_of(found))
@@ -112,7 +112,9 @@ def rows_at(
         columns=found.columns,
         key=found.key,
         rows=rows,
-        next=cursor(order.position(keys, limit - 1)) if keys is not None and is_more else None,
+        next=cursor(order, order.position(keys, limit - 1))
+        if keys is not None and is_more
+        else None,
         snapshot_at=snapshot_at,
     )
 
@@ -125,7 +127,7 @@ def _ordered_by(found: LookedUp) -> tuple[Column, ...]:
 
 
 def _order(found: LookedUp) -> Order:
-    return Order(tuple(column.type.arrow for column in _ordered_by(found)))
+    return Order(found.name, _ordered_by(found))
 
 
 def _first(
@@ -151,7 +153,7 @@ def _first(
         return at_most(by[0], smallest.keys[0][-1].as_py())
 
     for rows in stored.batches(names, wanted, narrowed=narrowed):
-        keys = order.of(rows, names)
+        keys = order.of(rows)
         if after is not None:
             keys = keys.filter(_as_mask(order, keys, after))
         if keys.num_rows:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from chronolake.changes import RESERVED
-from chronolake.errors import LakeError
+from chronolake.look.deleted import DeletedRows, readable, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FILE: Final = f"{RESERVED}file"
 ROW: Final = f"{RESERVED}row"
 _BATCH_ROWS: Final = 65_536
-_NONE_DELETED: Final = np.empty(0, np.int64)
+_WITH_NANOSECONDS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class StoredRows:
             for name, field in self._fields.items()
         }
         self._tasks: dict[int, FileScanTask] = {}
-        self._deleted: dict[str, NDArray[np.int64]] = {}
-        self._vectors_read: set[str] = set()
+        self.deleted = DeletedRows(found)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -93,7 +92,7 @@ class StoredRows:
         """
         if self._found.table.current_snapshot() is None:
             return []
-        with self._readable():
+        with readable(self._found.name):
             tasks = list(
                 self._found.table.scan(
                     row_filter=condition, snapshot_id=self._snapshot_id
@@ -117,9 +116,9 @@ class StoredRows:
             columns: the columns to read.
             condition: which rows; files and row groups whose statistics exclude it are not read.
             only_here: another snapshot of the table: rows that it has too are left out.
-            narrowed: asked before each file, gives a condition that has come up while reading, or
-                None: files and row groups that its statistics exclude are passed over. Rows that
-                do not meet it may come nevertheless.
+            narrowed: asked before each row group, gives a condition that has come up while
+                reading, or None. Row groups that it excludes by their statistics are passed over;
+                rows that do not meet it may come nevertheless.
 
         Raises:
             LakeError: the table's files cannot be read, or not without Spark.
@@ -136,13 +135,13 @@ class StoredRows:
                 other = others.get(task.file.file_path)
                 if other is not None:
                     # Only rows that the other has deleted from the same file.
-                    only = np.setdiff1d(only_here.deleted_from(other), self.deleted_from(task))
+                    only = np.setdiff1d(only_here.deleted.of(other), self.deleted.of(task))
                     if not only.size:
                         continue
-            with self._readable(), self._opened(task) as fragment:
+            with readable(self._found.name), self._opened(task) as fragment:
                 mapped = self._mapped(fragment, task, condition, mapped)
                 for rows in self._from_file(task, fragment, mapped, columns, narrowed):
-                    remaining = _without(rows, self.deleted_from(task), only)
+                    remaining = _without(rows, self.deleted.of(task), only)
                     if remaining.num_rows:
                         yield remaining
 
@@ -156,7 +155,7 @@ class StoredRows:
         for number in sorted({place.file for place in places}):
             task = self._tasks[number]
             wanted = np.array(sorted({place.row for place in places if place.file == number}))
-            with self._readable(), self._opened(task) as fragment:
+            with readable(self._found.name), self._opened(task) as fragment:
                 mapped = self._mapped(fragment, task, None, None)
                 found += self._taken(task, fragment, mapped, wanted)
         names = [*self._fields, FILE, ROW]
@@ -171,62 +170,10 @@ class StoredRows:
         }
         return rows.take([by_place[place] for place in places]).drop_columns([FILE, ROW])
 
-    def deleted_from(self, task: FileScanTask) -> NDArray[np.int64]:
-        """The rows of a file that are marked as deleted, sorted.
-
-        Raises:
-            LakeError: a delete file cannot be read, or is of a kind that is not read here.
-        """
-        for file in task.delete_files:
-            # One file holds the vectors of many data files, and PyIceberg does not tell of which.
-            if file.file_path not in self._vectors_read:
-                for path, rows in self._deletes(file.file_path, str(file.file_format)).items():
-                    before = self._deleted.get(path, _NONE_DELETED)
-                    self._deleted[path] = np.union1d(before, rows)
-                self._vectors_read.add(file.file_path)
-        return self._deleted.get(task.file.file_path, _NONE_DELETED)
-
-    def _deletes(self, path: str, kind: str) -> dict[str, NDArray[np.int64]]:
-        from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file  # noqa: PLC0415
-        from pyiceberg.table.puffin import PuffinFile  # noqa: PLC0415
-
-        with self._readable(), self._found.table.io.new_input(path).open() as stream:
-            payload = stream.read()
-            if kind.endswith("PUFFIN"):
-                return {
-                    vector.referenced_data_file: vector.to_vector().to_numpy()
-                    for vector in deletion_vectors_from_puffin_file(PuffinFile(payload))
-                }
-            if kind.endswith("PARQUET"):
-                fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(payload))
-                rows = fragment.to_table(columns=["file_path", "pos"])
-                return {
-                    file: rows.filter(ds.field("file_path") == file)["pos"].to_numpy()
-                    for file in rows["file_path"].unique().to_pylist()
-                }
-        raise self._unread("Another engine deleted rows in a form that only Spark reads here.")
-
-    def _unread(self, message: str) -> LakeError:
-        return LakeError(
-            message, hint="Ask for them with `chronolake query`.", table=str(self._found.name)
-        )
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as failure:
-            raise LakeError(
-                f"The table's files cannot be read: {type(failure).__name__}.",
-                hint="Try again: maintenance may have removed files meanwhile. If that does not "
-                "help, `chronolake verify` tells more.",
-                table=str(self._found.name),
-            ) from failure
-
     @contextmanager
     def _opened(self, task: FileScanTask) -> Iterator[ds.ParquetFileFragment]:
         if not str(task.file.file_format).endswith("PARQUET"):
-            raise self._unread("The table has files of another format than Parquet.")
+            raise unread(self._found.name, "The table has files of another format than Parquet.")
         with self._found.table.io.new_input(task.file.file_path).open() as stream:
             yield ds.ParquetFileFormat().make_fragment(stream)
 
@@ -249,7 +196,11 @@ class StoredRows:
             return before
         metadata = self._found.table.metadata
         schema = pyarrow_to_schema(
-            physical, metadata.name_mapping(), format_version=metadata.format_version
+            physical,
+            metadata.name_mapping(),
+            # Before, there were no nanoseconds in tables: files of other engines may have them.
+            downcast_ns_timestamp_to_us=metadata.format_version < _WITH_NANOSECONDS,
+            format_version=metadata.format_version,
         )
         return _Mapped(
             physical,
@@ -366,7 +317,9 @@ class StoredRows:
             name = names.get(field.field_id)
             if name is not None:
                 values = rows[name]
-                made.append(values if values.type == kind else values.cast(kind))
+                # Nanoseconds are cut off.
+                is_safe = not pa.types.is_timestamp(kind)
+                made.append(values if values.type == kind else values.cast(kind, safe=is_safe))
                 continue
             constant = self._partition_values(task).get(field.field_id, field.initial_default)
             made.append(pa.chunked_array([_repeated(constant, kind, rows.num_rows)]))

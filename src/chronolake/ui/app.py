@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
@@ -34,7 +36,10 @@ _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 def application(site: Site, guard: Guard) -> ASGIApp:
     """The page of a lake, behind a guard."""
+    # On the way to another machine, Plotly's megabytes are worth packing.
+    packed = [] if guard.only_loopback else [Middleware(GZipMiddleware, minimum_size=2_000)]
     made = Starlette(
+        middleware=packed,
         routes=[
             Route("/assets/{name}", _asset),
             *(route for page in PAGES for route in page.ROUTES),
@@ -58,7 +63,7 @@ def _asset(request: Request) -> Response:
         file = rendering.ASSETS / name
         if "/" in name or "\\" in name or file.suffix not in _TYPES or not file.is_file():
             raise HTTPException(404)
-    # Modules name each other without their versions: those are asked for anew.
+    # What has no version in its URL may have changed.
     is_named = "v" in request.query_params or "plotly" in name
     return FileResponse(
         file,

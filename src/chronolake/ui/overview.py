@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 _READERS: Final = 4
+#: How long a table counts as unchanged where only reading it tells whether it is.
+_TRUSTED_SECONDS: Final = 10
 #: So many deleted rows are worth a compaction, as maintenance decides.
 _WORTH_IT: Final = 10_000
 
@@ -43,6 +46,7 @@ class Seen:
         filled: what it says of that stream, for `pipeline.freshness`, or None: as `summary`.
         usage: its monthly active rows, the first month first.
         failure: why it could not be read, or None.
+        read_at: when that was, on the clock of `time.monotonic`.
     """
 
     name: TableName
@@ -54,6 +58,13 @@ class Seen:
     filled: Filled | None = None
     usage: tuple[MonthlyUsage, ...] = ()
     failure: ChronolakeError | None = None
+    read_at: float = field(default_factory=time.monotonic, compare=False)
+
+    def is_still_true(self, place: str | None) -> bool:
+        """Whether nothing has changed since, if the table's metadata is at a place now."""
+        if place is None:
+            return time.monotonic() - self.read_at < _TRUSTED_SECONDS
+        return place == self.place
 
     @property
     def is_read(self) -> bool:
@@ -117,7 +128,8 @@ class Overview:
                 del self._known[name]
             for name, place in now.items():
                 known = self._known.get(name)
-                if name not in self._reading and (known is None or place != known.place):
+                is_known = known is not None and known.is_still_true(place)
+                if name not in self._reading and not is_known:
                     self._reading[name] = self._readers.submit(self._read, name, place)
             waiting = list(self._reading.values())
         wait(waiting, timeout=patience)

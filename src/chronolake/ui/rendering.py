@@ -14,7 +14,16 @@ from starlette.responses import HTMLResponse
 
 from chronolake.errors import LakeError, TableNotFoundError
 from chronolake.look.show import size
-from chronolake.types import TMAX_TEXT, TMIN_TEXT
+from chronolake.types import (
+    DELETED,
+    HASH,
+    HISTORY_COLUMNS,
+    ROW_ID,
+    SYNCED,
+    TMAX_TEXT,
+    TMIN_TEXT,
+    VERSION,
+)
 from chronolake.ui import links
 
 if TYPE_CHECKING:
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
     from chronolake.cells import Cell
     from chronolake.errors import ChronolakeError
 
+#: Columns that are not the source's own.
+SYSTEM_COLUMNS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, DELETED, ROW_ID, VERSION, HASH})
 ASSETS: Final = Path(__file__).parent / "assets"
 _LONGEST: Final = 240
 _LONGEST_WHOLE: Final = 20_000
@@ -150,8 +161,11 @@ def environment() -> Environment:
 
 
 def asset(name: str) -> str:
-    """The URL of a file of `assets/`; it changes with the file."""
-    return f"/assets/{name}?v={_stamp(name)}"
+    """The URL of a file of `assets/`; it changes with the file, except for scripts.
+
+    Modules name each other, and one that has two URLs is two modules.
+    """
+    return f"/assets/{name}" if name.endswith(".js") else f"/assets/{name}?v={_stamp(name)}"
 
 
 @cache
@@ -191,9 +205,14 @@ def cell(value: Cell) -> Markup:
     return _value(value, _LONGEST)
 
 
-def whole(value: Cell) -> Markup:
-    """A value as far as a page can reasonably show it."""
-    return _value(value, _LONGEST_WHOLE)
+def whole(value: Cell, *, rows: int = 1) -> Markup:
+    """A value as far as a page can reasonably show it.
+
+    Args:
+        value: the value.
+        rows: how many rows the page has that are shown like this.
+    """
+    return _value(value, max(_LONGEST, _LONGEST_WHOLE // rows))
 
 
 def _value(value: Cell, longest: int) -> Markup:

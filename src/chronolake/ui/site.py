@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from chronolake import look
 from chronolake.config import sources_of_project
+from chronolake.errors import LakeError
 from chronolake.look import past
 from chronolake.look.catalog import places
+from chronolake.pipeline.freshness import freshness
 from chronolake.ui.overview import Overview
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from chronolake.config import LakeConfig
     from chronolake.look import Timeline
     from chronolake.look.past import Life
+    from chronolake.pipeline.freshness import Freshness
     from chronolake.types import TableName
+    from chronolake.ui.overview import Seen
 
-_KEPT: Final = 8
+_KEPT: Final = 4
 _Found = TypeVar("_Found")
 
 
@@ -43,7 +47,7 @@ class Site:
     @property
     def label(self) -> str:
         """The lake in a few words that hold no secret."""
-        return self.config.path.name or str(self.config.path)
+        return "/".join(self.config.path.parts[-2:])
 
     def sources(self) -> dict[str, str]:
         """The types of the sources of the project's pipelines, by the pipelines' names.
@@ -52,6 +56,22 @@ class Site:
             ConfigurationError: chronolake.yml cannot be read by now.
         """
         return {} if self._project is None else sources_of_project(self._project)
+
+    def freshness(
+        self, tables: Iterable[Seen], *, with_waiting: bool = False
+    ) -> dict[TableName, Freshness]:
+        """What the operational store knows of tables; nothing, where there is none that answers.
+
+        Args:
+            tables: the tables; those that could not be read are left out.
+            with_waiting: whether files that wait to be applied are counted.
+        """
+        filled = [seen.filled for seen in tables if seen.filled is not None]
+        try:
+            return freshness(self.config, filled, with_waiting=with_waiting)
+        except LakeError:
+            # Tables are shown without: what they hold does not depend on it.
+            return {}
 
     def timeline(self, name: TableName, key: Mapping[str, str | None]) -> Timeline:
         """A record's timeline, as `chronolake history` has it.

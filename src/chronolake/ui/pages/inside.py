@@ -8,11 +8,10 @@ from starlette.routing import Route
 
 from chronolake.look.catalog import look_up
 from chronolake.look.inside import inside
-from chronolake.types import DELETED, HASH, HISTORY_COLUMNS, ROW_ID, SYNCED, VERSION
 from chronolake.ui import links
 from chronolake.ui.overview import seen_of
 from chronolake.ui.pages.tables import SIGHTS
-from chronolake.ui.rendering import page
+from chronolake.ui.rendering import SYSTEM_COLUMNS, page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 #: At most so many snapshots, and so many partitions, are shown.
 MOST: Final = 100
-_SYSTEM: Final = frozenset({*HISTORY_COLUMNS, SYNCED, DELETED, ROW_ID, VERSION, HASH})
 
 
 def whole(request: Request) -> Response:
@@ -32,6 +30,7 @@ def whole(request: Request) -> Response:
     name = links.required_table_of(request, "name")
     found = look_up(site.config, name)
     told = inside(site.config, name, snapshots=MOST)
+    seen = seen_of(site.config, found)
     return page(
         request,
         "inside.html",
@@ -40,10 +39,11 @@ def whole(request: Request) -> Response:
         name=name,
         found=found,
         told=told,
-        seen=seen_of(site.config, found),
+        seen=seen,
+        known=site.freshness([seen], with_waiting=True).get(name),
         limits=site.config.maintenance,
         sights=SIGHTS,
-        system=_SYSTEM,
+        system=SYSTEM_COLUMNS,
         most=MOST,
         **_partitions(told),
     )

@@ -13,9 +13,9 @@ from chronolake.cells import instant
 from chronolake.errors import ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.past import differences, rows_at
-from chronolake.types import HISTORY_COLUMNS, SYNCED, now_micros
+from chronolake.types import now_micros
 from chronolake.ui import links
-from chronolake.ui.rendering import page, part
+from chronolake.ui.rendering import SYSTEM_COLUMNS, page, part
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -126,7 +126,7 @@ def _context(site: Site, asked: Asked) -> dict[str, Any]:
     if asked.than is None:
         found = rows_at(site.config, asked.name, asked.at, after=asked.after, limit=PAGE)
         names = [column.name for column in found.columns]
-        system = [name for name in names if name in {*HISTORY_COLUMNS, SYNCED}]
+        system = [name for name in names if name in SYSTEM_COLUMNS and name not in found.key]
         own = [name for name in names if name not in {*system, *found.key}]
         return {
             "asked": asked,

@@ -13,12 +13,15 @@ from chronolake.ui import links
 from chronolake.ui.rendering import page, part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from chronolake.ui.overview import Overview, Seen
+    from chronolake.pipeline.freshness import Freshness
+    from chronolake.types import TableName
+    from chronolake.ui.overview import Seen
+    from chronolake.ui.site import Site
 
 #: How many tables stand on one page.
 PAGE: Final = 100
@@ -44,19 +47,28 @@ class Heading:
 
     name: str
     title: str
-    of: Callable[[Seen], Any]
+    of: Callable[[Seen, Freshness | None], Any]
     is_number: bool = False
 
 
+def _illness(seen: Seen, fresh: Freshness | None) -> tuple[bool, float, float] | None:
+    """What makes one table worse off than another: a broken promise most of all."""
+    if seen.health is None:
+        return None
+    is_broken = fresh is not None and fresh.verified is not None and not fresh.verified.holds
+    return is_broken, seen.health.small_files, seen.health.delete_ratio
+
+
 HEADINGS: Final = (
-    Heading("name", "Table", lambda seen: seen.name),
-    Heading("mode", "Mode", lambda seen: seen.summary and seen.summary.mode.value),
-    Heading("rows", "Rows", lambda seen: seen.rows, is_number=True),
-    Heading("versions", "Versions", lambda seen: seen.versions, is_number=True),
-    Heading("size", "Size", lambda seen: seen.summary and seen.summary.bytes, is_number=True),
-    Heading("fresh", "Published", lambda seen: seen.summary and seen.summary.published_at),
-    Heading("sight", "Stream sees", lambda seen: seen.sight),
-    Heading("health", "Health", lambda seen: seen.health and seen.health.delete_ratio),
+    Heading("name", "Table", lambda seen, _: seen.name),
+    Heading("mode", "Mode", lambda seen, _: seen.summary and seen.summary.mode.value),
+    Heading("rows", "Rows", lambda seen, _: seen.rows, is_number=True),
+    Heading("versions", "Versions", lambda seen, _: seen.versions, is_number=True),
+    Heading("size", "Size", lambda seen, _: seen.summary and seen.summary.bytes, is_number=True),
+    Heading("fresh", "Published", lambda seen, _: seen.summary and seen.summary.published_at),
+    Heading("lag", "Source as of", lambda _, fresh: fresh and fresh.fresh_as_of),
+    Heading("sight", "Stream sees", lambda seen, _: seen.sight),
+    Heading("health", "Health", _illness),
 )
 
 
@@ -106,8 +118,8 @@ class Asked:
         )
 
 
-def chosen(tables: list[Seen], asked: Asked) -> list[Seen]:
-    """The tables that were asked for, in order."""
+def chosen(tables: list[Seen], fresh: Mapping[TableName, Freshness], asked: Asked) -> list[Seen]:
+    """The tables that were asked for, in order; those of which the order is not known come last."""
     words = asked.search.lower().split()
     found = [
         seen
@@ -116,18 +128,20 @@ def chosen(tables: list[Seen], asked: Asked) -> list[Seen]:
         and (not asked.mode or (seen.summary is not None and seen.summary.mode == asked.mode))
     ]
     of = next(heading.of for heading in HEADINGS if heading.name == asked.sort)
-    known = [seen for seen in found if of(seen) is not None]
+    place = {seen.name: of(seen, fresh.get(seen.name)) for seen in found}
+    known = [seen for seen in found if place[seen.name] is not None]
     return [
-        *sorted(known, key=lambda seen: (of(seen), seen.name), reverse=asked.descending),
-        *(seen for seen in found if of(seen) is None),
+        *sorted(known, key=lambda seen: (place[seen.name], seen.name), reverse=asked.descending),
+        *(seen for seen in found if place[seen.name] is None),
     ]
 
 
 def _context(request: Request) -> dict[str, Any]:
-    overview: Overview = request.app.state.site.overview
+    site: Site = request.app.state.site
     asked = Asked.of(request)
-    tables = overview.tables(_PATIENCE_SECONDS)
-    found = chosen(tables, asked)
+    tables = site.overview.tables(_PATIENCE_SECONDS)
+    fresh = site.freshness(tables)
+    found = chosen(tables, fresh, asked)
     pages = max(1, -(-len(found) // PAGE))
     number = min(asked.number, pages)
     return {
@@ -135,7 +149,8 @@ def _context(request: Request) -> dict[str, Any]:
         "headings": HEADINGS,
         "modes": [mode.value for mode in Mode],
         "sights": SIGHTS,
-        "limits": request.app.state.site.config.maintenance,
+        "limits": site.config.maintenance,
+        "fresh": fresh,
         "tables": found[(number - 1) * PAGE : number * PAGE],
         "first": (number - 1) * PAGE + 1,
         "found": len(found),
