@@ -361,7 +361,7 @@ def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said
     server.rows = [_row(1, "b")]
     server.at_micros = T + HOUR + MARGIN
     told = office.sync()
-    assert said in (told.error or "")
+    assert said in (told.hint or "")
     assert "chronolake resync office --stream dbo.items" in (told.hint or "")
     assert office.versions("id", "name") == before
     office.done(anew=True)
