@@ -16,7 +16,7 @@ COMPAT := .venv-compat/.locked
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat check format bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat check format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -74,6 +74,9 @@ check: $(LOCKED)  ## lint, format, types, layers
 format: $(LOCKED)  ## format the code
 	@$(BIN)/ruff check --fix-only --quiet
 	@$(BIN)/ruff format
+
+pictures: setup  ## take the pictures of docs/ui.md, of what make demo-lake leaves
+	@JAVA_HOME="$$(scripts/find-java)" $(BIN)/python scripts/ui-pictures
 
 bench: setup  ## measure; each file prints ratios of one run
 	@for file in bench/*.py; do \

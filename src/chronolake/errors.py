@@ -88,10 +88,14 @@ class ChronolakeError(Exception):
         }
         return {name: value for name, value in named.items() if value is not None}
 
-    def __str__(self) -> str:
+    @property
+    def statement(self) -> str:
+        """What was wrong and where, without what to do."""
         where = ", ".join(f"{name} {value!r}" for name, value in self.place.items())
-        text = f"{self.message} ({where})" if where else self.message
-        return f"{text} {self.hint}" if self.hint else text
+        return f"{self.message} ({where})" if where else self.message
+
+    def __str__(self) -> str:
+        return f"{self.statement} {self.hint}" if self.hint else self.statement
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, {"hint": self.hint, **self.place}))

@@ -296,7 +296,7 @@ def test_a_slot_that_was_made_anew_is_noticed(shop: Shop) -> None:
     )
     result = shop.sync()
     assert "what changed between is lost" in (result.streams[0].error or "")
-    assert "chronolake resync shop" in (result.streams[0].error or "")
+    assert "chronolake resync shop" in (result.streams[0].hint or "")
     shop.synced(anew=True)
     shop.run("UPDATE orders SET state = 'seen'")
     shop.synced()
@@ -458,7 +458,7 @@ def test_a_key_that_changes_wants_another_table(shop: Shop) -> None:
 
     # As the hint says.
     (folder,) = shop.project.lake.path.glob("raw/**/object=public.orders")
-    assert str(folder) in (stream.error or "")
+    assert str(folder) in (stream.hint or "")
     folder.rename(shop.folder / "away")
     shop.configure(streams="{public.orders: {table: orders_by_code}}")
     shop.synced()

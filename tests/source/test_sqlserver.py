@@ -234,7 +234,8 @@ def test_what_is_not_tracked_says_how_it_will_be(
 ) -> None:
     office = _tracked(tmp_path)
     office.server.version, office.server.oldest = version, oldest
-    assert said in (office.sync().error or "")
+    told = office.sync()
+    assert said in f"{told.error} {told.hint}"
 
 
 def _captured(folder: Path, more: str = "") -> Office:
@@ -359,9 +360,9 @@ def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said
     before = office.versions("id", "name")
     server.rows = [_row(1, "b")]
     server.at_micros = T + HOUR + MARGIN
-    error = office.sync().error or ""
-    assert said in error
-    assert "chronolake resync office --stream dbo.items" in error
+    told = office.sync()
+    assert said in (told.hint or "")
+    assert "chronolake resync office --stream dbo.items" in (told.hint or "")
     assert office.versions("id", "name") == before
     office.done(anew=True)
     assert office.versions("id", "name") == [
@@ -430,15 +431,15 @@ def test_what_is_not_captured_says_how_it_will_be(tmp_path: Path) -> None:
     office = _captured(tmp_path)
     server = office.server
     server.instances[0].columns = []
-    assert "GRANT SELECT ON SCHEMA::cdc" in (office.sync().error or "")
+    assert "GRANT SELECT ON SCHEMA::cdc" in (office.sync().hint or "")
     server.instances[0].oldest = 0
     assert "has not begun, or the user may not see it" in (office.sync().error or "")
     server.instances.clear()
-    assert "EXEC sys.sp_cdc_enable_table" in (office.sync().error or "")
+    assert "EXEC sys.sp_cdc_enable_table" in (office.sync().hint or "")
     server.commits.clear()
-    assert "Start SQL Server Agent" in (office.sync().error or "")
+    assert "Start SQL Server Agent" in (office.sync().hint or "")
     server.is_capturing = False
-    assert "EXEC sys.sp_cdc_enable_db" in (office.sync().error or "")
+    assert "EXEC sys.sp_cdc_enable_db" in (office.sync().hint or "")
 
 
 def test_a_change_without_its_commit_is_refused(tmp_path: Path) -> None:

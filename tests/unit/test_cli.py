@@ -38,7 +38,7 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-def
 def test_the_commands_are_these() -> None:
     expected = """
         check diff discover drive history init maintain mode query read rebuild resync runs schema
-        serve state status sync tables usage verify version view
+        serve state status sync tables ui usage verify version view
     """
     assert expected.split() == COMMANDS
 

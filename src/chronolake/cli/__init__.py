@@ -8,6 +8,7 @@
 | `switching` | `mode`: Spark |
 | `comparing` | `diff`: Spark |
 | `serving` | `serve` |
+| `viewing` | `ui`: no JVM |
 | `driving` | `drive` |
 | `projecting` | `init`, `schema`, `status`, `runs`, `state` |
 | `checking` | `check`, `discover` |
@@ -25,6 +26,7 @@ from chronolake.cli import (
     reading,
     serving,
     switching,
+    viewing,
     working,
 )
 from chronolake.cli.app import app, main
@@ -41,5 +43,6 @@ __all__ = [
     "reading",
     "serving",
     "switching",
+    "viewing",
     "working",
 ]

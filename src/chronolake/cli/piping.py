@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from chronolake.config import Project, WatchedProject
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
-    from chronolake.pipeline.store import Status
+    from chronolake.pipeline.runs import Status
     from chronolake.pipeline.streams import Stream
     from chronolake.table import VerifyReport
     from chronolake.types import TableName
@@ -172,7 +172,7 @@ def _sync(
 
 
 def _leave(ended: Sequence[Status | None]) -> None:
-    from chronolake.pipeline.store import Status
+    from chronolake.pipeline.runs import Status
 
     if all(status is Status.SUCCEEDED for status in ended):
         return

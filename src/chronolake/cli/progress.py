@@ -22,8 +22,8 @@ from rich.text import Text
 
 from chronolake.cli.app import console
 from chronolake.look.show import size
-from chronolake.pipeline.store import Status
-from chronolake.pipeline.sync import EventKind
+from chronolake.pipeline.reporting import EventKind
+from chronolake.pipeline.runs import Status
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.progress import Task
 
-    from chronolake.pipeline.store import StreamRun
-    from chronolake.pipeline.sync import Event
+    from chronolake.pipeline.reporting import Event
+    from chronolake.pipeline.runs import StreamRun
 
 _ASKED_EVERY_SECONDS = 1.0
 _STYLES = {Status.SUCCEEDED: "green", Status.PARTIAL: "yellow", Status.FAILED: "bold red"}
@@ -162,9 +162,8 @@ class Progress:
 def _line(stream: StreamRun) -> Text:
     """What became of a stream, on one line."""
     if stream.error is not None:
-        return Text.assemble(
-            (stream.table_name, "bold"), "  ", ("failed", "bold red"), f"  {stream.error}"
-        )
+        words = f"  {stream.error} {stream.hint}" if stream.hint else f"  {stream.error}"
+        return Text.assemble((stream.table_name, "bold"), "  ", ("failed", "bold red"), words)
     if not stream.files:
         return Text.assemble((stream.table_name, "bold"), ("  nothing new", "dim"))
     return Text.assemble(
@@ -194,6 +193,13 @@ def _as_json(event: Event) -> dict[str, Any]:
 
 def stream_json(stream: StreamRun) -> dict[str, Any]:
     """A stream of a run as JSON's own types."""
+    landed = None
+    if stream.landed_files is not None:
+        landed = {
+            "files": stream.landed_files,
+            "bytes": stream.landed_bytes,
+            "rows": stream.landed_rows,
+        }
     return {
         "stream": stream.stream,
         "table": stream.table_name,
@@ -205,4 +211,7 @@ def stream_json(stream: StreamRun) -> dict[str, Any]:
         "seconds": round(stream.seconds, 3),
         "position": stream.position,
         "error": stream.error,
+        "hint": stream.hint,
+        "rows_read": stream.rows_read,
+        "landed": landed,
     }

@@ -36,8 +36,9 @@ from chronolake.errors import ChronolakeError, ConfigurationError
 
 if TYPE_CHECKING:
     from chronolake.config import Project
+    from chronolake.pipeline.observed import LastRuns, ObservedRun
     from chronolake.pipeline.state import Position
-    from chronolake.pipeline.store import Store, StreamRun
+    from chronolake.pipeline.store import Store
     from chronolake.source.offered import Lag
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -127,6 +128,7 @@ def status(
     settings: SettingOption = None,
 ) -> None:
     """Show every stream: its table, what it can see, how far it is, and its last run."""
+    from chronolake.pipeline.observed import last_runs
     from chronolake.pipeline.state import positions
     from chronolake.pipeline.streams import source_of, streams_of
     from chronolake.source.offered import LaggingSource
@@ -137,13 +139,13 @@ def status(
     is_whole = True
     for name in wanted.pipelines:
         try:
-            newest, fresh = _last_runs(wanted, name)
+            lately = last_runs(wanted.lake, name)
             source = source_of(wanted, name)
             found = positions(wanted.lake, streams_of(wanted, name, source))
             compared = _comparisons(wanted, name)
             for position in found:
                 stream = position.stream.name
-                told = _status_of(position, newest.get(stream), fresh.get(stream))
+                told = _status_of(position, lately.get((name, stream)))
                 rows.append({**told, "compared": compared.get(stream)})
             if isinstance(source, LaggingSource):
                 lags[name] = source.lag()
@@ -176,7 +178,9 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
     console().print(grid)
     for row in rows:
         if row["error"]:
-            console().print(Text.assemble((row["table"], "bold"), "  ", (row["error"], "red")))
+            failed = (row["error"], "red")
+            hint = f"  {row['hint'] or ''}"
+            console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
         if compared := row["compared"]:
             age = _age((datetime.now(UTC) - compared["at"]).total_seconds())
             told = f"  compared with all of its source {age}: {compared['deleted']:,} deleted"
@@ -213,23 +217,6 @@ def _age(seconds: float | None) -> str | None:
     return f"{seconds:.0f} s ago"
 
 
-def _last_runs(project: Project, pipeline: str) -> tuple[dict[str, StreamRun], dict[str, str]]:
-    """What became of each stream when it last ran, and when the last run began that succeeded."""
-    from chronolake.pipeline.store import Status
-
-    store = _store_of(project)
-    newest: dict[str, StreamRun] = {}
-    fresh: dict[str, str] = {}
-    if store is None:
-        return newest, fresh
-    for run in store.runs(pipeline=pipeline, limit=20):
-        for stream in store.streams_of(run.id):
-            newest.setdefault(stream.stream, stream)
-            if stream.status is Status.SUCCEEDED:
-                fresh.setdefault(stream.stream, run.began)
-    return newest, fresh
-
-
 def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
     return None if lag is None else vars(lag)
 
@@ -243,18 +230,19 @@ def _store_of(project: Project) -> Store | None:
     return Store.open(project.lake)
 
 
-def _status_of(position: Position, last: StreamRun | None, fresh: str | None) -> dict[str, Any]:
+def _status_of(position: Position, lately: LastRuns | None) -> dict[str, Any]:
     """How a stream is.
 
     Args:
         position: how far its table is.
-        last: what became of it when it last ran.
-        fresh: when the last of its runs began that succeeded: the table has all that the source had
-            then.
+        lately: what became of it when it last ran; None: it never did.
     """
+    from chronolake.pipeline.freshness import waiting_in
+    from chronolake.pipeline.observed import behind_seconds
+
     stream = position.stream
-    behind = None if fresh is None else datetime.now(UTC) - datetime.fromisoformat(fresh)
-    waiting = stream.folder.files(after=position.watermark)
+    waiting = waiting_in(stream.folder, position.watermark)
+    fresh = lately.fresh_as_of if lately else None
     return {
         "pipeline": stream.pipeline,
         "stream": stream.name,
@@ -263,12 +251,13 @@ def _status_of(position: Position, last: StreamRun | None, fresh: str | None) ->
         "wanted_mode": stream.mode,
         "sees": position.sight or stream.offered.sight,
         "position": position.watermark,
-        "files_waiting": len(waiting),
-        "bytes_waiting": sum(file.size for file in waiting),
+        "files_waiting": waiting.files,
+        "bytes_waiting": waiting.bytes,
         "fresh_as_of": fresh,
-        "behind_seconds": None if behind is None else round(behind.total_seconds(), 1),
-        "last_status": last.status if last else None,
-        "error": last.error if last else None,
+        "behind_seconds": behind_seconds(fresh),
+        "last_status": lately.last.status if lately else None,
+        "error": lately.last.error if lately else None,
+        "hint": lately.last.hint if lately else None,
     }
 
 
@@ -285,36 +274,54 @@ def runs(
     settings: SettingOption = None,
 ) -> None:
     """List the newest runs, and what became of their streams."""
-    from chronolake.cli.progress import stream_json
-    from chronolake.pipeline.store import Store
+    from chronolake.pipeline.observed import runs as newest
     from chronolake.pipeline.streams import pipeline_of
 
     wanted = project_of(project, lake, settings)
-    store = Store.open(wanted.lake)
-    found = store.runs(pipeline=pipeline, limit=limit)
+    found = newest(wanted.lake, pipeline=pipeline, limit=limit).runs
     if pipeline is not None and not found:
         # Runs of a pipeline that is not there any more are still shown.
         pipeline_of(wanted, pipeline)
     if json:
-        print_json(
-            [
-                {**vars(run), "streams": [stream_json(one) for one in store.streams_of(run.id)]}
-                for run in found
-            ]
-        )
+        print_json([_run_json(run) for run in found])
         return
     grid = grid_of("began", "pipeline", "stream", "status", "files", "rows", "written", "seconds")
     for run in found:
-        for one in store.streams_of(run.id):
+        for one in run.streams:
+            told = one.told
             grid.add_row(
-                run.began,
-                run.pipeline,
-                one.stream,
-                one.status,
-                *(f"{number:,}" for number in (one.files, one.rows, one.written)),
-                f"{one.seconds:.1f}",
+                run.run.began,
+                run.run.pipeline,
+                told.stream,
+                told.status,
+                *(f"{number:,}" for number in (told.files, told.rows, told.written)),
+                f"{told.seconds:.1f}",
             )
     console().print(grid)
+    for run in found:
+        if run.run.error is not None:
+            words = (f"{run.run.began}  {run.run.pipeline}  ", (run.run.error, "red"))
+            console().print(Text.assemble(*words, f"  {run.run.hint or ''}"))
+
+
+def _run_json(run: ObservedRun) -> dict[str, Any]:
+    from chronolake.cli.progress import stream_json
+
+    streams = []
+    for one in run.streams:
+        before, after = one.states
+        left = {"files_left": one.told.files_left, "bytes_left": one.told.bytes_left}
+        streams.append(
+            {
+                **stream_json(one.told),
+                "stage": one.told.stage,
+                **left,
+                "before": before,
+                "after": after,
+                "changes": [vars(change) for change in one.changes],
+            }
+        )
+    return {**vars(run.run), "seconds": run.seconds, "streams": streams}
 
 
 @state.command("show", epilog="Example: chronolake state show crm")

@@ -101,6 +101,7 @@ def verify(
 ) -> None:
     """Check what a table promises, with one Spark query; exit code 1 if a promise is broken."""
     from chronolake.cli.piping import compared
+    from chronolake.pipeline.verified import note_verified
     from chronolake.table import verify as checked
 
     if (table is None) is not every:
@@ -112,6 +113,7 @@ def verify(
         reports = [checked(opened, name) for name in _chosen(opened, wanted)]
         if against_lake:
             reports = [compared(opened, report, config or lake) for report in reports]
+        note_verified(opened.config, reports, against_lake=against_lake)
     if json:
         print_json([shown.verified_json(report) for report in reports])
     else:

@@ -23,7 +23,15 @@ Each key that holds one value has an environment variable: `lake.spark.master` i
 for a plain `${`. Values that may be secret are left out of every `repr`, log line and error.
 """
 
-from chronolake.config.loading import FILE_NAME, keys, load, load_project, variable_of
+from chronolake.config.loading import (
+    FILE_NAME,
+    keys,
+    lake_of_project,
+    load,
+    load_project,
+    sources_of_project,
+    variable_of,
+)
 from chronolake.config.periods import is_due, is_never
 from chronolake.config.pipelines import (
     DataLakeSource,
@@ -78,7 +86,9 @@ __all__ = [
     "is_due",
     "is_never",
     "keys",
+    "lake_of_project",
     "load",
     "load_project",
+    "sources_of_project",
     "variable_of",
 ]

@@ -80,6 +80,42 @@ def load_project(
     )
 
 
+def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -> LakeConfig:
+    """The lake of a chronolake.yml, for those who only look at it.
+
+    What its pipelines need from the environment may be missing.
+
+    Args:
+        file: the file.
+        overrides: as for `load`.
+
+    Raises:
+        ConfigurationError: as for `load`.
+    """
+    settings = {name: part for name, part in _read(file).items() if name != "pipelines"}
+    settings = _resolve(settings, str(file))
+    checked = _check(FileConfig, settings, str(file))
+    folder = (file.parent / Path(checked.lake.path).expanduser()).resolve()
+    return _lake(folder, settings.get("lake"), overrides)
+
+
+def sources_of_project(file: Path) -> dict[str, str]:
+    """The pipelines of a chronolake.yml, with the types of their sources, for those who only look.
+
+    What pipelines need from the environment may be missing, and what they say may be wrong.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is no YAML.
+    """
+    pipelines = _read(file).get("pipelines")
+    found: dict[str, str] = {}
+    for name, one in (pipelines if isinstance(pipelines, dict) else {}).items():
+        source = one.get("source") if isinstance(one, dict) else None
+        kind = source.get("type") if isinstance(source, dict) else None
+        found[str(name)] = str(kind or "")
+    return found
+
+
 def _lake(
     folder: Path, section: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None
 ) -> LakeConfig:

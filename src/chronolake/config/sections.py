@@ -174,6 +174,15 @@ class MaintenanceConfig(Section):
         "at least 24, so that no file of a running write is taken.",
     )
 
+    def spare_files(self, data_files: int, size: int) -> int:
+        """How many data files a compaction could save at best.
+
+        Args:
+            data_files: how many there are.
+            size: of all of them, in bytes.
+        """
+        return max(0, data_files - 1 - size // self.small_file_bytes)
+
 
 class LakeSection(Section):
     """The key `lake` of chronolake.yml."""

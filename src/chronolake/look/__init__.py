@@ -1,6 +1,8 @@
-"""Reading a lake without Spark: its tables and the timelines of records.
+"""Reading a lake without Spark: its tables, the timelines of records, and tables as they stood.
 
-Everything here uses PyIceberg and PyArrow only, so that an answer needs no JVM.
+Everything here uses PyIceberg and PyArrow only, so that an answer needs no JVM. Beside the names
+below there are `past` (a table's life, its rows at a time, what differs between two times), `keys`
+(completions of keys), `health` and `inside`.
 """
 
 from chronolake.look.catalog import check, names

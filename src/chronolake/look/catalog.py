@@ -106,6 +106,28 @@ def names(config: LakeConfig) -> list[TableName]:
     return sorted(TableName(schema, table) for schema, table, _ in _rows(config, None))
 
 
+def places(config: LakeConfig) -> dict[TableName, str | None]:
+    """Where each table's current metadata is, by name; None where only loading the table tells.
+
+    A table whose place is the same as before has not changed.
+
+    Raises:
+        LakeError: there is no lake, or its catalog does not answer.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return dict.fromkeys(sorted(_rest_names(_rest(config))))
+    return {TableName(schema, table): place for schema, table, place in _rows(config, None)}
+
+
+def look_up_at(config: LakeConfig, name: TableName, place: str) -> LookedUp:
+    """A table's metadata at a place that `places` gave.
+
+    Raises:
+        LakeError: it cannot be read.
+    """
+    return _described(name, _from_metadata(config, name, place))
+
+
 def look_up(config: LakeConfig, name: TableName) -> LookedUp:
     """A table's current metadata.
 

@@ -148,8 +148,7 @@ def history(config: LakeConfig, name: TableName, key: Mapping[str, str | None]) 
 
 
 def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpression:
-    from pyiceberg.expressions import AlwaysTrue, And, EqualTo, IsNaN, IsNull  # noqa: PLC0415 - slow to import
-    from pyiceberg.expressions.literals import LongLiteral, literal  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
 
     table = str(found.name)
     by_name = {column.name: column for column in found.columns}
@@ -178,18 +177,29 @@ def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpress
         )
     condition: BooleanExpression = AlwaysTrue()
     for column, text in key.items():
-        if text is None:
-            condition = And(condition, IsNull(column))
-            continue
-        value = typed(by_name[column], text, table=table)
-        if isinstance(value, float) and math.isnan(value):
-            condition = And(condition, IsNaN(column))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            # Whole numbers, times in microseconds and days since 1970 are all of this kind.
-            condition = And(condition, EqualTo(column, LongLiteral(value)))
-        else:
-            condition = And(condition, EqualTo(column, literal(value)))
+        condition = And(condition, equal_to(found, column, text))
     return condition
+
+
+def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpression:
+    """Rows in which a column has the value that a text stands for; None is null.
+
+    Raises:
+        ValueRefusedError: the text is no value of the column's type.
+    """
+    from pyiceberg.expressions import EqualTo, IsNaN, IsNull  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions.literals import LongLiteral, literal  # noqa: PLC0415 - slow to import
+
+    if text is None:
+        return IsNull(column)
+    by_name = {one.name: one for one in found.columns}
+    value = typed(by_name[column], text, table=str(found.name))
+    if isinstance(value, float) and math.isnan(value):
+        return IsNaN(column)
+    if isinstance(value, int) and not isinstance(value, bool):
+        # Whole numbers, times in microseconds and days since 1970 are all of this kind.
+        return EqualTo(column, LongLiteral(value))
+    return EqualTo(column, literal(value))
 
 
 def _listed(columns: Sequence[str]) -> str:

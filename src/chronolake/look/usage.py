@@ -11,6 +11,7 @@ from chronolake.types import USAGE_PREFIX
 
 if TYPE_CHECKING:
     from chronolake.config import LakeConfig
+    from chronolake.look.catalog import LookedUp
     from chronolake.types import Mode, TableName
 
 
@@ -43,20 +44,27 @@ class MonthlyUsage:
         }
 
 
-def usage(config: LakeConfig, month: str) -> list[MonthlyUsage]:
-    """The usage of every table that was written in a month, sorted by table.
+def usage(config: LakeConfig, month: str | None = None) -> list[MonthlyUsage]:
+    """The usage of every table that was written in a month, or in any, by table and month.
 
     Args:
         config: the lake.
-        month: as `2026-11`.
+        month: as `2026-11`; None: all months that the tables know.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
     """
-    found = []
-    for each in every(config):
-        text = each.table.properties.get(USAGE_PREFIX + month)
-        if text is not None:
-            told = json.loads(text)
-            found.append(MonthlyUsage(each.name, each.mode, month, told["rows"], told["exact"]))
-    return found
+    return [one for each in every(config) for one in usage_of(each) if month in {None, one.month}]
+
+
+def usage_of(table: LookedUp) -> tuple[MonthlyUsage, ...]:
+    """The usage of a table in all months that it knows, the first one first."""
+    told = {
+        name.removeprefix(USAGE_PREFIX): json.loads(text)
+        for name, text in sorted(table.table.properties.items())
+        if name.startswith(USAGE_PREFIX)
+    }
+    return tuple(
+        MonthlyUsage(table.name, table.mode, month, one["rows"], one["exact"])
+        for month, one in told.items()
+    )

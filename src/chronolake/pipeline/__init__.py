@@ -4,6 +4,10 @@ A run takes the pipeline's lease (`lease`), and for each of its streams (`stream
 source (`chronolake.source`) has by now, where that keeps no lake of its own (`landing`). Then it
 applies what was landed since the table's watermark (`apply`, with `filling` and `rebuild`;
 `erasing` takes what was purged out of our own files). The watermark is published with the rows, so
-that a run that dies continues where its tables are. `store` remembers what became of runs (`sync`),
-`memory` what sources have to know again, and `state` shows and moves positions.
+that a run that dies continues where its tables are. `store` remembers what became of runs (`sync`,
+`streamsync`), as `reporting` tells it, `memory` what sources have to know again, and `state` shows
+and moves positions.
+
+Who looks at runs (`observed`) and at how fresh tables are (`freshness`) reads the store through
+`reading`, and never writes.
 """

@@ -19,7 +19,7 @@ from chronolake.pipeline.census import Compared, expect_empty
 from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
 from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of, rows_in
-from chronolake.source.offered import COMPARED, Census, Failure, Snapshot
+from chronolake.source.offered import COMPARED, Census, Failure, Piece, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
     from chronolake.rawlake import DataFile
-    from chronolake.source.offered import Piece, Position, PulledSource
+    from chronolake.source.offered import Position, PulledSource, Snapshot
     from chronolake.types import Column
 
 log = structlog.get_logger(__name__)
@@ -47,12 +47,16 @@ class Landed:
         stream: of which stream.
         files: number of files.
         bytes: their size.
+        rows: their rows.
+        rows_read: rows that the source gave for them; None: it does not tell.
         failure: why it could not land, or None. Nothing more of the stream lands then.
     """
 
     stream: str
     files: int = 0
     bytes: int = 0
+    rows: int = 0
+    rows_read: int | None = 0
     failure: Exception | None = None
 
 
@@ -65,7 +69,7 @@ def land_new(
     *,
     complete: Callable[[str], None],
     anew: bool = False,
-) -> Iterator[Landed]:
+) -> Iterator[Landed | Reading]:
     """Land what a source has by now that it did not have at the last checkpoints.
 
     Args:
@@ -97,12 +101,15 @@ def land_new(
         name = brought.stream
         if name not in landing:
             continue
+        if isinstance(brought, Reading):
+            yield brought
+            continue
         if isinstance(brought, Failure):
             del landing[name]
             yield Landed(name, failure=brought.error)
             continue
         try:
-            files, position = landing[name].of(brought)
+            step, position = landing[name].of(brought)
         except LeaseLostError:
             raise
         except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
@@ -114,17 +121,15 @@ def land_new(
         reach("land.checkpointed")
         positions[name] = position
         source.landed(positions)
-        if not files:
-            continue
-        step = Landed(name, len(files), sum(file.size for file in files))
-        log.info(
-            "versions_landed",
-            pipeline=pipeline,
-            stream=name,
-            files=step.files,
-            bytes=step.bytes,
-            position=_shown(position),
-        )
+        if step.files:
+            log.info(
+                "versions_landed",
+                pipeline=pipeline,
+                stream=name,
+                files=step.files,
+                bytes=step.bytes,
+                position=_shown(position),
+            )
         yield step
 
 
@@ -143,13 +148,23 @@ class _Landing:
     complete: Callable[[str], None]
     anew: bool
 
-    def of(self, brought: Piece | Snapshot | Census) -> tuple[list[DataFile], Position]:
-        """Land what was brought; gives the new files, and how far the stream is with them."""
+    def of(self, brought: Piece | Snapshot | Census) -> tuple[Landed, Position]:
+        """Land what was brought; gives what has landed, and how far the stream is with it."""
         if isinstance(brought, Census):
-            return self._of_census(brought)
-        if isinstance(brought, Snapshot):
-            return self._of_snapshot(brought), brought.position
-        return self._of_piece(brought), brought.position
+            files, position = self._of_census(brought)
+            return self._landed(files, rows_read=brought.rows), position
+        if isinstance(brought, Piece):
+            return self._landed(self._of_piece(brought)), brought.position
+        files, is_first = self._of_snapshot(brought)
+        landed = self._landed(files)
+        # How many rows were compared nobody has counted.
+        return landed if is_first else replace(landed, rows_read=None), brought.position
+
+    def _landed(self, files: Sequence[DataFile], *, rows_read: int | None = None) -> Landed:
+        rows = rows_in(files)
+        size = sum(file.size for file in files)
+        given = rows if rows_read is None else rows_read
+        return Landed(self.stream.name, len(files), size, rows, given)
 
     def _of_piece(self, piece: Piece) -> list[DataFile]:
         if piece.versions is None:
@@ -158,7 +173,8 @@ class _Landing:
         self._expect_same_key(self.lake.catalog.find(self.stream.table), piece.columns)
         return self._land(piece.versions, piece.columns)
 
-    def _of_snapshot(self, snapshot: Snapshot) -> list[DataFile]:
+    def _of_snapshot(self, snapshot: Snapshot) -> tuple[list[DataFile], bool]:
+        """Gives the new files, and whether they are all of the snapshot's rows."""
         # It is compared with a table that has the same names.
         self._name(snapshot.numbers)
         self.complete(self.stream.name)
@@ -170,12 +186,13 @@ class _Landing:
         if self.anew:
             self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})
         known = set() if table is None else describe_loaded(table).by_name.keys()
-        return self._land(
+        files = self._land(
             versions,
             columns,
             each_once=snapshot.is_distinct,
             has_new_columns=any(column.name not in known for column in columns),
         )
+        return files, table is None
 
     def _of_census(self, census: Census) -> tuple[list[DataFile], Position]:
         self.complete(self.stream.name)

@@ -23,7 +23,7 @@ import structlog
 
 from chronolake.errors import LakeError, LeaseLostError, PipelineBusyError
 from chronolake.pipeline.properties import LEASE_PROPERTY
-from chronolake.pipeline.store import LEASES
+from chronolake.pipeline.schema import LEASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -170,10 +170,10 @@ def _is_free(row: sql.Row[Any], *, is_held_here: bool) -> bool:
     """Whether a stored lease is nobody's any more."""
     # One that this process took without being told so, or could not give back, is left over.
     is_left = row.holder == holder() and not is_held_here
-    return is_left or row.expires <= time.time() or _is_dead(row.holder)
+    return is_left or row.expires <= time.time() or is_dead(row.holder)
 
 
-def _is_dead(who: str) -> bool:
+def is_dead(who: str) -> bool:
     """Whether a process of this machine is gone; of others nothing is known."""
     here, numbering = f"{socket.gethostname()}:", f":{_numbering()}"
     if not (who.startswith(here) and who.endswith(numbering)):

@@ -8,142 +8,44 @@ runs, and how far streams have come in sources whose versions land in our own ra
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
-from chronolake.config import CatalogKind
 from chronolake.errors import LakeError, LeaseLostError
+from chronolake.pipeline import database
+from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, now
+from chronolake.pipeline.schema import (
+    CHECKPOINTS,
+    LEASES,
+    REMEMBERED,
+    RUNS,
+    STREAM_RUNS,
+    VERIFIED,
+    bring_up,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from sqlalchemy.engine import RowMapping
+
     from chronolake.config import LakeConfig
 
-_BUSY_SECONDS: Final = 30
 _KEPT_RUNS: Final = 1_000
-
-_metadata = sql.MetaData()
-
-RUNS: Final = sql.Table(
-    "chronolake_runs",
-    _metadata,
-    sql.Column("id", sql.String, primary_key=True),
-    sql.Column("pipeline", sql.String, nullable=False, index=True),
-    sql.Column("began", sql.String, nullable=False),
-    sql.Column("ended", sql.String),
-    sql.Column("status", sql.String, nullable=False),
-    sql.Column("holder", sql.String, nullable=False),
-)
-STREAM_RUNS: Final = sql.Table(
-    "chronolake_stream_runs",
-    _metadata,
-    sql.Column("run", sql.String, primary_key=True),
-    sql.Column("stream", sql.String, primary_key=True),
-    sql.Column("table_name", sql.String, nullable=False),
-    sql.Column("status", sql.String, nullable=False),
-    sql.Column("files", sql.BigInteger, nullable=False),
-    sql.Column("bytes", sql.BigInteger, nullable=False),
-    sql.Column("rows", sql.BigInteger, nullable=False),
-    sql.Column("written", sql.BigInteger, nullable=False),
-    sql.Column("seconds", sql.Float, nullable=False),
-    sql.Column("position", sql.String),
-    sql.Column("error", sql.String),
-)
-LEASES: Final = sql.Table(
-    "chronolake_leases",
-    _metadata,
-    sql.Column("pipeline", sql.String, primary_key=True),
-    sql.Column("token", sql.BigInteger, nullable=False),
-    sql.Column("holder", sql.String, nullable=False),
-    sql.Column("expires", sql.Float, nullable=False),
-)
-
-
-CHECKPOINTS: Final = sql.Table(
-    "chronolake_checkpoints",
-    _metadata,
-    sql.Column("pipeline", sql.String, primary_key=True),
-    sql.Column("stream", sql.String, primary_key=True),
-    sql.Column("position", sql.Text, nullable=False),
-    sql.Column("stored", sql.String, nullable=False),
-)
-
-
-#: What sources have to remember: tokens that change with each use. Nothing of it is ever shown.
-REMEMBERED: Final = sql.Table(
-    "chronolake_remembered",
-    _metadata,
-    sql.Column("pipeline", sql.String, primary_key=True),
-    sql.Column("told", sql.Text, nullable=False),
-)
-
-
-class Status(StrEnum):
-    """What became of a run, or of one of its streams."""
-
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    PARTIAL = "partial"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of a pipeline.
-
-    Attributes:
-        id: its identity.
-        pipeline: which pipeline.
-        began: when, ISO 8601 in UTC.
-        ended: when, or None.
-        status: what became of it.
-        holder: the process, as host and number.
-    """
-
-    id: str
-    pipeline: str
-    began: str
-    ended: str | None
-    status: Status
-    holder: str
-
-
-@dataclass(frozen=True)
-class StreamRun:
-    """One stream in one run.
-
-    Attributes:
-        run: the run's identity.
-        stream: which stream.
-        table_name: the table that it fills.
-        status: what became of it.
-        files: files that were applied.
-        bytes: their size.
-        rows: rows that the source gave, duplicates included.
-        written: rows of the table that are new or changed.
-        seconds: how long it took.
-        position: how far the table has come in its source, or None.
-        error: why it failed, or None.
-    """
-
-    run: str
-    stream: str
-    table_name: str
-    status: Status
-    files: int = 0
-    bytes: int = 0
-    rows: int = 0
-    written: int = 0
-    seconds: float = 0.0
-    position: str | None = None
-    error: str | None = None
+#: Of so many of them, what their streams' states were before and after.
+_KEPT_STATES: Final = 100
+#: What to do after a run that did not come to its end.
+GOES_ON: Final = "The next run continues where its tables are."
+_DIED: Final = {
+    "status": Status.FAILED,
+    "stage": None,
+    "error": "The process ended before the stream did.",
+    "hint": GOES_ON,
+}
+_DIED_RUN: Final = "Its process ended before it did."
 
 
 class Store:
@@ -159,9 +61,9 @@ class Store:
         Raises:
             LakeError: the database cannot be reached or written, or the catalog is a REST service.
         """
-        store = cls(_engine(config))
+        store = cls(database.writing(config))
         with store.transaction() as connection:
-            _metadata.create_all(connection)
+            bring_up(connection)
         return store
 
     @property
@@ -189,41 +91,64 @@ class Store:
     def begin_run(self, run: Run) -> None:
         """Note that a run has begun; others of the pipeline that are open have died.
 
-        Of older runs the newest thousand are kept.
+        Of older runs the newest thousand are kept, and of the newest hundred the streams' states.
         """
         of_pipeline = sql.select(RUNS.c.id).where(RUNS.c.pipeline == run.pipeline)
         newest = of_pipeline.order_by(RUNS.c.began.desc()).limit(_KEPT_RUNS)
         with self.transaction() as connection:
-            kept = set(connection.execute(newest).scalars())
-            outdated = set(connection.execute(of_pipeline).scalars()) - kept
+            kept = list(connection.execute(newest).scalars())
+            outdated = set(connection.execute(of_pipeline).scalars()) - set(kept)
             connection.execute(STREAM_RUNS.delete().where(STREAM_RUNS.c.run.in_(outdated)))
             connection.execute(RUNS.delete().where(RUNS.c.id.in_(outdated)))
-            open_streams = (STREAM_RUNS.c.status == Status.RUNNING) & STREAM_RUNS.c.run.in_(kept)
+            # What is older than these few has none any more.
+            aged = kept[_KEPT_STATES - 1 : _KEPT_STATES + 49]
             connection.execute(
                 STREAM_RUNS.update()
-                .where(open_streams)
-                .values(status=Status.FAILED, error="The process ended before the stream did.")
+                .where(STREAM_RUNS.c.run.in_(aged))
+                .values(state_before=None, state_after=None)
             )
+            open_streams = (STREAM_RUNS.c.status == Status.RUNNING) & STREAM_RUNS.c.run.in_(kept)
+            connection.execute(STREAM_RUNS.update().where(open_streams).values(_DIED))
             connection.execute(
                 RUNS.update()
                 .where(RUNS.c.pipeline == run.pipeline, RUNS.c.status == Status.RUNNING)
-                .values(status=Status.FAILED, ended=run.began)
+                .values(status=Status.FAILED, error=_DIED_RUN, hint=_DIED["hint"])
             )
             connection.execute(RUNS.insert().values(**vars(run)))
 
-    def end_run(self, run: str, status: Status) -> None:
-        """Note what became of a run."""
+    def end_run(
+        self, run: str, status: Status, *, error: str | None = None, hint: str | None = None
+    ) -> None:
+        """Note what became of a run; streams of it that have not ended did not come to it."""
+        told = {"status": status, "ended": now(), "error": error, "hint": hint}
+        is_open = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.status == Status.RUNNING)
+        left = {"error": error or _DIED["error"], "hint": hint or _DIED["hint"]}
         with self.transaction() as connection:
-            connection.execute(
-                RUNS.update().where(RUNS.c.id == run).values(status=status, ended=now())
-            )
+            connection.execute(RUNS.update().where(RUNS.c.id == run).values(told))
+            connection.execute(STREAM_RUNS.update().where(is_open).values({**_DIED, **left}))
 
-    def note(self, stream: StreamRun) -> None:
-        """Note how far a stream has come in a run."""
-        same = (STREAM_RUNS.c.run == stream.run) & (STREAM_RUNS.c.stream == stream.stream)
+    def note_failed(self, run: Run) -> None:
+        """Note a run that could not begin; what else runs of its pipeline goes on."""
         with self.transaction() as connection:
-            connection.execute(STREAM_RUNS.delete().where(same))
-            connection.execute(STREAM_RUNS.insert().values(**vars(stream)))
+            connection.execute(RUNS.insert().values(**vars(run)))
+
+    def note(self, *streams: StreamRun) -> None:
+        """Note how far streams have come in a run."""
+        with self.transaction() as connection:
+            for stream in streams:
+                same = STREAM_RUNS.c.stream == stream.stream
+                connection.execute(
+                    STREAM_RUNS.delete().where(STREAM_RUNS.c.run == stream.run, same)
+                )
+            if streams:
+                connection.execute(STREAM_RUNS.insert(), [vars(stream) for stream in streams])
+
+    def note_verified(self, verified: Verified) -> None:
+        """Keep what was found of a table, in place of what was found before."""
+        same = VERIFIED.c.table_name == verified.table_name
+        with self.transaction() as connection:
+            connection.execute(VERIFIED.delete().where(same))
+            connection.execute(VERIFIED.insert().values(**vars(verified)))
 
     def runs(self, *, pipeline: str | None = None, limit: int = 20) -> list[Run]:
         """The newest runs, the newest first."""
@@ -232,14 +157,14 @@ class Store:
             query = query.where(RUNS.c.pipeline == pipeline)
         with self.transaction() as connection:
             found = connection.execute(query).mappings().all()
-        return [Run(**{**row, "status": Status(row["status"])}) for row in found]
+        return [run_from(row) for row in found]
 
     def streams_of(self, run: str) -> list[StreamRun]:
         """The streams of a run, by name."""
         query = sql.select(STREAM_RUNS).where(STREAM_RUNS.c.run == run)
         with self.transaction() as connection:
             found = connection.execute(query.order_by(STREAM_RUNS.c.stream)).mappings().all()
-        return [StreamRun(**{**row, "status": Status(row["status"])}) for row in found]
+        return [stream_from(row) for row in found]
 
     def checkpoints(self, pipeline: str) -> dict[str, dict[str, Any]]:
         """How far the streams of a pipeline have come in their source: those that have landed."""
@@ -314,6 +239,18 @@ class Store:
             _expect_holder(connection, pipeline, token)
 
 
+def run_from(row: RowMapping) -> Run:
+    """A run as a row of the store tells it."""
+    return Run(**{**row, "status": Status(row["status"])})
+
+
+def stream_from(row: RowMapping) -> StreamRun:
+    """A stream of a run as a row of the store tells it."""
+    stage = row["stage"]
+    kinds = {"status": Status(row["status"]), "stage": None if stage is None else Stage(stage)}
+    return StreamRun(**{**row, **kinds})
+
+
 def _is_of(pipeline: str, stream: str) -> sql.ColumnElement[bool]:
     return (CHECKPOINTS.c.pipeline == pipeline) & (CHECKPOINTS.c.stream == stream)
 
@@ -326,40 +263,3 @@ def _expect_holder(connection: sql.Connection, pipeline: str, token: int) -> Non
             f"Another process runs the pipeline {pipeline} by now.",
             hint="Nothing that this process brought last counts. Run it again if needed.",
         )
-
-
-def now() -> str:
-    """The time as ISO 8601 in UTC, with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _engine(config: LakeConfig) -> sql.Engine:
-    uri = config.catalog.uri
-    if config.catalog.kind is CatalogKind.REST:
-        # Leases have to be where every process of the lake sees them.
-        raise LakeError(
-            "Pipelines need a catalog in SQLite or PostgreSQL: a REST catalog has no place for "
-            "their runs and leases.",
-            hint="Set lake.catalog.uri to a PostgreSQL database, or leave it out.",
-        )
-    if uri is not None:
-        url = sql.make_url(uri).set(drivername="postgresql+psycopg")
-        return sql.create_engine(url, poolclass=NullPool)
-    config.path.mkdir(parents=True, exist_ok=True)
-    engine = sql.create_engine(
-        sql.URL.create("sqlite", database=str(config.catalog_file)),
-        poolclass=NullPool,
-        connect_args={"timeout": _BUSY_SECONDS},
-    )
-
-    @sql.event.listens_for(engine, "begin")
-    def _begin(connection: sql.Connection) -> None:
-        # What is read in a transaction decides what it writes: no other writer may come between.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    @sql.event.listens_for(engine, "connect")
-    def _connect(connection: object, _: object) -> None:
-        # Otherwise the driver begins transactions by itself, and later.
-        connection.isolation_level = None  # type: ignore[attr-defined]
-
-    return engine

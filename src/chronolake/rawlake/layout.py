@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from chronolake.errors import SourceError
 
@@ -94,6 +94,15 @@ class ObjectFolder:
     root: Path
     org: str
     name: str
+
+    @classmethod
+    def at(cls, path: Path) -> Self | None:
+        """The object whose batches are in a folder (`path`); None: it is no such folder."""
+        org, name = path.parent.name, path.name
+        is_one = path.parts[-4:-2] == _ROOT and org.startswith(_ORG) and name.startswith(_OBJECT)
+        if not is_one:
+            return None
+        return cls(path.parents[3], org.removeprefix(_ORG), name.removeprefix(_OBJECT))
 
     @property
     def path(self) -> Path:

@@ -176,6 +176,21 @@ class Census:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How much a source has read of a stream in a run so far, for those who watch.
+
+    A source that gives none is taken to have read what it brings.
+
+    Attributes:
+        stream: its name.
+        rows: rows that have been read.
+    """
+
+    stream: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class Failure:
     """What keeps a source from bringing more of one stream; the others go on."""
 
@@ -289,7 +304,7 @@ class PulledSource(Source, Protocol):
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Census | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
         """Bring what streams have by now, piece by piece.
 
         What follows a piece that could not land is of no use for its stream, and is passed over.

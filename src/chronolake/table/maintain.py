@@ -130,8 +130,7 @@ def files_of(table: IcebergTable, config: MaintenanceConfig) -> TableFiles:
 
 def _small_files(summary: Mapping[str, str], config: MaintenanceConfig) -> int:
     files = int(summary.get("total-data-files", 0))
-    size = int(summary.get("total-files-size", 0))
-    return max(0, files - 1 - size // config.small_file_bytes)
+    return config.spare_files(files, int(summary.get("total-files-size", 0)))
 
 
 def plan_maintenance(

@@ -42,6 +42,7 @@ from chronolake.source.offered import (
     Finding,
     OfferedStream,
     Piece,
+    Reading,
     Sight,
     Snapshot,
     raw_folder,
@@ -157,7 +158,7 @@ class DeclarativeApi:
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Census | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
         """What has changed since the last run, stream by stream; one that fails stops no other."""
         where = f"{self.project.file}: pipelines.{self.pipeline}.source.config"
         expect_complete(self.config.config, self.manifest, where)
@@ -194,7 +195,7 @@ class DeclarativeApi:
         told: Position | None,
         *,
         anew: bool,
-    ) -> Iterator[Piece | Snapshot | Census | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
         known = Place.of(told)
         settings = Settings.of(self.project, self.pipeline, either, api.config)
         is_first = not told and not anew
@@ -262,9 +263,12 @@ class DeclarativeApi:
 
     def _read(
         self, spark: SparkSession, name: str, run: Run, workers: int, before: Position
-    ) -> Generator[Piece, None, bool]:
+    ) -> Generator[Piece | Reading, None, bool]:
         """What a stream brings, until something of it cannot land; gives whether all has."""
-        for after in run.read(workers):
+        for after in run.watched(workers):
+            yield Reading(name, run.rows)
+            if after is None:
+                continue
             yield from _pieces(spark, name, run.waiting, before, after)
             before = after
             run.waiting.landed()
@@ -288,10 +292,13 @@ class DeclarativeApi:
         workers: int,
         *,
         may_become_empty: bool,
-    ) -> Iterator[Piece | Snapshot | Census | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
         """All records, to be compared with the table; some of them say nothing about the others."""
         at = now_micros()
-        (position,) = run.read(workers, is_whole=True)
+        position: Position = {}
+        for place in run.watched(workers, is_whole=True):
+            position = position if place is None else place
+            yield Reading(name, run.rows)
         if run.failure is not None:
             yield Failure(name, run.failure)
             return

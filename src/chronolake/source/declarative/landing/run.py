@@ -34,6 +34,8 @@ _LANDING_BYTES: Final = 256 * 2**20
 _LANDING_SECONDS: Final = 120.0
 #: So many slices can be told to Spark at once.
 _MOST_IN_WAVE: Final = 10_000
+#: How much has been read is told this often.
+_TOLD_SECONDS: Final = 1.0
 #: Noting what is finished takes at most this part of the time.
 _NOTING_SHARE: Final = 0.05
 
@@ -44,6 +46,7 @@ class Run:
     Attributes:
         failure: what went wrong first, or None.
         is_stopped: whether nobody wants more of it.
+        rows: how many records have been read.
         compared: the last complete comparison of the stream (`Place.compared`).
     """
 
@@ -74,6 +77,7 @@ class Run:
         self.waiting = waiting
         self.failure: ChronolakeError | None = None
         self.is_stopped = False
+        self.rows = 0
         self.compared: Mapping[str, Any] | None = None
         self._cluster = cluster
         self._alone_bytes = alone_bytes
@@ -97,7 +101,12 @@ class Run:
             workers: how many requests are in flight.
             is_whole: whether only all slices together are of use.
         """
-        begun = time.monotonic()
+        found = self.watched(workers, is_whole=is_whole)
+        return (place for place in found if place is not None)
+
+    def watched(self, workers: int, *, is_whole: bool = False) -> Iterator[Position | None]:
+        """The same, and None about every second in which slices have been read (`rows`)."""
+        begun = told = time.monotonic()
         with ThreadPoolExecutor(workers, thread_name_prefix=self.reader.stream.name) as pool:
             try:
                 with closing(self._finished(pool, workers)) as finished:
@@ -111,6 +120,9 @@ class Run:
                                 pool.shutdown(cancel_futures=True)
                                 return
                             begun = time.monotonic()
+                        elif time.monotonic() - told > _TOLD_SECONDS:
+                            yield None
+                            told = time.monotonic()
             except BaseException:
                 # Nobody waits for what is still being read.
                 self._cancelled.set()
@@ -188,6 +200,7 @@ class Run:
         self.waiting.add(found.parts)
         self._slices += 1
         self._bytes += sum(part.bytes for part in found.parts)
+        self.rows += sum(part.rows for part in found.parts)
         self.reader.done(work, found.latest)
         reach("read.slice-done")
         if is_noted:

@@ -1,0 +1,110 @@
+"""The command `ui`."""
+
+# Typer reads annotations at run time, so the types in them are imported for good.
+# ruff: noqa: PLC0415 - and what the command needs is imported by it: `--help` is instant
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.text import Text
+
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    SettingOption,
+    app,
+    configuration,
+    console,
+    pairs,
+    print_json,
+)
+from chronolake.cli.piping import ProjectLakeOption, ProjectOption  # noqa: TC001
+from chronolake.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.config import LakeConfig
+    from chronolake.ui import Address
+
+_PATIENCE_SECONDS: Final = 1.5
+
+
+@app.command(epilog="Example: chronolake ui --lake ./lake --port 8787")
+def ui(
+    *,
+    project: ProjectOption = Path(),
+    lake: ProjectLakeOption = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Listen here; beyond loopback, only who has the token that is shown once gets in.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 8787,
+    browser: Annotated[
+        bool | None,
+        typer.Option(
+            "--open/--no-browser",
+            help="Open a browser.",
+            show_default="in a terminal",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show the lake in a browser, read-only, until Ctrl-C: tables, timelines, runs."""
+    from chronolake import ui as served
+
+    wanted, file = _lake_of(project, lake, config, settings)
+    is_seen = sys.stdout.isatty() and not json
+    options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
+    served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)
+    _leave()
+
+
+def _leave() -> None:
+    """See to it that the process ends soon: nothing is written here, so no reader is waited for."""
+    watch = threading.Timer(_PATIENCE_SECONDS, os._exit, [0])
+    watch.daemon = True
+    watch.start()
+
+
+def _lake_of(
+    project: Path, lake: Path | None, config: Path | None, settings: Sequence[str] | None
+) -> tuple[LakeConfig, Path | None]:
+    """The lake that the options name, and its chronolake.yml if it is a project's.
+
+    Of a project, its pipelines' secrets are not asked for.
+    """
+    from chronolake.config import FILE_NAME, lake_of_project
+
+    if lake is not None:
+        return configuration(lake, config, settings), config
+    file = config or (project if project.is_file() else project / FILE_NAME)
+    if not file.is_file():
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {project.resolve()}.",
+            hint="Name a lake's folder with --lake, or a project's with --project.",
+        )
+    return lake_of_project(file, overrides=dict(pairs(settings or (), "--set"))), file
+
+
+def _tell(address: Address, *, json: bool) -> None:
+    if json:
+        told = {"url": address.url, "host": address.host, "port": address.port}
+        print_json(told | {"token": address.token}, pretty=False)
+    else:
+        console().print(Text(f"The page is at {address.url}"), soft_wrap=True)
+        if address.token:
+            console().print("The link is shown only once: who has it can read the whole lake.")
+        console().print("Ctrl-C ends it.", style="dim")
+    sys.stdout.flush()

@@ -1,0 +1,117 @@
+"""The application: which page answers which URL, and what becomes of errors.
+
+A page is a module of `pages/` with `ROUTES`. Pages are plain functions, which Starlette runs in
+threads: all they do is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from chronolake.errors import ChronolakeError, LakeError
+from chronolake.ui import rendering
+from chronolake.ui.pages import inside, past, record, run, runs, tables, usage
+from chronolake.ui.security import Guard, Guarded
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from chronolake.ui.site import Site
+
+#: The pages, each a module with ROUTES.
+PAGES: Final = (tables, inside, record, past, runs, run, usage)
+
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FOR_EVER: Final = "public, max-age=31536000, immutable"
+
+
+def application(site: Site, guard: Guard) -> ASGIApp:
+    """The page of a lake, behind a guard."""
+    # On the way to another machine, Plotly's megabytes are worth packing.
+    packed = [] if guard.only_loopback else [Middleware(GZipMiddleware, minimum_size=2_000)]
+    made = Starlette(
+        middleware=packed,
+        routes=[
+            Route("/assets/{name}", _asset),
+            *(route for page in PAGES for route in page.ROUTES),
+        ],
+        exception_handlers={
+            ChronolakeError: _told,
+            HTTPException: _missing,
+            OSError: _unreadable,
+            Exception: _unexpected,
+        },
+    )
+    made.state.site = site
+    return Guarded(made, guard, _refused)
+
+
+def _asset(request: Request) -> Response:
+    name = request.path_params["name"]
+    if f"/assets/{name}" == rendering.plotly_path():
+        file = _plotly()
+    else:
+        file = rendering.ASSETS / name
+        if "/" in name or "\\" in name or file.suffix not in _TYPES or not file.is_file():
+            raise HTTPException(404)
+    # What has no version in its URL may have changed.
+    is_named = "v" in request.query_params or "plotly" in name
+    return FileResponse(
+        file,
+        media_type=_TYPES[file.suffix],
+        headers={"cache-control": _FOR_EVER if is_named else "no-cache"},
+    )
+
+
+def _plotly() -> Path:
+    """Plotly's JavaScript, where its package keeps it; the package itself is slow to import."""
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        raise HTTPException(404)
+    return Path(found.origin).parent / "package_data" / "plotly.min.js"
+
+
+def _refused() -> str:
+    return rendering.environment().get_template("refused.html").render()
+
+
+def _told(request: Request, failure: Exception) -> Response:
+    return rendering.failed(request, cast("ChronolakeError", failure))
+
+
+def _missing(request: Request, failure: Exception) -> Response:
+    told = ChronolakeError(
+        "There is no such page.", hint="Begin with the list of tables, or go back."
+    )
+    status = cast("HTTPException", failure).status_code
+    return rendering.failed(request, told, status=status, title="No such page")
+
+
+def _unreadable(request: Request, failure: Exception) -> Response:
+    told = LakeError(
+        f"A file of the lake cannot be read: {type(failure).__name__}.",
+        hint="If maintenance has just run, reload the page; otherwise check that the lake's "
+        "storage answers and that its files may be read.",
+    )
+    return rendering.failed(request, told)
+
+
+def _unexpected(request: Request, _: Exception) -> Response:
+    # uvicorn writes what it was to standard error; a traceback in the page might hold values.
+    told = ChronolakeError(
+        "Something unexpected went wrong while the page was made.",
+        hint="The terminal in which `chronolake ui` runs shows what it was; reload the page to "
+        "try again.",
+    )
+    return rendering.failed(request, told, status=500)

@@ -1,0 +1,134 @@
+"""The page's URLs: each says all that its page shows, so that it can be shared."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+from chronolake.cells import instant
+from chronolake.errors import SchemaError, ValueRefusedError
+from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+    from chronolake.cells import Cell
+
+#: Before a key column's name, in a query: columns may have any name.
+KEY: Final = "key."
+_LONGEST: Final = 10_000
+_LONGEST_TIME: Final = 60
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def spelled(name: TableName) -> str:
+    """A table's name so that `TableName.parse` reads it: parts with dots stand in backticks."""
+    return ".".join(_part(part) for part in (name.schema, name.table))
+
+
+def _part(part: str) -> str:
+    is_plain = "." not in part and not part.startswith("`") and part == part.strip()
+    return part if is_plain else quoted(part)
+
+
+def to(path: str, **query: str | int | None) -> str:
+    """A path with a query; what is None or empty is left out."""
+    given = [(name, str(value)) for name, value in query.items() if value not in {None, ""}]
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def inside(name: TableName) -> str:
+    """The page of a table's inside."""
+    return to("/table", name=spelled(name))
+
+
+def record(
+    name: TableName,
+    key: Mapping[str, Cell] | None = None,
+    *,
+    path: str = "/record",
+    **query: str | int | None,
+) -> str:
+    """The page of a record's timeline, or a piece of it; of choosing one, if there is no key."""
+    given = [("table", spelled(name))]
+    for column, value in (key or {}).items():
+        given.append(("null", column) if value is None else (KEY + column, text_of(value)))
+    given += [(name, str(value)) for name, value in query.items() if value is not None]
+    return f"{path}?{urlencode(given)}"
+
+
+def past(name: TableName, **query: str | None) -> str:
+    """The page of a table as it stood."""
+    return to("/past", table=spelled(name), **query)
+
+
+def text_of(value: Cell) -> str:
+    """A cell of a key as the text that `chronolake history --key` takes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def table_of(request: Request, parameter: str = "table") -> TableName | None:
+    """The table that a URL names, or None if it names none.
+
+    Raises:
+        SchemaError: the text is not schema.table.
+    """
+    text = request.query_params.get(parameter, "").strip()
+    return TableName.parse(text[:_LONGEST]) if text else None
+
+
+def required_table_of(request: Request, parameter: str = "table") -> TableName:
+    """The table that a URL names.
+
+    Raises:
+        SchemaError: the URL names none.
+    """
+    found = table_of(request, parameter)
+    if found is None:
+        raise SchemaError("The URL names no table.", hint=f"Add {parameter}=schema.table to it.")
+    return found
+
+
+def key_of(request: Request) -> dict[str, str | None]:
+    """The record's key that a URL gives: text by column, None for null."""
+    given: dict[str, str | None] = {}
+    for name, value in request.query_params.multi_items():
+        if name.startswith(KEY):
+            given[name.removeprefix(KEY)] = value[:_LONGEST]
+    return given | dict.fromkeys(request.query_params.getlist("null"))
+
+
+def number_of(request: Request, name: str, *, default: int, least: int = 1) -> int:
+    """A whole number of a URL; the default where it is none."""
+    text = request.query_params.get(name, "")
+    return max(least, int(text)) if text.isascii() and text.isdecimal() else default
+
+
+def micros_of(text: str) -> int:
+    """An instant that a person wrote, in microseconds since 1970; without a zone it is in UTC.
+
+    Args:
+        text: ISO 8601, such as `2024-05-02T00:00:00Z`; a date is its first instant.
+
+    Raises:
+        ValueRefusedError: the text is no time.
+    """
+    wanted = text.strip().upper().replace(" ", "T", 1)
+    if wanted == instant(LAST_MICROS):
+        return LAST_MICROS
+    try:
+        found = datetime.fromisoformat(wanted)
+    except ValueError:
+        raise ValueRefusedError(
+            f"{text[:_LONGEST_TIME]!r} is no time.",
+            hint="Write it like 2024-05-02 or 2024-05-02T12:30:00Z.",
+        ) from None
+    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    passed = found - _EPOCH
+    micros = (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+    return min(max(micros, TMIN_MICROS), LAST_MICROS)

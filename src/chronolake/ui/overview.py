@@ -1,0 +1,184 @@
+"""Every table of the lake at a glance; a table that has not changed is not read again."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from chronolake.errors import ChronolakeError, LakeError
+from chronolake.look.catalog import look_up, look_up_at, places
+from chronolake.look.health import health
+from chronolake.look.tables import summary
+from chronolake.look.usage import usage_of
+from chronolake.pipeline.freshness import Filled
+from chronolake.pipeline.properties import SIGHT_PROPERTY
+from chronolake.types import STREAM_PROPERTY, Mode
+
+if TYPE_CHECKING:
+    from chronolake.config import LakeConfig, MaintenanceConfig
+    from chronolake.look.catalog import LookedUp
+    from chronolake.look.health import Health
+    from chronolake.look.tables import TableSummary
+    from chronolake.look.usage import MonthlyUsage
+    from chronolake.types import TableName
+
+_READERS: Final = 3
+#: How long a table counts as unchanged where only reading it tells whether it is.
+_TRUSTED_SECONDS: Final = 10
+#: So many deleted rows are worth a compaction, as maintenance decides.
+_WORTH_IT: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A table at a glance.
+
+    Attributes:
+        name: the table.
+        place: where the metadata is that this was read from.
+        summary: what `chronolake tables` tells, or None: it could not be read, or not yet.
+        health: how well kept its files are, or None: as `summary`.
+        sight: what its stream sees of its source, or None: no pipeline fills it.
+        stream: the `pipeline/stream` that fills it, or None.
+        filled: what it says of that stream, for `pipeline.freshness`, or None: as `summary`.
+        usage: its monthly active rows, the first month first.
+        failure: why it could not be read, or None.
+        read_at: when that was, on the clock of `time.monotonic`.
+    """
+
+    name: TableName
+    place: str | None
+    summary: TableSummary | None = None
+    health: Health | None = None
+    sight: str | None = None
+    stream: str | None = None
+    filled: Filled | None = None
+    usage: tuple[MonthlyUsage, ...] = ()
+    failure: ChronolakeError | None = None
+    read_at: float = field(default_factory=time.monotonic, compare=False)
+
+    def is_still_true(self, place: str | None) -> bool:
+        """Whether nothing has changed since, if the table's metadata is at a place now."""
+        if place is None:
+            return time.monotonic() - self.read_at < _TRUSTED_SECONDS
+        return place == self.place
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it was read, with or without success."""
+        return self.summary is not None or self.failure is not None
+
+    @property
+    def rows(self) -> int | None:
+        """Its records: of a history table those that are active."""
+        if self.summary is None:
+            return None
+        return self.summary.rows if self.summary.active is None else self.summary.active
+
+    @property
+    def versions(self) -> int | None:
+        """Versions of a history table; None of others."""
+        is_history = self.summary is not None and self.summary.mode is Mode.HISTORY
+        return self.summary.rows if self.summary and is_history else None
+
+    def ills(self, limits: MaintenanceConfig) -> list[str]:
+        """What maintenance would mend, in a few words each; empty if the table is well kept."""
+        if self.health is None or self.summary is None:
+            return []
+        found = []
+        if self.health.small_files >= limits.small_files:
+            found.append(f"{self.health.small_files:,} small files")
+        ratio = self.health.delete_ratio
+        removed = self.summary.rows * ratio / (1 - ratio) if ratio < 1 else _WORTH_IT
+        # A few rows are not worth a compaction, whatever their share is.
+        if ratio >= limits.deletion_vector_ratio and removed >= _WORTH_IT:
+            found.append(f"{ratio:.0%} of the stored rows are deleted")
+        return found
+
+
+class Overview:
+    """The tables of a lake, read by a few threads and kept until they change.
+
+    Args:
+        config: the lake.
+    """
+
+    def __init__(self, config: LakeConfig) -> None:
+        self._config = config
+        self._readers = ThreadPoolExecutor(_READERS, "overview")
+        self._lock = Lock()
+        self._known: dict[TableName, Seen] = {}
+        self._reading: dict[TableName, Future[None]] = {}
+
+    def tables(self, patience: float) -> list[Seen]:
+        """Every table, sorted by name; those that were not read in time are not `is_read`.
+
+        Args:
+            patience: seconds to wait for tables that were never read, or have changed.
+
+        Raises:
+            LakeError: there is no lake, or its catalog does not answer.
+        """
+        now = places(self._config)
+        with self._lock:
+            for name in self._known.keys() - now.keys():
+                del self._known[name]
+            # In the order in which they are shown at first.
+            for name, place in sorted(now.items()):
+                known = self._known.get(name)
+                is_known = known is not None and known.is_still_true(place)
+                if name not in self._reading and not is_known:
+                    self._reading[name] = self._readers.submit(self._read, name, place)
+            waiting = list(self._reading.values())
+        wait(waiting, timeout=patience)
+        with self._lock:
+            return [self._known.get(name, Seen(name, None)) for name in sorted(now)]
+
+    def close(self) -> None:
+        """Begin no more reading."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, name: TableName, place: str | None) -> None:
+        seen = _seen(self._config, name, place)
+        with self._lock:
+            self._known[name] = seen
+            self._reading.pop(name, None)
+
+
+def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Seen:
+    """A table at a glance.
+
+    Args:
+        config: the lake.
+        found: the table's metadata.
+        place: where it was read from, if that is known.
+    """
+    properties = found.table.properties
+    return Seen(
+        found.name,
+        place,
+        summary(found),
+        health(found, config),
+        sight=properties.get(SIGHT_PROPERTY),
+        stream=properties.get(STREAM_PROPERTY),
+        filled=Filled.of(found),
+        usage=usage_of(found),
+    )
+
+
+def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
+    try:
+        found = look_up(config, name) if place is None else look_up_at(config, name, place)
+        return seen_of(config, found, place)
+    except ChronolakeError as failure:
+        return Seen(name, place, failure=failure)
+    except Exception as failure:  # noqa: BLE001 - one broken table must not spoil the list
+        told = LakeError(
+            f"The table cannot be read: {type(failure).__name__}.",
+            hint="Check that its files are there and may be read.",
+            table=str(name),
+        )
+        return Seen(name, place, failure=told)

@@ -1,0 +1,59 @@
+"""A table's inside: columns, key, properties, what each snapshot published, files by partition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.routing import Route
+
+from chronolake.look.catalog import look_up
+from chronolake.look.inside import inside
+from chronolake.ui import links
+from chronolake.ui.overview import seen_of
+from chronolake.ui.pages.tables import SIGHTS
+from chronolake.ui.rendering import SYSTEM_COLUMNS, page
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from chronolake.look.inside import Inside
+    from chronolake.ui.site import Site
+
+#: At most so many snapshots, and so many partitions, are shown.
+MOST: Final = 100
+
+
+def whole(request: Request) -> Response:
+    """The page."""
+    site: Site = request.app.state.site
+    name = links.required_table_of(request, "name")
+    found = look_up(site.config, name)
+    told = inside(site.config, name, snapshots=MOST)
+    seen = seen_of(site.config, found)
+    return page(
+        request,
+        "inside.html",
+        title=f"Inside {name}",
+        section="tables",
+        name=name,
+        found=found,
+        told=told,
+        seen=seen,
+        known=site.freshness([seen], with_waiting=True).get(name),
+        limits=site.config.maintenance,
+        sights=SIGHTS,
+        system=SYSTEM_COLUMNS,
+        most=MOST,
+        **_partitions(told),
+    )
+
+
+def _partitions(told: Inside) -> dict[str, Any]:
+    """The partitions with the most bytes, and what all of them hold."""
+    largest = sorted(told.partitions, key=lambda one: -one.bytes)[:MOST]
+    shown = [one for one in told.partitions if one in largest]
+    return {"partitions": shown, "fields": [*shown[0].values] if shown else []}
+
+
+ROUTES: Final = (Route("/table", whole),)

@@ -1,0 +1,162 @@
+"""A table as it stood at a time, and what differs between two times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chronolake.cells import instant
+from chronolake.errors import ValueRefusedError
+from chronolake.look.catalog import look_up, places
+from chronolake.look.past import differences, rows_at
+from chronolake.types import now_micros
+from chronolake.ui import links
+from chronolake.ui.rendering import SYSTEM_COLUMNS, page, part
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from chronolake.types import TableName
+    from chronolake.ui.site import Site
+
+#: How many rows, or records that differ, stand on one page.
+PAGE: Final = 50
+#: The two times of a URL: as of when, and compared with when.
+WHICH: Final = ("at", "than")
+_LONGEST: Final = 100
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a URL asks for.
+
+    Attributes:
+        name: the table.
+        at: an instant, or None: now.
+        than: another instant to compare with, or None: no comparison.
+        after: the cursor of the page, or None: the first one.
+    """
+
+    name: TableName
+    at: str | None
+    than: str | None
+    after: str | None
+
+    @classmethod
+    def of(cls, request: Request, name: TableName) -> Asked:
+        """What a request asks for.
+
+        Raises:
+            ValueRefusedError: a text is no time.
+        """
+        after = request.query_params.get("after") or None
+        return cls(name, _instant(request, "at"), _instant(request, "than"), after)
+
+    @property
+    def between(self) -> tuple[str, str]:
+        """The two instants, the earlier first; now is later than any that has passed."""
+        pair = (self.at or _now(), self.than or _now())
+        first, second = sorted(pair, key=links.micros_of)
+        return first, second
+
+    def url(self, *, path: str = "/past", **other: str | None) -> str:
+        """The URL of this page, or of another one like it."""
+        said = {"at": self.at, "than": self.than, "after": self.after}
+        return links.to(path, table=links.spelled(self.name), **(said | other))
+
+
+def whole(request: Request) -> Response:
+    """The page."""
+    site: Site = request.app.state.site
+    name = links.table_of(request)
+    if name is None:
+        return page(
+            request,
+            "choose.html",
+            title="A table as it stood",
+            section="past",
+            names=sorted(places(site.config)),
+            to="/past",
+            lead="Any table as it was at any time, and what differs between two times.",
+        )
+    shown: dict[str, Any] = {
+        "title": f"{name} as it stood",
+        "section": "past",
+        "name": name,
+        "found": look_up(site.config, name),
+        "failure": None,
+    }
+    try:
+        asked = Asked.of(request, name)
+        shown |= _context(site, asked)
+    except ValueRefusedError as failure:
+        # What was typed stays there, to be mended.
+        at, than = (request.query_params.get(which, "")[:_LONGEST] or None for which in WHICH)
+        shown |= {"asked": Asked(name, at, than, None), "failure": failure, "status": 400}
+    return page(request, "past.html", **shown)
+
+
+def rows(request: Request) -> Response:
+    """The rows as of a time, or what differs between two."""
+    site: Site = request.app.state.site
+    asked = Asked.of(request, links.required_table_of(request))
+    return part(request, "past_rows.html", name=asked.name, **_context(site, asked))
+
+
+def life(request: Request) -> Response:
+    """The density of changes over the table's life, as JSON; times in milliseconds since 1970."""
+    site: Site = request.app.state.site
+    found = site.life(links.required_table_of(request))
+    told = {
+        "first": _milliseconds(found.first_micros),
+        "last": _milliseconds(found.last_micros),
+        "width": found.width_micros / 1_000,
+        "starts": [bucket.start_micros / 1_000 for bucket in found.buckets],
+        "began": [bucket.began for bucket in found.buckets],
+        "ended": [bucket.ended for bucket in found.buckets],
+    }
+    return Response(orjson.dumps(told), media_type="application/json")
+
+
+def _context(site: Site, asked: Asked) -> dict[str, Any]:
+    if asked.than is None:
+        found = rows_at(site.config, asked.name, asked.at, after=asked.after, limit=PAGE)
+        names = [column.name for column in found.columns]
+        system = [name for name in names if name in SYSTEM_COLUMNS and name not in found.key]
+        own = [name for name in names if name not in {*system, *found.key}]
+        return {
+            "asked": asked,
+            "stood": found,
+            "columns": [*found.key, *own, *system],
+            "system": frozenset(system),
+            "differing": None,
+        }
+    before, after = asked.between
+    found_differences = differences(
+        site.config, asked.name, before, after, page=asked.after, limit=PAGE
+    )
+    return {"asked": asked, "stood": None, "differing": found_differences}
+
+
+def _instant(request: Request, name: str) -> str | None:
+    text = request.query_params.get(name, "").strip()
+    if not text:
+        return None
+    if text == "now":
+        return _now()
+    return instant(links.micros_of(text))
+
+
+def _now() -> str:
+    return instant(now_micros())
+
+
+def _milliseconds(micros: int | None) -> float | None:
+    return None if micros is None else micros / 1_000
+
+
+ROUTES: Final = (Route("/past", whole), Route("/part/past", rows), Route("/part/life", life))

@@ -1,0 +1,129 @@
+"""A record's timeline: its versions on a time axis and as a list, and what changed in each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chronolake.errors import UnknownColumnError, ValueRefusedError
+from chronolake.look.catalog import look_up, places
+from chronolake.look.keys import completions
+from chronolake.types import Mode
+from chronolake.ui import links
+from chronolake.ui.rendering import page, part
+from chronolake.ui.timelines import drawn, page_of, version_page
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from chronolake.look.catalog import LookedUp
+    from chronolake.types import TableName
+    from chronolake.ui.site import Site
+
+#: How many versions stand on one page of the list.
+PAGE: Final = 50
+_SUGGESTED: Final = 20
+
+
+def whole(request: Request) -> Response:
+    """The page: of choosing a table, of giving a key, or of a timeline."""
+    site: Site = request.app.state.site
+    name = links.table_of(request)
+    if name is None:
+        names = sorted(places(site.config))
+        return page(
+            request,
+            "choose.html",
+            title="A record's timeline",
+            section="record",
+            names=names,
+            to="/record",
+            lead="Every version of one record: when it was true, what changed, how it ended.",
+        )
+    found = look_up(site.config, name)
+    key = links.key_of(request)
+    context: dict[str, Any] = {
+        "name": name,
+        "found": found,
+        "columns": _asked_columns(found, key),
+        "key": key,
+        "failure": None,
+    }
+    title = f"Timeline of a record of {name}"
+    if not key or (found.key and not key.keys() >= set(found.key)):
+        return page(request, "record_ask.html", title=title, section="record", **context)
+    try:
+        listed = _versions(request, site, name, key)
+    except (UnknownColumnError, ValueRefusedError) as failure:
+        context["failure"] = failure
+        return page(
+            request, "record_ask.html", title=title, section="record", status=400, **context
+        )
+    return page(request, "record.html", title=title, section="record", **(context | listed))
+
+
+def versions(request: Request) -> Response:
+    """A page of the list of versions."""
+    site: Site = request.app.state.site
+    name = links.required_table_of(request)
+    listed = _versions(request, site, name, links.key_of(request))
+    return part(request, "record_versions.html", name=name, **listed)
+
+
+def chart(request: Request) -> Response:
+    """What the chart draws, as JSON."""
+    site: Site = request.app.state.site
+    timeline = site.timeline(links.required_table_of(request), links.key_of(request))
+    return Response(orjson.dumps(drawn(timeline)), media_type="application/json")
+
+
+def keys(request: Request) -> Response:
+    """Values that a key column has and that begin with what was typed, as JSON."""
+    site: Site = request.app.state.site
+    found = completions(
+        site.config,
+        links.required_table_of(request),
+        links.key_of(request),
+        column=request.query_params.get("column", ""),
+        limit=_SUGGESTED,
+    )
+    return Response(
+        orjson.dumps([links.text_of(value) for value in found]), media_type="application/json"
+    )
+
+
+def _asked_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str, Any]]:
+    """The inputs of the form: the key's columns; of a table without a key, those of the URL."""
+    by_name = {column.name: column for column in found.columns}
+    names = found.key or tuple(name for name in key if name in by_name)
+    return [
+        {"column": by_name[name], "text": key.get(name), "given": name in key} for name in names
+    ]
+
+
+def _versions(
+    request: Request, site: Site, name: TableName, key: dict[str, str | None]
+) -> dict[str, Any]:
+    timeline = site.timeline(name, key)
+    newest_first = request.query_params.get("order") == "newest"
+    number = links.number_of(request, "page", default=1)
+    if "version" in request.query_params:
+        wanted = links.number_of(request, "version", default=1)
+        number = page_of(wanted, len(timeline.versions), size=PAGE, newest_first=newest_first)
+    return {
+        "timeline": timeline,
+        "is_history": timeline.mode is Mode.HISTORY,
+        "listed": version_page(timeline, number, size=PAGE, newest_first=newest_first),
+        "given": dict(timeline.key),
+    }
+
+
+ROUTES: Final = (
+    Route("/record", whole),
+    Route("/part/keys", keys),
+    Route("/part/versions", versions),
+    Route("/part/timeline", chart),
+)

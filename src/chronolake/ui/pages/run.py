@@ -1,0 +1,83 @@
+"""One run: how far each stream is, what failed, and what the run has moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from starlette.routing import Route
+
+from chronolake.errors import SourceError
+from chronolake.look.catalog import places
+from chronolake.pipeline.observed import run
+from chronolake.pipeline.runs import Status
+from chronolake.ui.pages.runs import BADGES
+from chronolake.ui.rendering import failed, page, part
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from chronolake.pipeline.observed import ObservedRun
+    from chronolake.ui.site import Site
+
+_LONGEST: Final = 500
+#: At most so many streams are shown, those that failed or run first.
+MOST: Final = 500
+_FIRST: Final = (Status.FAILED, Status.DEAD, Status.RUNNING)
+
+
+def _found(request: Request) -> ObservedRun | None:
+    site: Site = request.app.state.site
+    return run(site.config, request.query_params.get("id", "")[:_LONGEST])
+
+
+def _missing(request: Request) -> Response:
+    told = SourceError(
+        "There is no such run.",
+        hint="The newest thousand of each pipeline are remembered; begin with the list of runs.",
+    )
+    return failed(request, told, status=404, title="No such run")
+
+
+def _context(request: Request, found: ObservedRun) -> dict[str, Any]:
+    site: Site = request.app.state.site
+    order = {status: place for place, status in enumerate(_FIRST)}
+    streams = sorted(
+        found.streams, key=lambda one: (order.get(one.told.status, len(order)), one.told.stream)
+    )
+    return {
+        "seen": found,
+        "run": found.run,
+        "streams": streams[:MOST],
+        "tables": {str(name): name for name in places(site.config)},
+        "badges": BADGES,
+        "is_live": found.run.status is Status.RUNNING,
+        "is_pulled": any(one.told.landed_files is not None for one in found.streams),
+    }
+
+
+def json_text(value: object) -> str:
+    """A value of JSON's own types as a text."""
+    return orjson.dumps(value).decode()
+
+
+def whole(request: Request) -> Response:
+    """The page."""
+    found = _found(request)
+    if found is None:
+        return _missing(request)
+    title = f"A run of {found.run.pipeline}"
+    shown = _context(request, found)
+    return page(request, "run.html", title=title, section="runs", json=json_text, **shown)
+
+
+def rows(request: Request) -> Response:
+    """What changes while it runs."""
+    found = _found(request)
+    if found is None:
+        return _missing(request)
+    return part(request, "run_now.html", json=json_text, **_context(request, found))
+
+
+ROUTES: Final = (Route("/run", whole), Route("/part/run", rows))

@@ -1,0 +1,108 @@
+"""Pipelines, and what became of their runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.routing import Route
+
+from chronolake.errors import ConfigurationError
+from chronolake.pipeline.observed import pipelines, summaries
+from chronolake.pipeline.runs import Status
+from chronolake.ui import links
+from chronolake.ui.rendering import page, part
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from chronolake.ui.site import Site
+
+#: How many runs stand on one page.
+PAGE: Final = 50
+#: The badge of each status; the word stands in it.
+BADGES: Final = {
+    Status.RUNNING: "accent",
+    Status.SUCCEEDED: "good",
+    Status.PARTIAL: "warn",
+    Status.FAILED: "bad",
+    Status.DEAD: "bad",
+}
+_LONGEST: Final = 500
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which runs a URL asks for.
+
+    Attributes:
+        pipeline: only this pipeline's; empty: all.
+        status: only those of which this became; None: all.
+        after: only those older than this run, or None.
+    """
+
+    pipeline: str
+    status: Status | None
+    after: str | None
+
+    @classmethod
+    def of(cls, request: Request) -> Asked:
+        """What a request asks for; what it says wrongly is left out."""
+        query = request.query_params
+        status = query.get("status", "")
+        return cls(
+            query.get("pipeline", "")[:_LONGEST],
+            Status(status) if status in set(Status) else None,
+            query.get("after", "")[:_LONGEST] or None,
+        )
+
+    def url(self, *, path: str = "/runs", **other: str | None) -> str:
+        """The URL of these runs, or of others."""
+        said = {"pipeline": self.pipeline, "status": self.status, "after": self.after}
+        return links.to(path, **(said | other))
+
+
+def _context(request: Request) -> dict[str, Any]:
+    site: Site = request.app.state.site
+    asked = Asked.of(request)
+    problem = None
+    try:
+        configured = site.sources()
+    except ConfigurationError as failure:
+        # Runs are known without it.
+        configured, problem = {}, failure
+    found = summaries(
+        site.config,
+        pipeline=asked.pipeline or None,
+        status=asked.status,
+        limit=PAGE,
+        after=asked.after,
+    )
+    known = pipelines(site.config, configured)
+    return {
+        "asked": asked,
+        "badges": BADGES,
+        "statuses": list(Status),
+        "pipelines": known,
+        "found": found,
+        "problem": problem,
+        "is_configured": bool(configured),
+        "is_live": any(
+            one is not None and one.run.status is Status.RUNNING
+            for one in [*found.runs, *(each.last for each in known)]
+        ),
+    }
+
+
+def whole(request: Request) -> Response:
+    """The page."""
+    return page(request, "runs.html", title="Runs", section="runs", **_context(request))
+
+
+def rows(request: Request) -> Response:
+    """The lists alone."""
+    return part(request, "runs_list.html", **_context(request))
+
+
+ROUTES: Final = (Route("/runs", whole), Route("/part/runs", rows))

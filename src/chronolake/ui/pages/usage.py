@@ -1,0 +1,138 @@
+"""Monthly active rows by table, as a chart and as figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.routing import Route
+
+from chronolake.ui import links
+from chronolake.ui.rendering import page, part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from chronolake.look.usage import MonthlyUsage
+    from chronolake.ui.overview import Overview, Seen
+
+#: How many months are shown, and how many tables stand on one page.
+MONTHS: Final = 12
+PAGE: Final = 100
+#: So many tables have a colour of their own in the chart; the others are one.
+OWN: Final = 6
+_PATIENCE_SECONDS: Final = 0.4
+_MONTH: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
+
+
+@dataclass(frozen=True)
+class UsageRow:
+    """A table's rows in some months.
+
+    Attributes:
+        seen: the table.
+        months: its usage in each month, or None: it was not written.
+    """
+
+    seen: Seen
+    months: tuple[MonthlyUsage | None, ...]
+
+    @property
+    def sum(self) -> int:
+        """All months' rows: what tables are sorted by, and no number of distinct rows."""
+        return sum(one.rows for one in self.months if one is not None)
+
+
+@dataclass(frozen=True)
+class Total:
+    """All tables' rows in a month."""
+
+    month: str
+    rows: int
+    is_exact: bool
+
+
+def _context(request: Request) -> dict[str, Any]:
+    overview: Overview = request.app.state.site.overview
+    tables = overview.tables(_PATIENCE_SECONDS)
+    known = {one.month for seen in tables for one in seen.usage}
+    until = request.query_params.get("until", "")
+    until = until if _MONTH.fullmatch(until) else max(known, default="")
+    months = _months(until, min(known, default=until))
+    by_table = [UsageRow(seen, _of(seen, months)) for seen in tables]
+    found = sorted(
+        (row for row in by_table if any(row.months)), key=lambda row: (-row.sum, row.seen.name)
+    )
+    pages = max(1, -(-len(found) // PAGE))
+    number = min(links.number_of(request, "page", default=1), pages)
+    return {
+        "months": months,
+        "rows": found[(number - 1) * PAGE : number * PAGE],
+        "first": (number - 1) * PAGE + 1,
+        "found": len(found),
+        "pages": pages,
+        "number": number,
+        "totals": [_total(found, place, month) for place, month in enumerate(months)],
+        "drawn": _drawn(found, months),
+        "until": until,
+        "earlier": _before(months[0]) if months and months[0] > min(known) else None,
+        "later": None if until >= max(known, default="") else max(known),
+        "unread": sum(not seen.is_read for seen in tables),
+    }
+
+
+def _months(until: str, since: str) -> list[str]:
+    """Months up to one of them, the first one first; at least that one."""
+    found: list[str] = []
+    month = until
+    while month and len(found) < MONTHS and (month >= since or not found):
+        found.insert(0, month)
+        month = _before(month)
+    return found
+
+
+def _before(month: str) -> str:
+    year, number = int(month[:4]), int(month[5:])
+    return f"{year - 1:04}-12" if number == 1 else f"{year:04}-{number - 1:02}"
+
+
+def _of(seen: Seen, months: Sequence[str]) -> tuple[MonthlyUsage | None, ...]:
+    by_month = {one.month: one for one in seen.usage}
+    return tuple(by_month.get(month) for month in months)
+
+
+def _total(found: Sequence[UsageRow], place: int, month: str) -> Total:
+    of_month = [one for row in found if (one := row.months[place]) is not None]
+    is_exact = all(one.is_exact for one in of_month)
+    return Total(month, sum(one.rows for one in of_month), is_exact)
+
+
+def _drawn(found: Sequence[UsageRow], months: Sequence[str]) -> list[dict[str, Any]]:
+    """The chart's series: the tables with the most rows, and all others as one."""
+
+    def rows(some: Sequence[UsageRow]) -> list[int]:
+        return [_total(some, place, month).rows for place, month in enumerate(months)]
+
+    most = OWN if len(found) > OWN + 1 else OWN + 1
+    series = [{"name": str(row.seen.name), "rows": rows([row])} for row in found[:most]]
+    if len(found) > most:
+        others = {"name": f"{len(found) - most:,} other tables", "rows": rows(found[most:])}
+        series.append(others)
+    return series
+
+
+def whole(request: Request) -> Response:
+    """The page."""
+    return page(request, "usage.html", title="Usage", section="usage", **_context(request))
+
+
+def rows(request: Request) -> Response:
+    """The chart's series and the figures alone."""
+    return part(request, "usage_list.html", **_context(request))
+
+
+ROUTES: Final = (Route("/usage", whole), Route("/part/usage", rows))

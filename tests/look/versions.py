@@ -1,0 +1,119 @@
+"""Versions of records and what is asked of them, in plain Python, without any Chronolake.
+
+A row maps column names to Python values; times are microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+START: Final = "_fivetran_start"
+END: Final = "_fivetran_end"
+ACTIVE: Final = "_fivetran_active"
+SYNCED: Final = "_fivetran_synced"
+TMAX: Final = 253_402_300_799_999_000
+TMIN: Final = -62_135_596_800_000_000
+BEGIN: Final = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z
+HOUR: Final = 3_600_000_000
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Told:
+    """A table's versions."""
+
+    key: tuple[str, ...]
+    epsilon: int
+    rows: list[Row] = field(default_factory=list)
+
+    def as_of(self, at: int) -> list[Row]:
+        """What is true at a time, by key and start."""
+        rows = [row for row in self.rows if row[START] <= at < row[END] + self.epsilon]
+        return sorted(rows, key=self.order)
+
+    def diff(self, before: int, after: int) -> list[tuple[str, Row | None, Row | None]]:
+        """What differs between two times, by key."""
+        first = {self.order(row)[:-1]: row for row in self.as_of(before)}
+        second = {self.order(row)[:-1]: row for row in self.as_of(after)}
+        found: list[tuple[str, Row | None, Row | None]] = []
+        for key in sorted(first.keys() | second.keys()):
+            old, new = first.get(key), second.get(key)
+            if old is None:
+                found.append(("inserted", None, new))
+            elif new is None:
+                found.append(("deleted", old, None))
+            elif any(
+                comparable(old[name]) != comparable(new[name])
+                for name in old
+                if name not in {START, END, ACTIVE, SYNCED}
+            ):
+                found.append(("changed", old, new))
+        return found
+
+    def order(self, row: Row) -> tuple[Any, ...]:
+        """Key and start, as something that Python sorts: null first, NaN last."""
+        return (*(comparable(row[name]) for name in self.key), row.get(START, 0))
+
+    def is_clear(self, at: int) -> bool:
+        """Whether no record has two versions at a time: near a delete it may."""
+        keys = [self.order(row)[:-1] for row in self.as_of(at)]
+        return len(keys) == len(set(keys))
+
+    def times(self, chance: random.Random, count: int) -> list[int]:
+        """Times at which something happens, or nearly."""
+        marks = [row[name] for row in self.rows for name in (START, END)]
+        near = [
+            chance.choice(marks) + chance.choice([-1_000, -1, 0, 1, 999, 1_000, self.epsilon])
+            for _ in range(count)
+        ]
+        return [min(max(at, TMIN), TMAX) for at in near]
+
+
+def comparable(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return (0,)
+    if isinstance(value, float) and math.isnan(value):
+        return (2,)
+    return (1, value + 0 if isinstance(value, float) else value)
+
+
+def told(
+    chance: random.Random,
+    keys: Sequence[Row],
+    value: Callable[[random.Random], Row],
+    *,
+    epsilon: int,
+    deletes_are_near: bool = False,
+) -> Told:
+    """A life of each key: replaced, deleted, revived, deleted at once, deleted before history."""
+    table = Told(tuple(keys[0]), epsilon)
+    for key in keys:
+        starts = sorted({BEGIN + chance.randrange(40) * HOUR // 4 for _ in range(5)})
+        if chance.random() < 0.1:
+            table.rows.append(_row(key, value(chance), TMIN, TMIN, active=False))
+        for number, start in enumerate(starts):
+            is_last = number + 1 == len(starts)
+            latest = TMAX if is_last else starts[number + 1] - epsilon
+            kind = chance.random()
+            if kind < 0.15:
+                end = start
+            elif kind < 0.35:
+                gone = start + chance.randrange(1, HOUR // 4)
+                end = min(gone, latest)
+            elif deletes_are_near and kind < 0.45 and not is_last:
+                end = starts[number + 1] - chance.choice([1, epsilon // 2, epsilon - 1])
+            else:
+                end = latest
+            table.rows.append(_row(key, value(chance), start, end, active=end == TMAX))
+    chance.shuffle(table.rows)
+    return table
+
+
+def _row(key: Row, values: Row, start: int, end: int, *, active: bool) -> Row:
+    times = {SYNCED: max(start, BEGIN), START: start, END: end, ACTIVE: active}
+    return {**key, **values, **times}

@@ -1,0 +1,59 @@
+"""The lake of these tests, made once by Spark, and the page over it in a process of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from uiprocess import Served, Shop, start, stop
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shop:
+    """Made by whichever worker comes first: Spark is dear."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "ui-shop"
+    done = folder / "expected.json"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _make(folder, done)
+    return Shop(folder, json.loads(done.read_text(encoding="utf-8")))
+
+
+def _make(folder: Path, done: Path) -> None:
+    # Imported here: tests of other workers, and those without the lake, do without Spark.
+    from uishop import break_one, build, expected  # noqa: PLC0415
+
+    from chronolake.lake import Lake  # noqa: PLC0415
+    from lakes import lake_config  # noqa: PLC0415
+
+    with Lake.open(folder, config=lake_config(folder)) as lake:
+        build(lake)
+        told = expected(lake)
+        break_one(lake)
+    done.write_text(json.dumps(told), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def served(shop: Shop) -> Iterator[Served]:
+    """The page over the lake."""
+    running = start(shop.folder)
+    yield running
+    assert stop(running) == 0
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Debian's Chromium. Without it these tests are skipped; in CI, `.ci/run` has brought it."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        assert not os.environ.get("CI"), "CI has no Chromium: .ci/run should have installed it"
+        pytest.skip("Chromium is missing: apt-get install chromium")
+    return found

@@ -1,0 +1,175 @@
+"""What URLs say, how lists are sorted and paged, and how values are shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from chronolake.cells import instant
+from chronolake.errors import ValueRefusedError
+from chronolake.look import Change, Ending, Timeline, Version
+from chronolake.types import LAST_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, Mode, TableName
+from chronolake.ui import links, rendering
+from chronolake.ui.timelines import drawn, page_of, version_page
+
+NAMES = st.text(min_size=1, max_size=12)
+
+
+def request(url: str) -> Request:
+    parts = urlsplit(url)
+    scope = {"type": "http", "path": parts.path, "query_string": parts.query.encode()}
+    return Request(scope | {"headers": [], "method": "GET"})
+
+
+@given(schema=NAMES, table=NAMES)
+def test_every_table_s_url_names_it_again(schema: str, table: str) -> None:
+    name = TableName(schema, table)
+    assert TableName.parse(links.spelled(name)) == name
+    assert links.table_of(request(links.past(name))) == name
+
+
+@given(
+    key=st.dictionaries(
+        st.text(min_size=1, max_size=8),
+        st.none() | st.text(max_size=8) | st.integers() | st.booleans(),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_every_record_s_url_gives_its_key_again(key: dict[str, str | int | bool | None]) -> None:
+    found = links.key_of(request(links.record(TableName("s", "t"), key)))
+    assert found == {
+        name: None if value is None else links.text_of(value) for name, value in key.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("2026-05-02", "2026-05-02T00:00:00Z"),
+        ("2026-05-02 12:30", "2026-05-02T12:30:00Z"),
+        ("2026-05-02T12:30:00.123456Z", "2026-05-02T12:30:00.123456Z"),
+        ("2026-05-02T12:30:00+02:00", "2026-05-02T10:30:00Z"),
+        ("2026-05-02t12:30:00z", "2026-05-02T12:30:00Z"),
+        ("0001-01-01T00:00:00+14:00", TMIN_TEXT),
+        (TMAX_TEXT, TMAX_TEXT),
+        (instant(LAST_MICROS), instant(LAST_MICROS)),
+    ],
+)
+def test_a_time_may_be_written_as_people_do(text: str, told: str) -> None:
+    assert instant(links.micros_of(text)) == told
+
+
+@given(st.integers(TMIN_MICROS, LAST_MICROS))
+def test_every_instant_that_we_write_is_read(micros: int) -> None:
+    assert links.micros_of(instant(micros)) == micros
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "1", "", "2026-05-02T25:00"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueRefusedError, match="is no time"):
+        links.micros_of(text)
+
+
+def version(start: str | None, end: str | None, ending: Ending, *changed: str) -> Version:
+    return Version(start, end, ending, None, {}, tuple(Change(name, 1, 2) for name in changed))
+
+
+def timeline(*versions: Version) -> Timeline:
+    return Timeline(TableName("s", "t"), Mode.HISTORY, {"id": "1"}, versions)
+
+
+LIFE = timeline(
+    version(TMIN_TEXT, TMIN_TEXT, Ending.DELETED),
+    version("2026-01-01T00:00:00Z", "2026-01-01T23:59:59.999Z", Ending.REPLACED, "a"),
+    version("2026-01-02T00:00:00Z", "2026-01-02T00:00:00Z", Ending.DELETED, "a", "b"),
+    version("2026-02-01T00:00:00Z", TMAX_TEXT, Ending.ACTIVE, "a"),
+)
+
+
+def test_a_list_says_what_came_back_and_what_was_never_true_for_any_time() -> None:
+    shown = version_page(LIFE, 1, size=10).versions
+
+    assert [one.number for one in shown] == [1, 2, 3, 4]
+    assert [one.gone_since for one in shown] == [None, TMIN_TEXT, None, "2026-01-02T00:00:00Z"]
+    assert [one.is_instant for one in shown] == [True, False, True, False]
+
+
+@given(count=st.integers(0, 40), size=st.integers(1, 9), newest=st.booleans(), wanted=st.integers())
+def test_pages_hold_every_version_once_in_order(
+    count: int, size: int, newest: bool, wanted: int
+) -> None:
+    life = timeline(
+        *(version(f"20{n:02}-01-01T00:00:00Z", TMAX_TEXT, Ending.ACTIVE) for n in range(count))
+    )
+    pages = version_page(life, 1, size=size).pages
+    found = [
+        one.number
+        for number in range(1, pages + 1)
+        for one in version_page(life, number, size=size, newest_first=newest).versions
+    ]
+    assert found == (list(range(count, 0, -1)) if newest else list(range(1, count + 1)))
+    assert 1 <= version_page(life, wanted, size=size).number <= pages
+    for number in range(1, count + 1):
+        page = page_of(number, count, size=size, newest_first=newest)
+        listed = version_page(life, page, size=size, newest_first=newest).versions
+        assert number in {one.number for one in listed}
+
+
+def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -> None:
+    told = drawn(LIFE)
+
+    second = 1767225600000.0
+    assert told["starts"] == [None, second, second + 86_400_000, second + 31 * 86_400_000]
+    assert told["ends"] == [None, second + 86_399_999, second + 86_400_000, None]
+    assert told["states"] == "drda"
+    assert told["lanes"] == [{"column": "a", "places": [1, 2, 3]}, {"column": "b", "places": [2]}]
+
+
+@pytest.mark.parametrize(
+    ("value", "html"),
+    [
+        (None, '<span class="null">null</span>'),
+        ("", '<span class="null">empty text</span>'),
+        (True, '<span class="bool">true</span>'),
+        (1234567, '<span class="num">1234567</span>'),
+        ("<script>&\"'", "&lt;script&gt;&amp;&#34;&#39;"),
+        ("a\u202eb", 'a<span class="escape">\\u202e</span>b'),
+        ("\n", '<span class="escape">\\n</span>'),
+        ("x" * 300, "x" * 240 + '<span class="null">… (300 characters)</span>'),
+    ],
+)
+def test_a_value_is_text_whatever_it_holds(value: object, html: str) -> None:
+    assert str(rendering.cell(value)) == html  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("passed", "words"),
+    [
+        (timedelta(seconds=0.5), "just now"),
+        (timedelta(seconds=59), "59 s ago"),
+        (timedelta(minutes=61), "1 h ago"),
+        (timedelta(days=364), "364 d ago"),
+        (timedelta(days=800), "2 y ago"),
+        (-timedelta(days=1), "just now"),
+    ],
+)
+def test_ages_are_told_in_their_largest_unit(passed: timedelta, words: str) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    assert rendering.age((now - passed).isoformat(), now=now) == words
+
+
+def test_links_carry_nothing_but_what_is_said() -> None:
+    assert links.to("/past", at=None, than="") == "/past"
+    url = links.record(TableName("a.b", "c&d=?#"), {"k&": "v=%+ ", "n": None}, page=2)
+    assert parse_qsl(urlsplit(url).query) == [
+        ("table", "`a.b`.c&d=?#"),
+        ("key.k&", "v=%+ "),
+        ("null", "n"),
+        ("page", "2"),
+    ]

@@ -1,0 +1,122 @@
+"""A thousand tables: the list is there at once, and what has not changed is not read again."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from uiprocess import start, stop
+
+from chronolake.config import MaintenanceConfig, load
+from chronolake.look.health import Health
+from chronolake.look.tables import TableSummary
+from chronolake.types import Mode, TableName
+from chronolake.ui.overview import Overview, Seen
+
+MANY = 1_000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake whose catalog lists one table under a thousand names."""
+    folder = tmp_path_factory.mktemp("many-tables")
+    catalog = SqlCatalog("chronolake", uri=f"sqlite:///{folder}/catalog.db")
+    catalog.create_namespace("shop")
+    rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+    catalog.create_table(("shop", "t0000"), rows.schema, location=str(folder / "t")).append(rows)
+    catalog.engine.dispose()
+    with closing(sqlite3.connect(folder / "catalog.db")) as database, database:
+        database.executemany(
+            "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, "
+            "metadata_location, iceberg_type) SELECT catalog_name, table_namespace, ?, "
+            "metadata_location, 'TABLE' FROM iceberg_tables WHERE table_name = 't0000'",
+            [(f"t{number:04}",) for number in range(1, MANY)],
+        )
+    return folder
+
+
+def test_a_thousand_tables_are_listed_at_once_and_read_while_they_are_looked_at(
+    many: Path,
+) -> None:
+    served = start(many)
+    try:
+        httpx.get(served.url + "/record")
+        begun = time.monotonic()
+        first = httpx.get(served.url)
+        took = time.monotonic() - begun
+        assert first.status_code == 200
+        assert took < 5, f"it took {took:.1f} s"
+        assert "of 1,000 tables" in first.text
+        deadline = time.monotonic() + 60
+        while "data-unread" in httpx.get(f"{served.url}/part/tables").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        begun = time.monotonic()
+        again = httpx.get(f"{served.url}/part/tables?search=t09&sort=rows&order=down")
+        assert time.monotonic() - begun < 3
+        assert "of 100 tables" in again.text
+    finally:
+        stop(served)
+
+
+def test_a_table_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    catalog = SqlCatalog("chronolake", uri=f"sqlite:///{tmp_path}/catalog.db")
+    catalog.create_namespace("shop")
+    rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+    kept, changed = (
+        catalog.create_table(("shop", name), rows.schema, location=str(tmp_path / name))
+        for name in ("kept", "changed")
+    )
+    for table in (kept, changed):
+        table.append(rows)
+    overview = Overview(load(tmp_path))
+
+    def counted() -> dict[str, int | None]:
+        return {seen.name.table: seen.rows for seen in overview.tables(30)}
+
+    assert counted() == {"changed": 3, "kept": 3}
+    Path(kept.metadata_location).unlink()
+    changed.append(rows)
+    assert counted() == {"changed": 6, "kept": 3}
+    catalog.drop_table(("shop", "kept"))
+    assert counted() == {"changed": 6}
+    overview.close()
+    catalog.engine.dispose()
+
+
+def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:
+    now = time.monotonic()
+    name = TableName("s", "t")
+    # A REST catalog says where a table's metadata is when the table is loaded, and not before.
+    assert Seen(name, None, read_at=now - 5).is_still_true(None)
+    assert not Seen(name, None, read_at=now - 15).is_still_true(None)
+    assert Seen(name, "a", read_at=now - 15).is_still_true("a")
+    assert not Seen(name, "a", read_at=now).is_still_true("b")
+
+
+@pytest.mark.parametrize(
+    ("small", "ratio", "rows", "ills"),
+    [
+        (63, 0.19, 10**6, []),
+        (64, 0.0, 10**6, ["64 small files"]),
+        (0, 0.2, 40_000, ["20% of the stored rows are deleted"]),
+        # Too few rows to be worth a compaction, as maintenance decides.
+        (0, 0.2, 39_000, []),
+        (0, 0.9, 100, []),
+        (1_500, 1.0, 0, ["1,500 small files", "100% of the stored rows are deleted"]),
+    ],
+)
+def test_a_table_needs_care_when_maintenance_would_do_something(
+    small: int, ratio: float, rows: int, ills: list[str]
+) -> None:
+    name = TableName("s", "t")
+    summary = TableSummary(name, Mode.LIVE, (), (), rows, None, 1, 0, 1, None, None)
+    seen = Seen(name, None, summary, Health(small, 1, ratio, None, 1))
+
+    assert seen.ills(MaintenanceConfig()) == ills

@@ -1,0 +1,550 @@
+"""The page in a real browser, over a lake that Spark made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from uiprocess import Served, Shop, start, stop
+from uishop import AFTER, BEFORE, LONG_TEXT, NAMES, NOTES, ODD, ORDERS, READINGS, SCRIPT, SENSOR
+
+from chronolake.config import load
+from chronolake.look.catalog import look_up
+from chronolake.look.keys import completions
+from chronolake.look.past import differences, rows_at
+from chronolake.look.tables import summary
+from chronolake.types import TMAX_TEXT
+from chronolake.ui import links
+from commands import ran
+
+Open = Callable[..., Page]
+
+#: Whether everything that is loaded after the page itself is there.
+SETTLED = (
+    """() => document.readyState === 'complete' && !document.querySelector('[aria-busy=true]')"""
+)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    # Closed with the module: as long as it is open, this thread has a running event loop.
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def usual(browser: Browser) -> Iterator[BrowserContext]:
+    """One for all: what was loaded once, such as Plotly, stays."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, usual: BrowserContext, served: Served) -> Iterator[Open]:
+    """Open a page; a script's error, a refused script or style, or a dialog fails the test."""
+    wrong: list[str] = []
+    opened_here: list[Page | BrowserContext] = []
+
+    def opened(path: str, *, fails: bool = False, **how: Any) -> Page:
+        context = browser.new_context(**how) if how else usual
+        page = context.new_page()
+        opened_here.append(context if how else page)
+        page.set_default_timeout(10_000)
+
+        def told(text: str) -> None:
+            # The browser itself says that a page with an error came with its status.
+            if not (fails and text.startswith("Failed to load resource")):
+                wrong.append(text)
+
+        page.on("console", lambda message: told(message.text))
+        page.on("pageerror", lambda failure: told(str(failure)))
+        page.on("dialog", lambda dialog: (told(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.goto(served.url + path)
+        page.wait_for_function(SETTLED)
+        return page
+
+    yield opened
+    for one in opened_here:
+        one.close()
+    assert wrong == []
+
+
+PAGES = {
+    "tables": "/",
+    "choosing": "/record",
+    "asking": links.record(NOTES),
+    "timeline": links.record(ORDERS, {"id": 104}),
+    "long timeline": links.record(SENSOR, {"id": 1}),
+    "hostile record": links.record(NOTES, {"book": SCRIPT, "page": 6}),
+    "now": links.past(NOTES),
+    "then": links.past(ORDERS, at=BEFORE),
+    "two times": links.past(ORDERS, at=BEFORE, than=AFTER),
+    "inside": links.inside(ORDERS),
+    "odd inside": links.inside(ODD),
+}
+FAILING = {
+    "wrong key": links.record(ORDERS, {"id": "x"}),
+    "wrong time": links.past(ORDERS, at="gestern"),
+    "broken table": "/table?name=shop.broken",
+}
+
+
+@pytest.mark.parametrize("name", [*PAGES, *FAILING])
+def test_every_page_is_accessible_in_light_and_dark(visit: Open, name: str) -> None:
+    path = PAGES.get(name) or FAILING[name]
+    page = visit(path, fails=name in FAILING)
+    for theme in ("light", "dark"):
+        page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+        page.evaluate("document.dispatchEvent(new CustomEvent('theme'))")
+        page.wait_for_timeout(150)
+        found = Axe().run(page).response["violations"]
+        grave = [
+            (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
+            for one in found
+            if one["impact"] in {"serious", "critical"}
+        ]
+        assert grave == [], theme
+    page.set_viewport_size({"width": 390, "height": 800})
+    # The page itself does not scroll sideways: the regions of wide tables do.
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator("main h1").is_visible()
+
+
+# ------------------------------------------------------------------------------- the list
+
+
+def test_tables_are_sorted_filtered_and_searched_without_a_reload(visit: Open) -> None:
+    page = visit("/")
+    page.evaluate("window.stayed = true")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(len(NAMES))
+
+    page.get_by_role("searchbox").fill("SHOP ord")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("orders")
+    page.get_by_role("searchbox").fill("")
+    page.get_by_label("Mode").select_option("history")
+    expect(rows).to_have_count(5)
+    page.get_by_label("Mode").select_option("")
+    expect(rows).to_have_count(len(NAMES))
+
+    heading = page.get_by_role("columnheader", name="Versions")
+    heading.get_by_role("link").focus()
+    page.keyboard.press("Enter")
+    expect(heading).to_have_attribute("aria-sort", "descending")
+    expect(rows.first).to_contain_text("sensor")
+    expect(heading.get_by_role("link")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(heading).to_have_attribute("aria-sort", "ascending")
+    # What cannot be told comes last, whatever the order.
+    expect(rows.first).to_contain_text("brand_new")
+    assert "sort=versions" in page.url
+    assert page.evaluate("window.stayed")
+    assert (
+        visit(page.url.removeprefix(page.url.partition("/?")[0]))
+        .locator("tbody tr")
+        .first.inner_text()
+        == rows.first.inner_text()
+    )
+
+
+def test_a_table_that_cannot_be_read_says_so_in_its_row(visit: Open) -> None:
+    row = visit("/").locator("tbody tr", has_text="broken")
+
+    expect(row).to_contain_text("unreadable")
+    expect(row).to_contain_text("metadata cannot be read")
+
+
+def test_the_list_tells_what_chronolake_tables_tells(visit: Open, shop: Shop) -> None:
+    page = visit("/")
+    config = load(shop.folder)
+    for name in (ORDERS, SENSOR, NOTES):
+        told = summary(look_up(config, name))
+        cells = page.locator("tbody tr", has_text=name.table).locator("td")
+        assert cells.nth(0).inner_text() == told.mode.value
+        assert cells.nth(1).inner_text() == f"{told.active:,}"
+        assert cells.nth(2).inner_text() == f"{told.rows:,}"
+
+
+# --------------------------------------------------------------------------- the timeline
+
+
+Told = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def told_by_the_program(shop: Shop, capsys: pytest.CaptureFixture[str]) -> Told:
+    """The versions that `chronolake history --json` prints of a record."""
+
+    def told(table: str, key: str) -> list[dict[str, Any]]:
+        code, out, _ = ran(shop.folder, capsys, "history", table, "--key", key, "--json")
+        assert code == 0
+        versions: list[dict[str, Any]] = json.loads(out)["versions"]
+        return versions
+
+    return told
+
+
+def listed(page: Page) -> list[dict[str, Any]]:
+    """The versions that stand in the list."""
+    return page.locator("tr[data-version]").evaluate_all(
+        """rows => rows.map(row => {
+          const parts = (of, within, told) => Object.fromEntries(
+            [...within.querySelectorAll(of)].map(one => [one.dataset.column, told(one)]));
+          const [start, end] = [...row.querySelectorAll('.from time, .until time')];
+          const wide = row.querySelector('td.wide');
+          const text = (one, of) => one.querySelector(of).innerText;
+          const changes = parts('.changes [data-column]', wide, one => [
+            text(one, 'del'), text(one, 'ins')]);
+          const values = parts(':scope > .pairs [data-column]', wide, one => text(one, 'dd'));
+          return {start: start.dateTime, end: end.dateTime, changes, values,
+            ending: row.querySelector('[data-ending]').innerText};
+        })"""
+    )
+
+
+def text_of(value: object) -> str:
+    if value is None:
+        return "null"
+    if value == "":
+        return "empty text"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the program prints, as the list shows it."""
+    return [
+        {
+            "start": version["start"],
+            "end": version["end"],
+            "ending": version["ending"],
+            "values": {}
+            if place
+            else {name: text_of(value) for name, value in version["values"].items()},
+            "changes": {
+                change["column"]: [text_of(change["old"]), text_of(change["new"])]
+                for change in version["changes"]
+            },
+        }
+        for place, version in enumerate(versions)
+    ]
+
+
+@pytest.mark.parametrize("order", [104, 99, 101])
+def test_a_timeline_is_what_chronolake_history_prints(
+    visit: Open, told_by_the_program: Told, order: int
+) -> None:
+    told = told_by_the_program("shop.orders", f"id={order}")
+    page = visit(links.record(ORDERS, {"id": order}))
+
+    assert listed(page) == as_listed(told)
+    assert page.locator("[data-chart][data-drawn]").count() == 1
+
+
+def test_what_was_deleted_revived_or_over_at_once_can_be_seen(visit: Open) -> None:
+    page = visit(links.record(ORDERS, {"id": 104}))
+    expect(page.locator("tr.gap")).to_contain_text("deleted from 2026-10-16")
+    expect(page.locator("tr[data-version='4']")).to_contain_text("came back")
+    assert page.locator(".scatterlayer .trace").count() >= 5
+
+    page = visit(links.record(ORDERS, {"id": 99}))
+    expect(page.locator("tr[data-version='1']")).to_contain_text("ended when it began")
+    # Its marker is in the chart, although it lasted no time.
+    assert page.locator(".scatterlayer .points path").count() >= 1
+
+
+def test_a_record_of_a_table_without_history_is_its_current_row(visit: Open) -> None:
+    page = visit("/record?table=shop.customers&key.id=3")
+
+    expect(page.get_by_text("keeps no versions")).to_be_visible()
+    expect(page.locator("main table")).to_contain_text("Kyoto")
+
+
+def test_ten_thousand_versions_stay_few_on_the_page(visit: Open, told_by_the_program: Told) -> None:
+    page = visit(links.record(SENSOR, {"id": 1}))
+    told = told_by_the_program("plant.sensor", "id=1")
+    assert len(told) == READINGS
+
+    assert page.evaluate("document.querySelectorAll('*').length") < 4_000
+    assert listed(page) == as_listed(told)[:50]
+    page.get_by_role("link", name="Last").click()
+    expect(page.locator(f"tr[data-version='{READINGS}']")).to_be_visible()
+    assert listed(page) == as_listed(told)[-50:]
+    page.get_by_role("link", name="Newest first").click()
+    expect(page.locator("tr[data-version]").first).to_have_attribute("data-version", str(READINGS))
+    # A link to one version shows the page that it is on.
+    page = visit(links.record(SENSOR, {"id": 1}, version=5_017) + "#v5017")
+    expect(page.locator("#v5017")).to_be_in_viewport()
+    assert listed(page)[16] == as_listed(told)[5_016]
+
+
+def test_a_version_in_the_chart_leads_to_the_list(visit: Open) -> None:
+    page = visit(links.record(SENSOR, {"id": 1}))
+    box = page.locator("[data-chart] .nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 24)
+    page.wait_for_timeout(200)
+    page.mouse.click(box["x"] + box["width"] * 0.2, box["y"] + 24)
+    page.wait_for_function("() => document.activeElement.matches('tr[data-version]')")
+    version = page.evaluate("Number(document.activeElement.dataset.version)")
+    assert 1_000 < version < READINGS
+    assert page.url.endswith(f"#v{version}")
+
+
+def test_keys_are_suggested_as_they_are_typed(visit: Open, shop: Shop) -> None:
+    page = visit(links.record(ORDERS))
+    field = page.get_by_label("id LONG")
+    field.fill("10")
+    options = page.locator("datalist option")
+    expect(options).not_to_have_count(0)
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('option')].every(one => one.value.startsWith('10'))"
+    )
+    found = completions(load(shop.folder), ORDERS, {"id": "10"}, column="id", limit=20)
+    assert options.evaluate_all("all => all.map(one => one.value)") == [str(one) for one in found]
+    field.fill("104")
+    field.press("Enter")
+    page.wait_for_function(SETTLED)
+    assert page.url.endswith("/record?table=shop.orders&key.id=104")
+    expect(page.locator("tr[data-version]")).to_have_count(4)
+
+
+# ----------------------------------------------------------------------------- the past
+
+
+def shown_rows(page: Page) -> list[dict[str, str]]:
+    """Rows of the page, by column: times as they are stored, other cells as their text."""
+    return page.locator("table.rows tbody tr").evaluate_all(
+        """rows => rows.map(row => Object.fromEntries([...row.cells].map(cell =>
+          [cell.dataset.column, cell.querySelector('time')?.dateTime ?? cell.innerText])))"""
+    )
+
+
+def as_text(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [{name: text_of(value) for name, value in row.items()} for row in rows]
+
+
+@pytest.mark.parametrize("at", [BEFORE, AFTER])
+def test_rows_as_of_a_time_are_those_of_as_of(visit: Open, shop: Shop, at: str) -> None:
+    page = visit(links.past(ORDERS, at=at))
+    found = shown_rows(page)
+    while page.get_by_role("link", name="Next page").count():
+        first = page.locator("table.rows tbody th").first.inner_text()
+        page.get_by_role("link", name="Next page").click()
+        expect(page.locator("table.rows tbody th").first).not_to_have_text(first)
+        found += shown_rows(page)
+
+    assert found == as_text(shop.expected[at])
+
+
+def test_the_slider_shows_the_past_by_keyboard_without_a_reload(visit: Open, shop: Shop) -> None:
+    page = visit(links.past(ORDERS))
+    page.evaluate("window.stayed = true")
+    slider = page.get_by_role("slider", name="As of")
+    slider.focus()
+    for key in ("Home", "PageUp", "PageUp", "ArrowRight", "ArrowLeft", "PageUp"):
+        before = page.locator("[data-past] h2").inner_text()
+        page.keyboard.press(key)
+        expect(page.locator("[data-past] h2")).not_to_have_text(before)
+        page.wait_for_function(SETTLED)
+        at = page.get_by_label("As of (UTC)").input_value()
+        assert httpx_unquoted(page.url) == f"/past?table=shop.orders&at={at}"
+        told = rows_at(load(shop.folder), ORDERS, at, limit=50)
+        assert shown_rows(page) == as_text(list(told.rows))
+        assert slider.get_attribute("aria-valuetext") == f"{at.replace('T', ' ')[:-1]} UTC"
+    assert len(shown_rows(page)) > 5
+    expect(page.locator("#said")).to_contain_text("As of 2026-10-")
+    assert page.evaluate("window.stayed")
+
+
+def httpx_unquoted(url: str) -> str:
+    return re.sub(r"^http://[^/]+", "", url).replace("%3A", ":")
+
+
+def test_a_typed_time_moves_the_slider_and_a_wrong_one_is_explained(visit: Open) -> None:
+    page = visit(links.past(ORDERS), fails=True)
+    field = page.get_by_label("As of (UTC)")
+    field.fill("2026-10-20 12:00")
+    field.press("Enter")
+    expect(page.locator("[data-past] h2")).to_have_text("As of 2026-10-20 12:00:00")
+    assert 300 < int(page.get_by_role("slider", name="As of").input_value()) < 450
+    field.fill("gestern")
+    field.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("'gestern' is no time")
+    expect(field).to_have_attribute("aria-invalid", "true")
+
+
+def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
+    page = visit(links.past(ORDERS, at=BEFORE))
+    page.get_by_label("Compare with (UTC)").fill(AFTER)
+    page.get_by_label("Compare with (UTC)").press("Enter")
+    expect(page.locator("[data-past] h2")).to_contain_text("From 2026-10-20")
+    expect(page.get_by_role("slider", name="Compared with")).to_be_visible()
+
+    told = differences(load(shop.folder), ORDERS, BEFORE, AFTER, limit=50)
+    counts = {
+        change: int(page.locator(f"[data-count={change}]").inner_text().replace(",", ""))
+        for change in ("inserted", "changed", "deleted")
+    }
+    assert counts == {
+        "inserted": told.inserted,
+        "changed": told.changed,
+        "deleted": told.deleted,
+    }
+    assert min(counts.values()) > 0
+    found = page.locator("table.differences tbody tr").evaluate_all(
+        """rows => rows.map(row => [row.querySelector('[data-change]').innerText,
+          Object.fromEntries([...row.querySelectorAll('[data-column]')].map(one => [
+            one.dataset.column,
+            [...one.querySelectorAll('dd')].map(dd => dd.lastElementChild?.matches('.sr')
+              ? dd.lastChild.textContent : (dd.lastElementChild ?? dd).innerText)]))])"""
+    )
+    assert len(found) == len(told.records)
+    for (change, columns), record in zip(found, told.records, strict=True):
+        assert change == record.change
+        names = record.columns or tuple(
+            name for name in (record.old or record.new or {}) if name not in record.key
+        )
+        assert list(columns) == list(names)
+        for name, (old, new) in columns.items():
+            assert old == ("not there" if record.old is None else text_of(record.old[name]))
+            assert new == ("not there" if record.new is None else text_of(record.new[name]))
+    # The order of the times does not matter, and the address says both.
+    assert (
+        visit(links.past(ORDERS, at=AFTER, than=BEFORE)).locator("[data-past]").inner_text()
+        == page.locator("[data-past]").inner_text()
+    )
+
+
+# --------------------------------------------------------------------------- hostile values
+
+
+def test_hostile_values_stay_text(visit: Open) -> None:
+    for path in (
+        links.past(NOTES),
+        links.record(NOTES, {"book": SCRIPT, "page": 6}),
+        links.record(ODD, {"k e.y\"'<i>": SCRIPT}),
+        links.inside(ODD),
+        "/",
+    ):
+        page = visit(path)
+        assert page.locator("main script, main img, main b:text('bold')").count() == 0
+        assert page.evaluate("document.querySelectorAll('[onerror], [onclick]').length") == 0
+    page = visit(links.past(NOTES))
+    shown = page.locator("table.rows").inner_text()
+    assert SCRIPT in shown
+    assert "a 'quoted\" \\ & <b>bold</b>" in shown
+    assert "\\u202eright to left" in shown
+    assert "\u202e" not in shown
+
+
+def test_every_record_of_a_table_is_reached_by_its_link(visit: Open) -> None:
+    page = visit(links.past(NOTES))
+    addresses = page.locator("table.rows tbody th a").evaluate_all("all => all.map(a => a.href)")
+    texts = page.locator("table.rows td[data-column=page]").all_inner_texts()
+    assert len(addresses) == 9
+    for address, number in zip(addresses, texts, strict=True):
+        page.goto(address)
+        page.wait_for_function(SETTLED)
+        expect(page.locator("tr[data-version]")).to_have_count(1)
+        expect(page.locator("tr .pairs [data-column=page] dd").first).to_have_text(number)
+
+
+def test_a_very_long_text_is_cut_and_can_be_opened(visit: Open) -> None:
+    page = visit(links.record(NOTES, {"book": "long", "page": 4}))
+    expect(page.locator("tr .pairs [data-column=text] dd").first).to_contain_text(
+        "72,000 characters"
+    )
+    page.get_by_text("All values").click()
+    opened = page.locator("details [data-column=text] dd")
+    assert len(opened.inner_text()) > 20_000
+    assert opened.inner_text()[:20_000] == LONG_TEXT[:20_000]
+
+
+# ------------------------------------------------------------------------- people's ways
+
+
+def test_the_keyboard_comes_everywhere(visit: Open) -> None:
+    page = visit("/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+def test_a_chosen_theme_is_remembered(visit: Open) -> None:
+    page = visit("/", color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    button = page.get_by_role("button", name="Theme")
+    expect(button).to_contain_text("system")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(button).to_contain_text("light")
+    light = page.evaluate(ground)
+    assert light != dark
+    page.reload()
+    assert page.evaluate(ground) == light
+    page.get_by_role("button", name="Theme").click()
+    assert page.evaluate(ground) == dark
+
+
+def test_times_are_in_utc_with_the_local_time_on_hover(visit: Open) -> None:
+    page = visit(links.record(ORDERS, {"id": 104}), timezone_id="Asia/Tokyo", locale="en-GB")
+    began = page.locator("tr[data-version='1'] .from time")
+
+    assert began.get_attribute("datetime") == "2026-10-02T04:04:00Z"
+    assert began.inner_text() == "2026-10-02 04:04:00"
+    assert "13:04:00" in (began.get_attribute("title") or "")
+    end = page.locator("tr[data-version='4'] .until time")
+    assert end.get_attribute("datetime") == TMAX_TEXT
+    assert end.inner_text() == "open end"
+
+
+def test_without_javascript_everything_can_still_be_read(browser: Browser, served: Served) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(served.url)
+    page.get_by_role("searchbox").fill("orders")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("link", name="orders").click()
+    page.get_by_role("link", name="As it stood").last.click()
+    page.get_by_label("As of (UTC)").fill("2026-10-20T12:00:00Z")
+    page.get_by_role("button", name="Show").click()
+    assert page.locator("table.rows tbody tr").count() == 50
+    page.locator("table.rows tbody th a").first.click()
+    assert page.locator("tr[data-version]").count() > 1
+    context.close()
+
+
+def test_a_link_on_another_site_leads_into_a_guarded_page(browser: Browser, shop: Shop) -> None:
+    guarded = start(shop.folder, CHRONOLAKE_UI_TOKEN="sixteen letters!")
+    try:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{guarded.url}/?token=sixteen+letters!")
+        assert page.url == f"{guarded.url}/"
+        expect(page.get_by_role("heading", name="Tables")).to_be_visible()
+        # 127.0.0.1 and a page of data are different sites: a strict cookie stays at home.
+        page.goto(f"data:text/html,<a href='{guarded.url}/record'>a shared link</a>")
+        page.get_by_role("link").click()
+        expect(page.get_by_role("heading", name="A record's timeline")).to_be_visible()
+        stranger = browser.new_context().new_page()
+        stranger.goto(f"data:text/html,<a href='{guarded.url}/record'>a shared link</a>")
+        stranger.get_by_role("link").click()
+        expect(stranger.get_by_role("heading", name="This page needs its token")).to_be_visible()
+        context.close()
+        stranger.context.close()
+    finally:
+        stop(guarded)

@@ -1,0 +1,285 @@
+"""Pipelines and runs in a real browser: what ended, what goes on, and what tables cost."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apis import Api, Asked, Reply
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from uiprocess import Served, start, stop
+from uiruns import HOSTILE, REGIONS, STREAMS, configured
+
+from chronolake import look
+from chronolake.config import load
+from chronolake.pipeline import observed
+from chronolake.pipeline.runs import Status
+from processes import COMMAND
+
+pytestmark = pytest.mark.long
+
+Open = Callable[[str], Page]
+
+
+class SlowApi:
+    """An API on a real port; each answer takes `seconds`."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.seconds = 0.0
+        for name in STREAMS:
+            api.on(f"/{name}", self._answer)
+
+    def _answer(self, asked: Asked) -> Reply:
+        region, since = asked.params["region"], asked.params["since"]
+        old = "2026-10-01T00:00:00Z"
+        found = [{"id": f"{region}-{one}", "updated_at": old} for one in range(25) if since <= old]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return Reply(
+            {"data": [*found, {"id": f"{region}-new", "updated_at": now}]}, slow=self.seconds
+        )
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[SlowApi]:
+    with Api() as found:
+        yield SlowApi(found)
+
+
+@pytest.fixture(scope="module")
+def folder(api: SlowApi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose pipelines have run a few times, in a process that is gone by now."""
+    made = tmp_path_factory.mktemp("runs")
+    program = [sys.executable, str(Path(__file__).with_name("uiruns.py")), str(made), api.api.url]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def page_of(folder: Path) -> Iterator[Served]:
+    running = start(folder / "lake", "--config", str(folder / "chronolake.yml"))
+    yield running
+    assert stop(running) == 0
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, page_of: Served) -> Iterator[Open]:
+    """Open a page; a script's error, a refused script or style, or a dialog fails the test."""
+    wrong: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+
+    def opened(path: str) -> Page:
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda failure: wrong.append(str(failure)))
+        page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        page.goto(page_of.url + path)
+        page.evaluate("window.stayed = true")
+        return page
+
+    yield opened
+    context.close()
+    assert wrong == []
+
+
+def _runs(folder: Path) -> tuple[observed.ObservedRun, ...]:
+    return observed.runs(load(folder / "lake"), limit=100).runs
+
+
+def _run_of(folder: Path, pipeline: str, status: Status) -> observed.ObservedRun:
+    found = (one for one in _runs(folder) if one.run.pipeline == pipeline)
+    return next(one for one in found if one.run.status is status)
+
+
+def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -> None:
+    page = visit("/runs")
+    pipelines = page.get_by_role("region", name="List of pipelines")
+    assert pipelines.locator("tbody th").all_inner_texts() == ["crm", "shop", "never"]
+    expect(pipelines.locator("tbody tr").nth(2)).to_contain_text("It has not run yet.")
+    expect(pipelines.locator("tbody tr").nth(1)).to_contain_text("declarative")
+    runs = page.get_by_role("region", name="List of runs")
+    found = _runs(folder)
+    expect(runs.locator("tbody th")).to_have_count(len(found))
+    expect(runs).to_contain_text("holds no parquet/v2/org=X")
+
+    page.get_by_role("navigation", name="Runs by status").get_by_text("partial").click()
+    expect(runs.locator("tbody th")).to_have_count(1)
+    pipelines.get_by_role("link", name="shop").click()
+    expect(page.get_by_role("heading", name="Runs of shop")).to_be_visible()
+    expect(runs.locator("tbody th")).to_have_count(sum(one.run.pipeline == "shop" for one in found))
+    page.get_by_role("navigation", name="Runs by status").get_by_text("dead").click()
+    expect(page.get_by_text("There is no such run")).to_be_visible()
+    assert page.url.endswith("/runs?pipeline=shop&status=dead")
+
+
+def test_a_failed_run_says_what_to_do(visit: Open, folder: Path) -> None:
+    partial = _run_of(folder, "crm", Status.PARTIAL)
+    (contact,) = [one.told for one in partial.streams if one.told.error]
+    assert contact.hint
+    page = visit("/runs?status=partial")
+    page.locator("tbody th a").last.click()
+
+    why = page.locator("tr.why")
+    expect(why).to_contain_text("What to do:")
+    expect(why).to_contain_text(contact.hint)
+    expect(page.locator("[data-stream]").first).to_contain_text("Contact")
+    # A name that looks like markup stays a text.
+    expect(page.get_by_text(HOSTILE.replace("/", ""), exact=True).first).to_be_visible()
+    assert page.locator("main img").count() == 0
+
+    failed = _run_of(folder, "crm", Status.FAILED)
+    page = visit(f"/run?id={failed.run.id}")
+    expect(page.locator(".state-error")).to_contain_text("Check `path` and `org` of the source")
+    dead = _run_of(folder, "crm", Status.DEAD)
+    page = visit(f"/run?id={dead.run.id}")
+    expect(page.locator("[data-status]")).to_have_text("dead")
+    expect(page.locator(".state-error")).to_contain_text("The next run continues")
+
+
+def test_what_a_run_has_moved_is_shown_as_a_difference(visit: Open, folder: Path) -> None:
+    run = _run_of(folder, "shop", Status.SUCCEEDED)
+    page = visit(f"/run?id={run.run.id}")
+    moved = page.locator("[data-moved]")
+    expect(moved).to_have_count(len(STREAMS))
+    one = run.streams[0]
+    assert one.changes_in_all == len(one.changes) > REGIONS
+    row = moved.filter(has=page.get_by_role("rowheader", name=one.told.stream))
+    row.locator("summary").click()
+    assert row.locator("dt").all_inner_texts() == [
+        "applied up to" if change.path == "applied" else change.path for change in one.changes
+    ]
+    assert row.locator("del").all_inner_texts() == [change.before for change in one.changes]
+    assert row.locator("ins").all_inner_texts() == [change.after for change in one.changes]
+
+
+def test_a_running_sync_moves_the_progress(visit: Open, folder: Path, api: SlowApi) -> None:
+    configured(folder, api.api.url)
+    api.seconds = 0.5
+    listed = visit("/runs")
+    command = [sys.executable, "-c", COMMAND, "sync", "shop", "--project", str(folder)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        listed.get_by_role("region", name="List of runs").locator(
+            "tr", has=listed.locator(".badge", has_text="running")
+        ).locator("th a").click(timeout=90_000)
+        page = listed
+        page.evaluate("window.stayed = true")
+        seen = _followed(page, deadline=time.monotonic() + 180)
+    finally:
+        api.seconds = 0
+        told, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, told
+    assert page.evaluate("window.stayed"), "nothing was loaded anew"
+    assert {stage for stages, _, _ in seen for stage in stages} >= {"landing", "applying"}
+    read = [rows for _, rows, _ in seen]
+    assert read == sorted(read)
+    assert len({rows for rows in read if 0 < rows < len(STREAMS) * REGIONS}) >= 2
+    parts = [part for _, _, part in seen if part is not None]
+    assert parts == sorted(parts)
+    assert len({part for part in parts if 0 < part < 100}) >= 2
+    expect(page.locator("[data-status]")).to_have_text("succeeded")
+    expect(page.locator("#said")).to_have_text("The run has ended: succeeded.")
+    expect(page.locator("progress")).to_have_count(0)
+    expect(page.get_by_role("heading", name="What the run has moved")).to_be_visible()
+
+
+_LOOKING = """() => ({
+  running: document.querySelector('[data-running]') !== null,
+  stages: [...document.querySelectorAll('[data-stream] .badge')].map(one => one.textContent),
+  read: [...document.querySelectorAll('[data-stream] [data-label=Read]')].map(
+    one => Number(one.textContent.replace(/\\D/g, ''))),
+  part: document.querySelector('[data-run-progress] progress[value]')?.value ?? null,
+})"""
+
+
+def _followed(page: Page, *, deadline: float) -> list[tuple[list[str], int, float | None]]:
+    """What the page of a run shows until it has ended: stages, rows read, and the part done."""
+    found: list[tuple[list[str], int, float | None]] = []
+    while time.monotonic() < deadline:
+        now: dict[str, Any] = page.evaluate(_LOOKING)
+        if found and not now["running"]:
+            return found
+        if now["stages"]:
+            found.append((now["stages"], sum(now["read"]), now["part"]))
+        page.wait_for_timeout(200)
+    raise AssertionError(found[-1:])
+
+
+def test_monthly_active_rows_are_drawn_and_listed(visit: Open, folder: Path) -> None:
+    page = visit("/usage")
+    page.wait_for_selector("[data-usage-chart][data-drawn]")
+    known = {str(one.table): one for one in look.usage(load(folder / "lake"))}
+    page.wait_for_function("!document.querySelector('[data-unread]')")
+    rows = page.locator(".figures tbody tr")
+    expect(rows).to_have_count(len(known))
+    listed = dict(
+        zip(
+            rows.locator("th").all_inner_texts(),
+            rows.locator("td:last-child").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert listed == {name: f"{one.rows:,}" for name, one in known.items()}
+    drawn = page.evaluate(
+        "document.querySelector('[data-usage-chart]').data.map(one => one.y[one.y.length - 1])"
+    )
+    assert sum(drawn) == sum(one.rows for one in known.values())
+    total = page.locator("tfoot td").last
+    expect(total).to_have_text(f"{sum(drawn):,}")
+
+
+PAGES = ("/runs", "/runs?status=dead", "/runs?pipeline=never", "/usage", "/usage?until=2020-01")
+
+
+def test_these_pages_are_accessible_in_light_and_dark(visit: Open, folder: Path) -> None:
+    runs = [f"/run?id={one.run.id}" for one in _runs(folder)]
+    for path in (*PAGES, *runs):
+        page = visit(path)
+        for theme in ("light", "dark"):
+            page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+            page.evaluate("document.dispatchEvent(new CustomEvent('theme'))")
+            page.wait_for_timeout(150)
+            grave = [
+                (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
+                for one in Axe().run(page).response["violations"]
+                if one["impact"] in {"serious", "critical"}
+            ]
+            assert grave == [], (path, theme)
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        page.close()
+
+
+def test_a_lake_without_runs_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
+    running = start(tmp_path)
+    try:
+        page = browser.new_page()
+        page.goto(f"{running.url}/runs")
+        expect(page.locator(".state")).to_contain_text("chronolake sync")
+        assert re.search("Nothing has run yet", page.locator("h2").inner_text())
+        page.goto(f"{running.url}/run?id=none")
+        expect(page.get_by_role("alert")).to_contain_text("There is no such run")
+        page.close()
+    finally:
+        stop(running)
+    assert list(tmp_path.iterdir()) == []
