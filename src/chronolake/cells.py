@@ -23,6 +23,11 @@ _WITHOUT_JSON = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _EXAMPLES = {
     Kind.BOOLEAN: "true",
+    Kind.SHORT: "42",
+    Kind.INT: "42",
+    Kind.LONG: "42",
+    Kind.FLOAT: "12.5",
+    Kind.DOUBLE: "12.5",
     Kind.DECIMAL: "12.50",
     Kind.NAIVE_DATE: "2024-02-29",
     Kind.NAIVE_DATETIME: "2024-02-29T10:15:30",

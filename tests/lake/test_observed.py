@@ -186,6 +186,24 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
     assert "holds no parquet/v2/org=X" in " ".join(told.split())
 
 
+def test_a_run_that_is_interrupted_says_so(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row(1, 11)])
+
+    def interrupt(event: Event) -> None:
+        if event.kind is EventKind.PUBLISHED:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.sync("Account", watch=interrupt)
+
+    found = observed.runs(pipeline.project.lake).runs[0]
+    (account,) = found.streams
+    assert (found.run.status, account.told.status) == (Status.FAILED, Status.FAILED)
+    assert found.run.error == account.told.error == "It was interrupted."
+    assert found.run.hint == "The next run continues where its tables are."
+    assert account.told.rows == 1, "what is published stays"
+
+
 def test_when_a_table_was_verified_is_known(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +212,7 @@ def test_when_a_table_was_verified_is_known(
     assert ran_words(capsys, *words)[0] == 0
     found = _tables(pipeline)["crm.Account"].verified
     assert found is not None
-    assert (found.holds, found.rows, found.against_lake, found.broken) == (True, 450, False, None)
+    assert (found.holds, found.rows, found.against_lake, found.broken) == (True, 451, False, None)
 
 
 def test_what_a_pulled_stream_lands_and_its_state_are_kept(tmp_path: Path) -> None:
