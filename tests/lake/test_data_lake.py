@@ -102,6 +102,7 @@ def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
     ]
 
 
+@pytest.mark.long
 def test_records_have_many_fields(pipeline: Pipeline) -> None:
     """What Spark concludes from the equality of columns must not grow with their combinations."""
 

@@ -214,7 +214,7 @@ _WORLDS: Final = [
     [
         (Mode.HISTORY, 1, 1, 3_600_000_000, False, False),
         (Mode.HISTORY, 2, _MS, 400, True, True),
-        (Mode.LIVE, 2, _MS, 400, True, True),
+        pytest.param(Mode.LIVE, 2, _MS, 400, True, True, marks=pytest.mark.long),
         *(
             pytest.param(mode, seed, *world, erases, marks=pytest.mark.long)
             for mode in Mode

@@ -127,6 +127,7 @@ def test_a_history_table_holds_what_its_batches_say(caller: Caller, lake: Lake) 
     _tell(_sample, _histories, partial(_play_history, caller, lake))
 
 
+@pytest.mark.long
 def test_a_soft_delete_table_holds_what_its_batches_say(caller: Caller) -> None:
     _tell(_sample, _keyed_stories, partial(_play_keyed, caller))
 

@@ -65,7 +65,8 @@ def _expected(shop: Shop, table: str, names: list[str]) -> dict[tuple[Any, ...],
     }
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_table_as_of_a_time_is_what_a_reader_saw_then(shop: Shop, seed: int) -> None:
     workload.work(shop.dsn, random.Random(seed), 40)
     shop.prepare()
