@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import start, stop
 
 from chronolake.config import MaintenanceConfig, load
+from chronolake.errors import LakeError
 from chronolake.look.health import Health
 from chronolake.look.tables import TableSummary
 from chronolake.types import Mode, TableName
@@ -98,6 +100,13 @@ def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:
     assert not Seen(name, None, read_at=now - 15).is_still_true(None)
     assert Seen(name, "a", read_at=now - 15).is_still_true("a")
     assert not Seen(name, "a", read_at=now).is_still_true("b")
+
+
+def test_a_table_that_could_not_be_read_is_read_again_after_a_while() -> None:
+    now = time.monotonic()
+    failed = Seen(TableName("s", "t"), "a", failure=LakeError("It was away."), read_at=now - 5)
+    assert failed.is_still_true("a")
+    assert not replace(failed, read_at=now - 15).is_still_true("a")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 _READERS: Final = 3
-#: How long a table counts as unchanged where only reading it tells whether it is.
+#: How long a table counts as unchanged where only reading it tells whether it is, and how long one
+#: that cannot be read counts as such.
 _TRUSTED_SECONDS: Final = 10
 #: So many deleted rows are worth a compaction, as maintenance decides.
 _WORTH_IT: Final = 10_000
@@ -62,7 +63,8 @@ class Seen:
 
     def is_still_true(self, place: str | None) -> bool:
         """Whether nothing has changed since, if the table's metadata is at a place now."""
-        if place is None:
+        # What kept it from being read may be over, although nothing was published.
+        if place is None or self.failure is not None:
             return time.monotonic() - self.read_at < _TRUSTED_SECONDS
         return place == self.place
 
