@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+import pyarrow as pa
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
+from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import start, stop
 
 from chronolake.config import load
@@ -42,3 +47,68 @@ def test_a_run_stays_in_sight_while_the_store_cannot_be_read(tmp_path: Path, bro
             expect(browsed.locator("[data-old]")).to_have_count(0)
         finally:
             stop(served)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake with a table that nobody has written usage of, and one with what is no usage."""
+    folder = tmp_path_factory.mktemp("lake")
+    catalog = SqlCatalog("chronolake", uri=f"sqlite:///{folder}/catalog.db")
+    catalog.create_namespace("s")
+    rows = pa.table({"id": pa.array([1, 2], pa.int64())})
+    for name, usage in {"t": {}, "odd": {"chronolake.usage.2026-11": "[7"}}.items():
+        catalog.create_table(
+            ("s", name),
+            rows.schema,
+            location=str(folder / name),
+            properties={"chronolake.stream": "shop/orders"} | usage,
+        ).append(rows)
+    catalog.engine.dispose()
+    return folder
+
+
+@contextmanager
+def page_over(folder: Path, *words: str) -> Iterator[httpx.Client]:
+    served = start(folder, *words)
+    try:
+        with httpx.Client(base_url=served.url, timeout=30) as client:
+            yield client
+    finally:
+        stop(served)
+
+
+@pytest.fixture(scope="module")
+def asked(lake: Path) -> Iterator[httpx.Client]:
+    with page_over(lake) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/?page=" + "9" * 5_000, 200),
+        ("/record?table=s.t&key.id=1&page=" + "9" * 5_000, 200),
+        ("/record?table=s.t&key.id=1&version=" + "9" * 5_000, 200),
+        ("/usage?until=2020-01", 200),
+        ("/part/usage?until=0000-01", 200),
+        ("/table?name=s.odd", 200),
+        ("/assets/" + "a" * 300 + ".css", 404),
+        ("/assets/..%2Fapp.py", 404),
+        ("/assets/page.css", 200),
+    ],
+)
+def test_no_url_breaks_the_page(asked: httpx.Client, path: str, status: int) -> None:
+    assert asked.get(path).status_code == status
+
+
+def test_usage_that_is_none_makes_no_table_unreadable(asked: httpx.Client) -> None:
+    assert "unreadable" not in all_read(asked)
+
+
+def all_read(asked: httpx.Client) -> str:
+    """The list of tables once all of them are read."""
+    deadline = time.monotonic() + 30
+    while "data-unread" in (told := asked.get("/part/tables").text):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return told

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from chronolake import look
 from chronolake.config import sources_of_project
-from chronolake.errors import LakeError
 from chronolake.look import past
 from chronolake.look.catalog import places
 from chronolake.pipeline.freshness import freshness
@@ -69,7 +68,7 @@ class Site:
         filled = [seen.filled for seen in tables if seen.filled is not None]
         try:
             return freshness(self.config, filled, with_waiting=with_waiting)
-        except LakeError:
+        except Exception:  # noqa: BLE001 - whatever is wrong with the store
             # Tables are shown without: what they hold does not depend on it.
             return {}
 
