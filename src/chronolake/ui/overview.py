@@ -180,9 +180,7 @@ def _usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
         told = usage_of(found)
     except (KeyError, TypeError, ValueError):
         return ()
-    return tuple(
-        one for one in told if MONTH.fullmatch(one.month) and isinstance(one.rows, int)
-    )
+    return tuple(one for one in told if MONTH.fullmatch(one.month) and isinstance(one.rows, int))
 
 
 def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
