@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from chronolake import look
 from chronolake.config import sources_of_project
 from chronolake.look import past
-from chronolake.look.catalog import places
+from chronolake.look.catalog import check, places
 from chronolake.pipeline.freshness import freshness
 from chronolake.ui.overview import Overview
 
@@ -47,6 +47,16 @@ class Site:
     def label(self) -> str:
         """The lake in a few words that hold no secret."""
         return "/".join(self.config.path.parts[-2:])
+
+    def expect_lake(self) -> None:
+        """Refuse a lake that is not there, unless it is a project's that has never run.
+
+        Raises:
+            LakeError: there is no lake.
+        """
+        if self._project is not None and self._project.is_file() and not _holds(self.config.path):
+            return
+        check(self.config)
 
     def sources(self) -> dict[str, str]:
         """The types of the sources of the project's pipelines, by the pipelines' names.
@@ -110,3 +120,8 @@ class Site:
     def close(self) -> None:
         """Begin nothing more."""
         self.overview.close()
+
+
+def _holds(folder: Path) -> bool:
+    """Whether there is anything in a folder."""
+    return folder.is_dir() and any(folder.iterdir())
