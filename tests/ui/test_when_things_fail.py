@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,15 @@ import pyarrow as pa
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 from pyiceberg.catalog.sql import SqlCatalog
+from starlette.requests import Request
 from uiprocess import start, stop
 
 from chronolake.config import load
 from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import Store
+from chronolake.ui.pages.tables import HEADINGS, Asked
+from chronolake.ui.rendering import environment
 
 
 @pytest.fixture
@@ -112,3 +116,70 @@ def all_read(asked: httpx.Client) -> str:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return told
+
+
+def told_by_a_later_version(lake: Path) -> None:
+    """Runs whose words and states this version does not know, and one that noted no state."""
+    store = Store.open(load(lake))
+    for name in ("odd", "earlier"):
+        store.begin_run(Run(name, "shop", now(), now(), Status.SUCCEEDED, holder()))
+        store.note(StreamRun(name, "orders", "s.t", Status.SUCCEEDED))
+    for name, state in {"a": "{", "b": "[1]", "c": '{"… changes in all": "many"}'}.items():
+        store.note(StreamRun("odd", name, "s.t", Status.SUCCEEDED, state_after=state))
+    with store.transaction() as connection:
+        connection.exec_driver_sql(
+            "UPDATE chronolake_stream_runs SET status = 'resting', stage = 'dreaming' "
+            "WHERE run = 'odd' AND stream = 'orders'"
+        )
+
+
+def test_what_a_later_version_noted_is_not_known(lake: Path, asked: httpx.Client) -> None:
+    told_by_a_later_version(lake)
+
+    odd = asked.get("/run?id=odd")
+    assert odd.status_code == 200
+    assert "not known</span>" in odd.text
+    for path in ("/", "/runs", "/table?name=s.t"):
+        assert asked.get(path).status_code == 200
+    # A run that noted no state may have moved anything.
+    earlier = asked.get("/run?id=earlier").text
+    assert "Not known: how far" in earlier
+    assert "every stream is where it was" not in earlier
+
+
+def test_tables_are_shown_although_the_store_makes_no_sense(tmp_path: Path, lake: Path) -> None:
+    shutil.copytree(lake, tmp_path, dirs_exist_ok=True)
+    store = Store.open(load(tmp_path))
+    store.begin_run(Run("senseless", "shop", "once", None, Status.SUCCEEDED, holder()))
+    store.note(StreamRun("senseless", "orders", "s.t", Status.SUCCEEDED))
+    with page_over(tmp_path) as asked:
+        assert asked.get("/").status_code == 200
+        assert asked.get("/table?name=s.t").status_code == 200
+
+
+def test_what_is_still_being_read_is_not_said_to_be_missing() -> None:
+    seen = {"count": 3, "found": 0, "tables": [], "broken": 0, "headings": HEADINGS}
+
+    def told(query: str, unread: int) -> str:
+        scope = {"type": "http", "path": "/", "headers": [], "query_string": query.encode()}
+        asked = Asked.of(Request(scope))
+        template = environment().get_template("tables_list.html")
+        return template.render(seen | {"asked": asked, "unread": unread})
+
+    assert "still being read" in told("mode=history", 2)
+    assert "data-unread" in told("mode=history", 2)
+    assert "No such table" in told("mode=history", 0)
+    assert "No table is called so" in told("search=x", 2)
+
+
+def test_a_lake_that_is_missing_is_no_lake_without_runs(tmp_path: Path) -> None:
+    with page_over(tmp_path / "lake") as asked:
+        for path in ("/runs", "/part/runs", "/run?id=x"):
+            assert "There is no lake in" in asked.get(path).text
+    project = tmp_path / "chronolake.yml"
+    project.write_text("lake: {path: lake}\npipelines: {}\n", encoding="utf-8")
+    with page_over(tmp_path / "lake", "--config", str(project)) as asked:
+        assert "Nothing has run yet" in asked.get("/runs").text
+        # It has been there, and has gone away.
+        (tmp_path / "lake/warehouse").mkdir(parents=True)
+        assert "There is no lake in" in asked.get("/runs").text
