@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,3 +185,46 @@ def test_a_lake_that_is_missing_is_no_lake_without_runs(tmp_path: Path) -> None:
         # It has been there, and has gone away.
         (tmp_path / "lake/warehouse").mkdir(parents=True)
         assert "There is no lake in" in asked.get("/runs").text
+
+
+def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
+    catalog = SqlCatalog("chronolake", uri=f"sqlite:///{tmp_path}/catalog.db")
+    catalog.create_namespace("s")
+    schema = pa.schema([("id", pa.int64())])
+    hung, _ = (
+        catalog.create_table(("s", name), schema, str(tmp_path / name)) for name in ("hung", "t")
+    )
+    catalog.engine.dispose()
+    # Whoever opens a pipe to which nobody writes waits.
+    pipe = Path(hung.metadata_location)
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with page_over(tmp_path) as asked:
+        assert asked.get("/record").status_code == 200
+        place = (asked.base_url.host, asked.base_url.port)
+        many = [socket.create_connection(place) for _ in range(60)]
+        for one in many:
+            one.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        time.sleep(1)
+        refused = expect_status(asked, "/table?name=s.t", 503)
+        assert int(refused.headers["retry-after"]) > 0
+        assert "What to do" in refused.text
+        begun = time.monotonic()
+        for path in ("/", "/runs", "/record", "/past"):
+            assert asked.get(path).status_code == 200
+        assert time.monotonic() - begun < 10
+        for one in many:
+            one.close()
+        # Those who went are not read for: only the few whose turn had come hold the pipe open.
+        time.sleep(1)
+        os.close(os.open(pipe, os.O_WRONLY))
+        assert expect_status(asked, "/table?name=s.t", 200)
+
+
+def expect_status(asked: httpx.Client, path: str, status: int) -> httpx.Response:
+    """An answer with a status, which may take a moment to come."""
+    deadline = time.monotonic() + 15
+    while (answer := asked.get(path)).status_code != status:
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.1)
+    return answer

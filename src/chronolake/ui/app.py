@@ -20,6 +20,7 @@ from chronolake.errors import ChronolakeError, LakeError
 from chronolake.ui import rendering
 from chronolake.ui.pages import inside, past, record, run, runs, tables, usage
 from chronolake.ui.security import Guard, Guarded
+from chronolake.ui.turns import Turns
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 #: The pages, each a module with ROUTES.
 PAGES: Final = (tables, inside, record, past, runs, run, usage)
 
+#: Those that read rows, or all of a table's lists of files.
+_READING: Final = (inside, record, past)
+
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
@@ -38,11 +42,16 @@ def application(site: Site, guard: Guard) -> ASGIApp:
     """The page of a lake, behind a guard."""
     # On the way to another machine, Plotly's megabytes are worth packing.
     packed = [] if guard.only_loopback else [Middleware(GZipMiddleware, minimum_size=2_000)]
+    turns = Turns()
     made = Starlette(
         middleware=packed,
         routes=[
             Route("/assets/{name}", _asset),
-            *(route for page in PAGES for route in page.ROUTES),
+            *(
+                _limited(route, turns) if page in _READING else route
+                for page in PAGES
+                for route in page.ROUTES
+            ),
         ],
         exception_handlers={
             ChronolakeError: _told,
@@ -53,6 +62,10 @@ def application(site: Site, guard: Guard) -> ASGIApp:
     )
     made.state.site = site
     return Guarded(made, guard, _refused)
+
+
+def _limited(route: Route, turns: Turns) -> Route:
+    return Route(route.path, turns.taken_by(route.endpoint))
 
 
 def _asset(request: Request) -> Response:
