@@ -217,7 +217,9 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
             one.close()
         # Those who went are not read for: only the few whose turn had come hold the pipe open.
         time.sleep(1)
-        os.close(os.open(pipe, os.O_WRONLY))
+        writing = os.open(pipe, os.O_WRONLY)
+        pipe.unlink()
+        os.close(writing)
         assert expect_status(asked, "/table?name=s.t", 200)
 
 
