@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,10 +16,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import start, stop
 
 from chronolake.config import MaintenanceConfig, load
+from chronolake.errors import LakeError
 from chronolake.look.health import Health
 from chronolake.look.tables import TableSummary
+from chronolake.pipeline.freshness import Filled, Freshness
+from chronolake.pipeline.runs import Verified, now
 from chronolake.types import Mode, TableName
 from chronolake.ui.overview import Overview, Seen
+from chronolake.ui.rendering import ASSETS, environment
 
 MANY = 1_000
 
@@ -100,6 +106,13 @@ def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:
     assert not Seen(name, "a", read_at=now).is_still_true("b")
 
 
+def test_a_table_that_could_not_be_read_is_read_again_after_a_while() -> None:
+    now = time.monotonic()
+    failed = Seen(TableName("s", "t"), "a", failure=LakeError("It was away."), read_at=now - 5)
+    assert failed.is_still_true("a")
+    assert not replace(failed, read_at=now - 15).is_still_true("a")
+
+
 @pytest.mark.parametrize(
     ("small", "ratio", "rows", "ills"),
     [
@@ -120,3 +133,58 @@ def test_a_table_needs_care_when_maintenance_would_do_something(
     seen = Seen(name, None, summary, Health(small, 1, ratio, None, 1))
 
     assert seen.ills(MaintenanceConfig()) == ills
+
+
+def health_of(health: Health, fresh: Freshness | None) -> str:
+    """The words of the column, one space between them."""
+    name = TableName("s", "t")
+    summary = TableSummary(name, Mode.LIVE, (), (), 100, None, 1, 0, 1, None, None)
+    template = environment().get_template("health.html")
+    told = template.render(
+        seen=Seen(name, None, summary, health), known=fresh, limits=MaintenanceConfig()
+    )
+    return " ".join(re.sub("<[^>]*>", " ", told).split())
+
+
+def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> None:
+    filled = Filled(TableName("s", "t"))
+    verified = Verified("s.t", now(), holds=True, rows=1, against_lake=False)
+    kept = Health(3, 9, 0.05, now(), 2)
+
+    told = health_of(kept, Freshness(filled, verified=verified))
+    assert told.startswith("good 3 small files 5 % of rows removed compacted")
+    assert health_of(Health(0, 1, 0.0, None, 1), Freshness(filled)) == (
+        "files in order never verified"
+    )
+    # A store that cannot be read does not tell that nothing was verified.
+    assert health_of(Health(1, 1, 0.0, None, 1), None) == (
+        "files in order 1 small file verification not known"
+    )
+    assert health_of(Health(70, 90, 0.0, None, 1), Freshness(filled)) == (
+        "needs care 70 small files never verified"
+    )
+
+
+@pytest.mark.parametrize("badge", ["soft-delete", "changed", "warn", "good", "bad", "history"])
+def test_badges_can_be_read_in_light_and_dark(badge: str) -> None:
+    css = (ASSETS / "page.css").read_text(encoding="utf-8")
+    rule = re.search(
+        rf"\.badge\.{badge}\b[^{{]*{{ background: var\((.*?)\); color: var\((.*?)\)", css
+    )
+    assert rule is not None
+    soft, strong = (re.findall(rf"{name}: #([0-9a-f]{{6}});", css) for name in rule.groups())
+    assert len(soft) == len(strong) == 3
+    for one, other in zip(soft, strong, strict=True):
+        dark, light = sorted([luminance(one), luminance(other)])
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
+    # Amber says one thing: it needs care.
+    assert (rule[2] == "--warn") == (badge == "warn")
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour, as WCAG defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

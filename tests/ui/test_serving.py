@@ -17,6 +17,8 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import Served, Shop, start, stop
 
+from chronolake.config import load
+from chronolake.ui.serving import Address, UiOptions, serve
 from processes import COMMAND
 
 #: Tells, when it ends, whether it ever knew Spark.
@@ -148,7 +150,18 @@ def test_nothing_but_reading_is_answered(served: Served, method: str, path: str)
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "127.0.0.1.evil.example:8080", "localhost.evil.example", "", "192.0.2.1", "["],
+    [
+        "evil.example",
+        "127.0.0.1.evil.example:8080",
+        "localhost.evil.example",
+        "",
+        "192.0.2.1",
+        "[",
+        "[::1]x",
+        "[::1].evil.example:80",
+        "127.0.0.1:80:x",
+        "localhost:x",
+    ],
 )
 def test_a_foreign_name_for_this_machine_is_refused(served: Served, host: str) -> None:
     answer = httpx.get(served.url + "/", headers={"host": host})
@@ -341,3 +354,25 @@ def test_what_cannot_be_shown_is_explained(
     assert answer.status_code == status
     assert told in answer.text
     assert "What to do" in answer.text
+
+
+def test_a_name_is_loopback_only_if_its_address_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHRONOLAKE_UI_TOKEN", raising=False)
+
+    class Told(Exception):  # noqa: N818 - it is no error
+        pass
+
+    def tell(address: Address) -> None:
+        raise Told(address)
+
+    def at(address: str) -> Address:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        with pytest.raises(Told) as told:
+            serve(load(tmp_path), UiOptions("page.localhost", 0), tell)
+        return told.value.args[0]
+
+    assert at("127.0.0.1").token is None
+    assert at("0.0.0.0").token

@@ -47,8 +47,13 @@ class ObservedStream:
     @property
     def changes_in_all(self) -> int:
         """How many changes there are; of a large state only the first ones are kept."""
-        told = self.states[1].get("source", {})
-        return max(int(told.get(CUT, 0)), len(self.changes))
+        count = self.states[1].get("source", {}).get(CUT)
+        return max(count if isinstance(count, int) else 0, len(self.changes))
+
+    @property
+    def is_state_known(self) -> bool:
+        """Whether it was noted how far the stream is, in its source or in its table."""
+        return bool(self.states[1]) or self.told.files_left is not None
 
 
 @dataclass(frozen=True)
@@ -321,9 +326,13 @@ def _states(told: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
     after: dict[str, Any] = {}
     if told.state_after is not None:
         # A state that was there is never forgotten: without one, nobody has noted it.
-        after["source"] = orjson.loads(told.state_after)
+        if (state := _object(told.state_after)) is None:
+            return {}, {}
+        after["source"] = state
         if told.state_before is not None:
-            before["source"] = orjson.loads(told.state_before)
+            earlier = _object(told.state_before)
+            # Compared with nothing, all of the state would count as new.
+            before["source"] = state if earlier is None else earlier
     if told.files_left is not None:
         # Earlier versions did not note how far the table was.
         sides = ((before, told.position_before), (after, told.position))
@@ -331,3 +340,12 @@ def _states(told: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
             if position is not None:
                 side["applied"] = position
     return before, after
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A state as it is kept; None: the text is no state."""
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -16,6 +16,8 @@ class Status(StrEnum):
     FAILED = "failed"
     #: It runs as far as the store knows, and its process is gone. Never stored.
     DEAD = "dead"
+    #: A word that this version does not know stands in the store. Never stored.
+    UNKNOWN = "not known"
 
 
 class Stage(StrEnum):

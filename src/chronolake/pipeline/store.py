@@ -241,14 +241,19 @@ class Store:
 
 def run_from(row: RowMapping) -> Run:
     """A run as a row of the store tells it."""
-    return Run(**{**row, "status": Status(row["status"])})
+    return Run(**{**row, "status": _status(row["status"])})
 
 
 def stream_from(row: RowMapping) -> StreamRun:
     """A stream of a run as a row of the store tells it."""
-    stage = row["stage"]
-    kinds = {"status": Status(row["status"]), "stage": None if stage is None else Stage(stage)}
+    # A later version may do what this one has no word for: nobody knows how far that is.
+    stage = row["stage"] if row["stage"] in set(Stage) else None
+    kinds = {"status": _status(row["status"]), "stage": None if stage is None else Stage(stage)}
     return StreamRun(**{**row, **kinds})
+
+
+def _status(told: str) -> Status:
+    return Status(told) if told in set(Status) else Status.UNKNOWN
 
 
 def _is_of(pipeline: str, stream: str) -> sql.ColumnElement[bool]:

@@ -20,6 +20,7 @@ from chronolake.errors import ChronolakeError, LakeError
 from chronolake.ui import rendering
 from chronolake.ui.pages import inside, past, record, run, runs, tables, usage
 from chronolake.ui.security import Guard, Guarded
+from chronolake.ui.turns import Turns
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 #: The pages, each a module with ROUTES.
 PAGES: Final = (tables, inside, record, past, runs, run, usage)
 
+#: Those that read rows, or all of a table's lists of files.
+_READING: Final = (inside, record, past)
+
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
@@ -38,11 +42,16 @@ def application(site: Site, guard: Guard) -> ASGIApp:
     """The page of a lake, behind a guard."""
     # On the way to another machine, Plotly's megabytes are worth packing.
     packed = [] if guard.only_loopback else [Middleware(GZipMiddleware, minimum_size=2_000)]
+    turns = Turns()
     made = Starlette(
         middleware=packed,
         routes=[
             Route("/assets/{name}", _asset),
-            *(route for page in PAGES for route in page.ROUTES),
+            *(
+                _limited(route, turns) if page in _READING else route
+                for page in PAGES
+                for route in page.ROUTES
+            ),
         ],
         exception_handlers={
             ChronolakeError: _told,
@@ -55,14 +64,19 @@ def application(site: Site, guard: Guard) -> ASGIApp:
     return Guarded(made, guard, _refused)
 
 
+def _limited(route: Route, turns: Turns) -> Route:
+    return Route(route.path, turns.taken_by(route.endpoint))
+
+
 def _asset(request: Request) -> Response:
     name = request.path_params["name"]
     if f"/assets/{name}" == rendering.plotly_path():
         file = _plotly()
     else:
-        file = rendering.ASSETS / name
-        if "/" in name or "\\" in name or file.suffix not in _TYPES or not file.is_file():
+        known = {file.name: file for file in rendering.ASSETS.iterdir() if file.suffix in _TYPES}
+        if name not in known:
             raise HTTPException(404)
+        file = known[name]
     # What has no version in its URL may have changed.
     is_named = "v" in request.query_params or "plotly" in name
     return FileResponse(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KEY: Final = "key."
 _LONGEST: Final = 10_000
 _LONGEST_TIME: Final = 60
+_LONGEST_NUMBER: Final = 12
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -105,7 +106,8 @@ def key_of(request: Request) -> dict[str, str | None]:
 
 def number_of(request: Request, name: str, *, default: int, least: int = 1) -> int:
     """A whole number of a URL; the default where it is none."""
-    text = request.query_params.get(name, "")
+    # Python refuses to read very long ones, and nothing has so many pages.
+    text = request.query_params.get(name, "")[:_LONGEST_NUMBER]
     return max(least, int(text)) if text.isascii() and text.isdecimal() else default
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 _READERS: Final = 3
-#: How long a table counts as unchanged where only reading it tells whether it is.
+#: A UTC month, as URLs and properties spell it.
+MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
+#: How long a table counts as unchanged where only reading it tells whether it is, and how long one
+#: that cannot be read counts as such.
 _TRUSTED_SECONDS: Final = 10
 #: So many deleted rows are worth a compaction, as maintenance decides.
 _WORTH_IT: Final = 10_000
@@ -62,7 +66,8 @@ class Seen:
 
     def is_still_true(self, place: str | None) -> bool:
         """Whether nothing has changed since, if the table's metadata is at a place now."""
-        if place is None:
+        # What kept it from being read may be over, although nothing was published.
+        if place is None or self.failure is not None:
             return time.monotonic() - self.read_at < _TRUSTED_SECONDS
         return place == self.place
 
@@ -165,8 +170,17 @@ def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Se
         sight=properties.get(SIGHT_PROPERTY),
         stream=properties.get(STREAM_PROPERTY),
         filled=Filled.of(found),
-        usage=usage_of(found),
+        usage=_usage(found),
     )
+
+
+def _usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
+    """Its usage by month; nothing, if its properties are not what Chronolake wrote."""
+    try:
+        told = usage_of(found)
+    except (KeyError, TypeError, ValueError):
+        return ()
+    return tuple(one for one in told if MONTH.fullmatch(one.month) and isinstance(one.rows, int))
 
 
 def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:

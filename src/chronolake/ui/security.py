@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 #: The name under which a link brings the token.
 TOKEN: Final = "token"  # noqa: S105 - a name
 _METHODS: Final = frozenset({"GET", "HEAD"})
+_HOST: Final = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^\[\]:]+))(:[0-9]*)?")
 _YEAR_SECONDS: Final = 365 * 86_400
 
 HEADERS: Final = {
@@ -169,9 +171,8 @@ def _is_public(path: str) -> bool:
 
 def _host_of(header: str) -> str:
     """The host of a Host header, without its port."""
-    if header.startswith("["):
-        return header.partition("]")[0].removeprefix("[")
-    return header.rpartition(":")[0] if ":" in header else header
+    found = _HOST.fullmatch(header)
+    return "" if found is None else found["six"] or found["name"]
 
 
 def _path_of(scope: Scope) -> str:

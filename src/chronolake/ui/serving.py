@@ -89,10 +89,16 @@ def serve(
     from chronolake.ui.app import application  # noqa: PLC0415 - the same
     from chronolake.ui.site import Site  # noqa: PLC0415 - the same
 
-    token = _token(options.host)
     listening = _bound(options)
+    # What a name means is known once it is bound: a resolver may give any address for it.
+    bound = str(listening.getsockname()[0])
+    try:
+        token = _token(bound)
+    except ConfigurationError:
+        listening.close()
+        raise
     address = Address(options.host, int(listening.getsockname()[1]), token)
-    guard = Guard(token, is_loopback(options.host), f"chronolake-ui-{address.port}")
+    guard = Guard(token, is_loopback(bound), f"chronolake-ui-{address.port}")
     site = Site(config, project)
     server = uvicorn.Server(
         uvicorn.Config(

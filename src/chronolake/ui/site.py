@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from chronolake import look
 from chronolake.config import sources_of_project
-from chronolake.errors import LakeError
 from chronolake.look import past
-from chronolake.look.catalog import places
+from chronolake.look.catalog import check, places
 from chronolake.pipeline.freshness import freshness
 from chronolake.ui.overview import Overview
 
@@ -49,6 +48,16 @@ class Site:
         """The lake in a few words that hold no secret."""
         return "/".join(self.config.path.parts[-2:])
 
+    def expect_lake(self) -> None:
+        """Refuse a lake that is not there, unless it is a project's that has never run.
+
+        Raises:
+            LakeError: there is no lake.
+        """
+        if self._project is not None and self._project.is_file() and not _holds(self.config.path):
+            return
+        check(self.config)
+
     def sources(self) -> dict[str, str]:
         """The types of the sources of the project's pipelines, by the pipelines' names.
 
@@ -69,7 +78,7 @@ class Site:
         filled = [seen.filled for seen in tables if seen.filled is not None]
         try:
             return freshness(self.config, filled, with_waiting=with_waiting)
-        except LakeError:
+        except Exception:  # noqa: BLE001 - whatever is wrong with the store
             # Tables are shown without: what they hold does not depend on it.
             return {}
 
@@ -111,3 +120,8 @@ class Site:
     def close(self) -> None:
         """Begin nothing more."""
         self.overview.close()
+
+
+def _holds(folder: Path) -> bool:
+    """Whether there is anything in a folder."""
+    return folder.is_dir() and any(folder.iterdir())

@@ -6,8 +6,12 @@ const live = document.querySelector("[data-live]");
 const EVERY = 1000;
 /** Those who listen hear of progress this often, and of an end at once. */
 const SAID_EVERY = 15000;
+/** An answer that takes longer than this is none. */
+const LONGEST = 30000;
 let shown = null;
 let said = Date.now();
+let seen = Date.now();
+let failures = 0;
 
 const isRunning = () => live.querySelector("[data-running]") !== null;
 
@@ -48,22 +52,47 @@ function isSelecting() {
   return !selection.isCollapsed && live.contains(selection.anchorNode);
 }
 
+/** What is shown stays, and is said to be old, to those who look and to those who listen. */
+function old() {
+  failures += 1;
+  if (failures > 1) return;
+  live.classList.add("stale");
+  const note = document.createElement("p");
+  note.className = "note";
+  note.dataset.old = "";
+  note.textContent = `What is shown is as of ${new Date(seen).toLocaleTimeString()}: it cannot be read now. This page goes on asking.`;
+  live.before(note);
+  say("What is shown is old: it cannot be read now. This page goes on asking.");
+}
+
+function fresh() {
+  seen = Date.now();
+  if (failures === 0) return;
+  failures = 0;
+  live.classList.remove("stale");
+  document.querySelector("[data-old]")?.remove();
+  say("What is shown is up to date again.");
+}
+
 async function ask() {
   if (!document.hidden && !isSelecting()) {
     try {
-      const answer = await fetch(live.dataset.live, { headers: { accept: "text/html" } });
+      const answer = await fetch(live.dataset.live, {
+        headers: { accept: "text/html" },
+        signal: AbortSignal.timeout(LONGEST),
+      });
       const text = await answer.text();
+      // An error's page is no news of the run: the catalog may be away, or the server busy.
+      if (!answer.ok) throw new Error(`${answer.status}`);
+      fresh();
       if (text !== shown) {
         const was = isRunning();
         replace(text);
         tell(was);
       }
       shown = text;
-      live.classList.remove("stale");
     } catch {
-      // The page has ended, or the network is gone: what is shown stays, and is said to be old.
-      if (!live.classList.contains("stale")) say("The page does not answer. What is shown is old.");
-      live.classList.add("stale");
+      old();
     }
   }
   again();
@@ -72,8 +101,9 @@ async function ask() {
 function again() {
   // A list may get new runs at any time; a run that has ended stays as it is.
   const isList = live.dataset.live.startsWith("/part/runs");
-  if (isRunning()) setTimeout(ask, EVERY);
-  else if (isList) setTimeout(ask, 5 * EVERY);
+  const pause = isRunning() ? EVERY : 5 * EVERY;
+  if (failures > 0) setTimeout(ask, Math.max(pause, Math.min(8 * EVERY, EVERY * 2 ** failures)));
+  else if (isRunning() || isList) setTimeout(ask, pause);
 }
 
 again();

@@ -29,6 +29,7 @@ _FIRST: Final = (Status.FAILED, Status.DEAD, Status.RUNNING)
 
 def _found(request: Request) -> ObservedRun | None:
     site: Site = request.app.state.site
+    site.expect_lake()
     return run(site.config, request.query_params.get("id", "")[:_LONGEST])
 
 

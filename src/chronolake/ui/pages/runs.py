@@ -28,6 +28,7 @@ BADGES: Final = {
     Status.PARTIAL: "warn",
     Status.FAILED: "bad",
     Status.DEAD: "bad",
+    Status.UNKNOWN: "unknown",
 }
 _LONGEST: Final = 500
 
@@ -65,6 +66,7 @@ class Asked:
 
 def _context(request: Request) -> dict[str, Any]:
     site: Site = request.app.state.site
+    site.expect_lake()
     asked = Asked.of(request)
     problem = None
     try:
@@ -83,7 +85,7 @@ def _context(request: Request) -> dict[str, Any]:
     return {
         "asked": asked,
         "badges": BADGES,
-        "statuses": list(Status),
+        "statuses": [status for status in Status if status is not Status.UNKNOWN],
         "pipelines": known,
         "found": found,
         "problem": problem,

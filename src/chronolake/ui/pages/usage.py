@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.routing import Route
 
 from chronolake.ui import links
+from chronolake.ui.overview import MONTH
 from chronolake.ui.rendering import page, part
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ PAGE: Final = 100
 #: So many tables have a colour of their own in the chart; the others are one.
 OWN: Final = 6
 _PATIENCE_SECONDS: Final = 0.4
-_MONTH: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def _context(request: Request) -> dict[str, Any]:
     tables = overview.tables(_PATIENCE_SECONDS)
     known = {one.month for seen in tables for one in seen.usage}
     until = request.query_params.get("until", "")
-    until = until if _MONTH.fullmatch(until) else max(known, default="")
+    until = until if MONTH.fullmatch(until) else max(known, default="")
     months = _months(until, min(known, default=until))
     by_table = [UsageRow(seen, _of(seen, months)) for seen in tables]
     found = sorted(
@@ -79,7 +78,7 @@ def _context(request: Request) -> dict[str, Any]:
         "totals": [_total(found, place, month) for place, month in enumerate(months)],
         "drawn": _drawn(found, months),
         "until": until,
-        "earlier": _before(months[0]) if months and months[0] > min(known) else None,
+        "earlier": _before(months[0]) if months and known and months[0] > min(known) else None,
         "later": None if until >= max(known, default="") else max(known),
         "unread": sum(not seen.is_read for seen in tables),
     }
