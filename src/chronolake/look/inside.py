@@ -93,7 +93,8 @@ class Partition:
     """A part of a table's files.
 
     Attributes:
-        values: of the columns it is kept apart by, after their transforms.
+        values: of the fields that it is kept apart by, after their transforms. Files that were
+            written before or after are kept apart by others.
         files: data files.
         rows: rows in them that are not deleted.
         bytes: size of all of its files.

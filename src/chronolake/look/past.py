@@ -127,7 +127,8 @@ def _ordered_by(found: LookedUp) -> tuple[Column, ...]:
 
 
 def _order(found: LookedUp) -> Order:
-    return Order(found.name, _ordered_by(found))
+    # Where a row stands changes when maintenance rewrites its file: a key does not.
+    return Order(found.name, _ordered_by(found), by_place=not found.key)
 
 
 def _first(
@@ -154,6 +155,9 @@ def _first(
 
     for rows in stored.batches(names, wanted, narrowed=narrowed):
         keys = order.of(rows)
+        for place in (FILE, ROW):
+            if place not in keys.column_names:
+                keys = keys.append_column(place, rows[place])
         if after is not None:
             keys = keys.filter(_as_mask(order, keys, after))
         if keys.num_rows:

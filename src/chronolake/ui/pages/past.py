@@ -13,7 +13,7 @@ from chronolake.cells import instant
 from chronolake.errors import ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.past import differences, rows_at
-from chronolake.types import now_micros
+from chronolake.types import Kind, now_micros
 from chronolake.ui import links
 from chronolake.ui.rendering import SYSTEM_COLUMNS, page, part
 
@@ -133,6 +133,11 @@ def _context(site: Site, asked: Asked) -> dict[str, Any]:
             "stood": found,
             "columns": [*found.key, *own, *system],
             "system": frozenset(system),
+            "instants": frozenset(
+                column.name
+                for column in found.columns
+                if column.name in system and column.type.kind is Kind.UTC_DATETIME
+            ),
             "differing": None,
         }
     before, after = asked.between
