@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import httpx
 import pytest
-from layout import Make, arrow, column, maker
+from layout import HISTORY, TMAX, Make, arrow, column, maker
 
 from chronolake.config import LakeConfig, load
 from chronolake.types import TableName
@@ -78,3 +80,94 @@ def test_partitions_of_all_specs_stand_under_their_fields(make: Make, get: Get) 
     assert {'<th scope="row">2024-01-02</th><th scope="row"></th>',
             '<th scope="row"></th><th scope="row">here</th>',
             '<th scope="row"></th><th scope="row"></th>'} == set(rows[1:])  # fmt: skip
+
+
+def test_before_the_switch_to_history_mode_nothing_is_known(make: Make, get: Get) -> None:
+    since = {"history_since": str(1_767_225_600_000_000)}  # FIRST
+    make(ORDERS, ["id*:INT", *HISTORY], [(1, FIRST, TMAX, True)], **since)
+    note = f'switched to history mode at <time datetime="{FIRST}"'
+
+    before = get("/part/past?table=shop.orders&at=2025-06-01").text
+    two = get(f"/part/past?table=shop.orders&at=2025-06-01&than={SECOND}").text
+    since_then = get(f"/part/past?table=shop.orders&at={FIRST}&than={SECOND}").text
+
+    assert note in before
+    assert "had no rows" not in before
+    assert note in two
+    assert note not in since_then
+    assert note not in get(f"/part/past?table=shop.orders&at={SECOND}").text
+
+
+def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
+    make(ORDERS, ["id*:INT"], [(1,)])
+
+    def marked(query: str) -> list[bool]:
+        page, piece = (get(f"{path}?table=shop.orders&{query}") for path in ("/past", "/part/past"))
+        assert page.status_code == piece.status_code == 400
+        shown = [f'name="{name}"' in one for one in page.text.split("<input")
+                 if "aria-invalid" in one for name in ("at", "than")]  # fmt: skip
+        assert f'data-wrong="{"at" if shown == [True, False] else "than"}"' in piece.text
+        return shown
+
+    assert marked("at=never&than=2026-01-01") == [True, False]
+    assert marked("at=2026-01-01&than=never") == [False, True]
+    # Of this time nothing is kept.
+    assert marked("at=2020-01-01") == [True, False]
+    assert marked("than=2020-01-01") == [False, True]
+    other = get("/past?table=shop.orders&after=nonsense")
+    assert other.status_code == 400
+    assert "aria-invalid" not in other.text
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [("0001-01-01", "0001-01-01 00:00:00"), (TMAX, "9999-12-31 23:59:59.999")],
+)
+def test_both_ends_of_time_are_asked_for_as_times(
+    make: Make, get: Get, at: str, words: str
+) -> None:
+    make(ORDERS, ["id*:INT", *HISTORY], [(1, FIRST, TMAX, True)])
+
+    told = get(f"/part/past?table=shop.orders&at={at}").text
+
+    assert f">{words}</time></h2>" in told
+
+
+def test_a_key_with_a_line_break_stays_as_it_is_in_the_form(make: Make, get: Get) -> None:
+    make(ORDERS, ["id*:STRING", "v:INT"], [("a\nb", 7), ("ab", 8)])
+
+    page = get("/record?table=shop.orders&key.id=a%0Ab").text
+    value = html.unescape(page.partition('name="was.id" value="')[2].partition('"')[0])
+    sent = {"table": "shop.orders", "key.id": "ab", "was.id": value}
+
+    assert '<input type="text" id="key-1" name="key.id" value="ab"' in page
+    again = get(f"/record?{urlencode(sent)}").text
+    assert '<span class="num">7</span>' in again
+    assert (
+        '<span class="num">8</span>'
+        in get(f"/record?{urlencode(sent | {'key.id': 'ab', 'was.id': 'x'})}").text
+    )
+
+
+def test_records_of_a_table_without_a_key_have_no_timeline(make: Make, get: Get) -> None:
+    make(ORDERS, ["id:INT"], [(1,)])
+
+    page = get("/record?table=shop.orders&key.id=1")
+
+    assert page.status_code == 400
+    assert "The table has no key" in page.text
+    for piece in ("versions", "timeline"):
+        assert get(f"/part/{piece}?table=shop.orders&key.id=1").status_code == 400
+
+
+def test_too_many_versions_are_refused(
+    make: Make, get: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(ORDERS, ["id*:INT", *HISTORY], [(1, at, at, False) for at in (FIRST, SECOND)])
+    monkeypatch.setattr("chronolake.ui.site._MOST_VERSIONS", 1)
+
+    page = get("/record?table=shop.orders&key.id=1")
+
+    assert page.status_code == 400
+    assert "more than 1 versions" in page.text
+    assert "chronolake query" in page.text
