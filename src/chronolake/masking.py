@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -28,11 +29,15 @@ _GIVEN: Final = re.compile(
     re.IGNORECASE,
 )
 _BEARER: Final = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=\-]{6,}", re.IGNORECASE)
+#: One of these is in every text that gives a secret by its name: they are found at once.
+_HINTS: Final = ("passw", "pwd", "passphrase", "secret", "token", "credential", "sig", "bearer",
+                 "cookie", "assertion", "auth", "key", "string", "sas", "basic")  # fmt: skip
 #: Who asks, in an address: a password may hold what ends other parts of it.
-_USER: Final = re.compile(r"(?<=://)(?:[^\s@:/?\"]*:[^\s\"]+|[^/@\s\"]+)(?=@)")
-_ORACLE: Final = re.compile(r"(?<=thin:)[^\s@]+(?=@)")
+_USER: Final = re.compile(r"(?<=://)(?:[^\s@:/?\"]{0,200}:[^\s\"]{1,300}|[^/@\s\"]{1,200})(?=@)")
+_ORACLE: Final = re.compile(r"(?<=thin:)[^\s@]{1,200}(?=@)")
 
 
+@lru_cache(maxsize=10_000)
 def is_secret(name: str, *, keys: bool = False) -> bool:
     """Whether a name says that what it names is a secret.
 
@@ -45,19 +50,21 @@ def is_secret(name: str, *, keys: bool = False) -> bool:
 
 def holds_secret(text: str) -> bool:
     """Whether a text gives a secret by its name, as `password=…` does."""
-    return bool(_GIVEN.search(text) or _BEARER.search(text))
+    return _hints(text) and bool(_GIVEN.search(text) or _BEARER.search(text))
 
 
 def masked_text(text: str) -> str:
     """A text without the secrets in it: in addresses, and behind a name that says so."""
-    for pattern, instead in (
-        (_USER, MASKED),
-        (_ORACLE, MASKED),
-        (_BEARER, rf"\1 {MASKED}"),
-        (_GIVEN, rf"\1{MASKED}"),
-    ):
-        text = pattern.sub(instead, text)
+    if "@" in text:
+        text = _ORACLE.sub(MASKED, _USER.sub(MASKED, text))
+    if _hints(text):
+        text = _GIVEN.sub(rf"\1{MASKED}", _BEARER.sub(rf"\1 {MASKED}", text))
     return text
+
+
+def _hints(text: str) -> bool:
+    lower = text.lower()
+    return any(hint in lower for hint in _HINTS)
 
 
 def masked(value: Any, before: Any = _MISSING) -> Any:
