@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
 
-from chronolake.types import Column, ColumnType, Kind
+from chronolake.config import LakeConfig
+from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
 
 HISTORY = [
     "_fivetran_start*:UTC_DATETIME",
@@ -55,3 +58,38 @@ def property_of(columns: Sequence[Column]) -> str:
             item["primary_key"] = True
         items.append(item)
     return json.dumps(items)
+
+
+def maker(config: LakeConfig) -> Make:
+    """Makes tables: their name, their columns as texts, and appends of rows."""
+
+    def made(
+        name: TableName,
+        texts: Sequence[str],
+        *appends: Sequence[Sequence[Any]],
+        declared: bool = True,
+        **properties: str,
+    ) -> Table:
+        catalog = SqlCatalog("chronolake", uri=f"sqlite:///{config.catalog_file}")
+        columns = [column(text) for text in texts]
+        if not catalog.namespace_exists((name.schema,)):
+            catalog.create_namespace((name.schema,))
+        wanted = {f"chronolake.{key.replace('_', '-')}": text for key, text in properties.items()}
+        if declared:
+            wanted["chronolake.columns"] = property_of(columns)
+        folder = config.path / "tables" / str(len(list(config.path.glob("tables/*"))))
+        table = catalog.create_table(
+            (name.schema, name.table),
+            schema=arrow(columns, []).schema,
+            location=str(folder),
+            properties=wanted,
+        )
+        if ACTIVE in {one.name for one in columns}:
+            with table.update_spec() as spec:
+                spec.add_field(ACTIVE, IdentityTransform(), ACTIVE)
+        for rows in appends:
+            table.append(arrow(columns, rows))
+        catalog.engine.dispose()
+        return table
+
+    return made

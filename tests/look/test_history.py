@@ -159,3 +159,26 @@ def test_odd_names_are_only_names(config: LakeConfig, make: Make, name: TableNam
     timeline = history(config, name, {key: "w"})
 
     assert [version.values for version in timeline.versions] == [{key: "w", "b c": 2}]
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("text", ["Infinity", "-Infinity", "NaN", "0.1"])
+def test_a_number_is_found_as_it_is_spelled(
+    config: LakeConfig, make: Make, kind: str, text: str
+) -> None:
+    numbers = [float(one) for one in ("inf", "-inf", "nan", "0.1", "1")]
+    make(ORDERS, [f"id*:{kind}", "v:INT"], [(one, place) for place, one in enumerate(numbers)])
+
+    (version,) = history(config, ORDERS, {"id": text}).versions
+
+    assert str(version.values["id"]) == text
+
+
+def test_more_versions_than_are_wanted_are_refused(config: LakeConfig, make: Make) -> None:
+    rows = [(1, f"2026-01-0{day}T00:00:00Z", TMAX, False) for day in range(1, 4)]
+    make(ORDERS, ["id*:INT", *HISTORY], rows[:2], rows[2:])
+
+    assert len(history(config, ORDERS, {"id": "1"}, most=3).versions) == 3
+    with pytest.raises(ValueRefusedError, match="more than 2 versions") as refused:
+        history(config, ORDERS, {"id": "1"}, most=2)
+    assert "chronolake query" in (refused.value.hint or "")

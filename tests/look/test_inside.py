@@ -10,7 +10,8 @@ from chronolake.config import LakeConfig
 from chronolake.lake import Lake
 from chronolake.look.catalog import look_up
 from chronolake.look.health import Health, health
-from chronolake.look.inside import MASKED, PartitionField, inside
+from chronolake.look.inside import HIDDEN, PartitionField, inside
+from chronolake.masking import MASKED
 from chronolake.table import maintain
 from chronolake.table.create import create
 from chronolake.table.publishing import publish
@@ -152,8 +153,23 @@ def test_no_secret_is_told(config: LakeConfig, make: Make) -> None:
         "endpoint": "https://me:hunter2@example.org/x?sig=1",
         "jdbc.uri": "jdbc:sqlserver://h;user=me;password=hunter2;x=1",
         "link": "https://example.org/x?token=hunter2&a=1",
+        "kafka.bootstrap.x": "hunter2",
+        "write.data.path": "https://me:hunter2/hunter2@example.org/x",
+        "write.object-storage.path": "wasbs://c@example.org;AccountKey=hunter2==",
+        "write.w": "https://example.org/x?api_key=hunter2&a=1",
+        "write.x": '{"password": "hunter2"}',
+        "write.y": "password = hunter2",
+        "write.z": "Authorization: Bearer hunter2",
+        "read.sas": "hunter2",
+        "read.account-key": "hunter2",
+        "read.pwd": "hunter2",
+        "chronolake.note": "apikey=hunter2",
+        "chronolake.api-key": "hunter2",
+        "owner": "somebody",
+        "commit.retry.num-retries": "7",
+        "schema.name-mapping.default": '[{"field-id": 1, "names": ["password"]}]',
     }
-    table = make(ORDERS, ["id*:INT"])
+    table = make(ORDERS, ["id*:INT", "password:STRING"])
     with table.transaction() as changed:
         changed.set_properties(secrets)
 
@@ -163,7 +179,10 @@ def test_no_secret_is_told(config: LakeConfig, make: Make) -> None:
     assert set(secrets) <= set(told)
     assert "hunter2" not in repr(found)
     assert told["s3.session-token"] == MASKED
-    assert "example.org" in told["endpoint"]
+    assert "example.org" in told["write.data.path"]
+    assert told["endpoint"] == told["kafka.bootstrap.x"] == HIDDEN
+    assert (told["owner"], told["commit.retry.num-retries"]) == ("somebody", "7")
+    assert told["schema.name-mapping.default"] == secrets["schema.name-mapping.default"]
     assert '"primary_key": true' in told["chronolake.columns"]
     assert told["write.metadata.metrics.column.api_key"] == "counts"
 

@@ -83,3 +83,24 @@ def test_of_many_changes_the_first_are_kept_and_their_number_is_told() -> None:
     first, second = (json.loads(text or "") for text in texts)
     assert first[CUT] == second[CUT] == 10_000
     assert len(first) == len(second) > 10
+
+
+def test_no_secret_is_kept_but_that_one_changed_is_seen() -> None:
+    before = {
+        "oauth": {"refresh_token": "hunter2", "expires": 7},
+        "next": "https://me:hunter2@example.org/x?api_key=hunter2&page=3&token=hunter2",
+        "accounts": [{"clientSecret": {"value": "hunter2"}, "cursor": "2026-01-01"}],
+        "told": '{"password": "hunter2", "a": 1}',
+        "https://example.org/?sig=hunter2": {"last_key": 5},
+    }
+    after = {**before, "oauth": {"refresh_token": "hunter2 too", "expires": 8}}
+    large = {f"partition {number}": "2026-01-01" for number in range(1_000)}
+
+    for first, second in (kept(before, after), kept(before | large, after), kept(None, after)):
+        assert "hunter2" not in f"{first}{second}"
+
+    states = [json.loads(text or "") for text in kept(before, after)]
+    assert [one.path for one in differences(*states)] == ["oauth.refresh_token", "oauth.expires"]
+    assert states[1]["next"].endswith("page=3&token=•••")
+    assert states[1]["accounts"][0]["cursor"] == "2026-01-01"
+    assert states[1]["https://example.org/?sig=•••"] == {"last_key": 5}

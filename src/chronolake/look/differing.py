@@ -14,7 +14,7 @@ from chronolake.cells import Cell, cells, instant
 from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.fingerprints import Fingerprints
-from chronolake.look.moments import asked_or_now, current_at, epsilon_of, since, until
+from chronolake.look.moments import asked_or_now, current_at, epsilon_of, known_since, since, until
 from chronolake.look.order import Order, comparable, cursor, position_of
 from chronolake.look.stored import FILE, ROW, Place, StoredRows
 from chronolake.types import (
@@ -81,6 +81,7 @@ class DifferencePage:
         inserted: how many records there are at the later time only, on all pages.
         changed: how many say something else, on all pages.
         deleted: how many there were at the earlier time only, on all pages.
+        known_since: as `Life.known_since`.
     """
 
     name: TableName
@@ -91,6 +92,7 @@ class DifferencePage:
     inserted: int
     changed: int
     deleted: int
+    known_since: str | None = None
 
 
 def differences(
@@ -155,6 +157,7 @@ def differences(
         inserted=shown.counts[INSERTED],
         changed=shown.counts[CHANGED],
         deleted=shown.counts[DELETED],
+        known_since=known_since(found),
     )
 
 

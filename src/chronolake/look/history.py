@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from chronolake.cells import Cell, cells, instant, typed
-from chronolake.errors import UnknownColumnError
+from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.look.catalog import LookedUp, look_up
+from chronolake.look.moments import known_since
 from chronolake.types import (
     ACTIVE,
     END,
@@ -17,10 +18,10 @@ from chronolake.types import (
     EPSILON_PROPERTY,
     HASH,
     HISTORY_COLUMNS,
-    HISTORY_SINCE_PROPERTY,
     START,
     SYNCED,
     VERSION,
+    Kind,
     Mode,
     TableName,
 )
@@ -117,7 +118,13 @@ class Timeline:
         }
 
 
-def history(config: LakeConfig, name: TableName, key: Mapping[str, str | None]) -> Timeline:
+def history(
+    config: LakeConfig,
+    name: TableName,
+    key: Mapping[str, str | None],
+    *,
+    most: int | None = None,
+) -> Timeline:
     """The timeline of the record with a key.
 
     Only files and row groups whose statistics admit the key are read.
@@ -127,6 +134,7 @@ def history(config: LakeConfig, name: TableName, key: Mapping[str, str | None]) 
         name: the table; one without history gives the record's current row.
         key: the value of every key column, as text: times in ISO 8601, binary values in base64;
             None for null.
+        most: refuse a record that has more versions than that; None: there is no limit.
 
     Returns:
         The timeline, without versions if the table has no such record.
@@ -135,16 +143,25 @@ def history(config: LakeConfig, name: TableName, key: Mapping[str, str | None]) 
         LakeError: there is no lake, or it cannot be read.
         TableNotFoundError: there is no such table.
         UnknownColumnError: a column of `key` is no key column, or one is missing.
-        ValueRefusedError: a text is no value of its column's type.
+        ValueRefusedError: a text is no value of its column's type, or the record has more than
+            `most` versions.
     """
     found = look_up(config, name)
     condition = _condition(found, key)
     if found.table.current_snapshot() is None:
         versions: tuple[Version, ...] = ()
     else:
-        versions = _versions(found, found.table.scan(row_filter=condition).to_arrow())
-    since = found.table.properties.get(HISTORY_SINCE_PROPERTY)
-    return Timeline(name, found.mode, dict(key), versions, instant(int(since)) if since else None)
+        # One more than is wanted tells that there are too many.
+        limit = None if most is None else most + 1
+        rows = found.table.scan(row_filter=condition, limit=limit).to_arrow()
+        if most is not None and rows.num_rows > most:
+            raise ValueRefusedError(
+                f"The record has more than {most:,} versions, too many to show all.",
+                hint="Ask for those of some time in SQL, with `chronolake query`.",
+                table=str(name),
+            )
+        versions = _versions(found, rows)
+    return Timeline(name, found.mode, dict(key), versions, known_since(found))
 
 
 def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpression:
@@ -188,7 +205,11 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
         ValueRefusedError: the text is no value of the column's type.
     """
     from pyiceberg.expressions import EqualTo, IsNaN, IsNull  # noqa: PLC0415 - slow to import
-    from pyiceberg.expressions.literals import LongLiteral, literal  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions.literals import (  # noqa: PLC0415 - slow to import
+        FloatLiteral,
+        LongLiteral,
+        literal,
+    )
 
     if text is None:
         return IsNull(column)
@@ -199,6 +220,9 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     if isinstance(value, int) and not isinstance(value, bool):
         # Whole numbers, times in microseconds and days since 1970 are all of this kind.
         return EqualTo(column, LongLiteral(value))
+    if isinstance(value, float) and by_name[column].type.kind is Kind.FLOAT:
+        # As one of eight bytes, infinity would be beyond what the column can hold.
+        return EqualTo(column, FloatLiteral(value))
     return EqualTo(column, literal(value))
 
 

@@ -16,6 +16,7 @@ from chronolake.errors import LakeError
 from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.life import rows_changed
 from chronolake.look.moments import published
+from chronolake.masking import MASKED, holds_secret, is_secret, masked_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,22 +27,19 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
     from chronolake.types import Column, Mode, TableName
 
-#: What stands in a secret's place.
-MASKED: Final = "•••"
+#: What stands in the place of a value that may be anything: only known settings are shown.
+HIDDEN: Final = f"{MASKED} (not shown: no setting of Iceberg)"
 _OURS: Final = "chronolake."
 _BATCH: Final = "chronolake.last-batch"
 _PUBLISH: Final = "chronolake.last-publish"
 _WATERMARK: Final = "chronolake.watermark"
-_WORDS: Final = (
-    r"passw|secret|token|credential|signature|private|authorization|(?:^|[-_.])(?:auth|key|sas|sig)"
-    r"(?:$|[-_.])"
+#: Iceberg's own settings.
+_SETTING: Final = re.compile(
+    r"(?:write|read|commit|history|gc|compatibility|schema|format|metadata|snapshot)[.-]"
+    r"|(?:format-version|owner|comment|engine\.hive\.enabled)$"
 )
-_SECRET: Final = re.compile(_WORDS, re.IGNORECASE)
-#: Iceberg's settings and ours: a word in them is a column's name and no secret's.
-_SETTING: Final = re.compile(r"(?:chronolake|write|read|commit|history|schema)\.")
-#: Secrets within addresses: who asks, and what stands behind a `password=`.
-_USER: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_GIVEN: Final = re.compile(rf"(?:^|[?&;\s])[^=&;\s]*(?:{_WORDS})[^=&;\s]*=", re.IGNORECASE)
+#: What stands behind it in a setting's name is a column's.
+_COLUMN: Final = ".column."
 #: Older metadata that is read to learn which batch a snapshot published.
 _METADATA_FILES: Final = 100
 
@@ -56,7 +54,7 @@ class PartitionField:
 
 @dataclass(frozen=True)
 class Property:
-    """A property of a table; a secret's value is not told."""
+    """A property of a table; a value that is or may be secret is not told."""
 
     name: str
     value: str
@@ -95,7 +93,8 @@ class Partition:
     """A part of a table's files.
 
     Attributes:
-        values: of the columns it is kept apart by, after their transforms.
+        values: of the fields that it is kept apart by, after their transforms. Files that were
+            written before or after are kept apart by others.
         files: data files.
         rows: rows in them that are not deleted.
         bytes: size of all of its files.
@@ -119,7 +118,7 @@ class Inside:
         columns: in table order, system columns included.
         key: the columns that tell records apart.
         partitioning: by what its files are kept apart.
-        properties: by name; the values of secrets are masked.
+        properties: by name; only values of known settings are told, and no secrets.
         snapshots: the newest first.
         snapshots_kept: how many there are, with those that are not in `snapshots`.
         partitions: by their values.
@@ -168,9 +167,16 @@ def inside(config: LakeConfig, name: TableName, *, snapshots: int = 100) -> Insi
 
 def _properties(told: Mapping[str, str]) -> Iterable[Property]:
     for name, value in sorted(told.items()):
-        is_secret = not _SETTING.match(name) and _SECRET.search(name)
-        shown = MASKED if is_secret or _GIVEN.search(value) else _USER.sub(MASKED, value)
-        yield Property(name, shown, name.startswith(_OURS))
+        is_ours = name.startswith(_OURS)
+        yield Property(name, _shown(name, value, is_ours=is_ours), is_ours)
+
+
+def _shown(name: str, value: str, *, is_ours: bool) -> str:
+    if is_secret(name.partition(_COLUMN)[0], keys=not is_ours):
+        return MASKED
+    if not is_ours and not _SETTING.match(name):
+        return HIDDEN
+    return MASKED if holds_secret(value) else masked_text(value)
 
 
 def _snapshots(found: LookedUp, most: int) -> Iterable[PublishedSnapshot]:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chronolake.cells import instant
 from chronolake.look.catalog import LookedUp, look_up
-from chronolake.look.moments import epsilon_of, published
+from chronolake.look.moments import epsilon_of, known_since, published
 from chronolake.look.stored import StoredRows
 from chronolake.types import (
     END,
-    HISTORY_SINCE_PROPERTY,
     START,
     TMAX_MICROS,
     TMIN_MICROS,
@@ -113,14 +111,13 @@ def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
             if moments.size:
                 least.append(int(moments.min()))
                 greatest.append(int(moments.max()))
-    since = found.table.properties.get(HISTORY_SINCE_PROPERTY)
-    known_since = instant(int(since)) if since else None
+    switched = known_since(found)
     if not least:
-        return Life(found.mode, None, None, _WIDTHS[0], (), known_since)
+        return Life(found.mode, None, None, _WIDTHS[0], (), switched)
     counted = _Counted(min(least), max(greatest), buckets)
     for began, ended in _moments(stored, epsilon):
         counted.add(began, ended)
-    return counted.as_life(found.mode, known_since)
+    return counted.as_life(found.mode, switched)
 
 
 def _moments(stored: StoredRows, epsilon: int) -> Iterator[tuple[Moments, Moments]]:

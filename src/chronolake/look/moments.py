@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.cells import instant
 from chronolake.errors import ValueRefusedError
-from chronolake.types import END, EPSILON_MICROS, EPSILON_PROPERTY, START, now_micros
+from chronolake.types import (
+    END,
+    EPSILON_MICROS,
+    EPSILON_PROPERTY,
+    HISTORY_SINCE_PROPERTY,
+    START,
+    now_micros,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -66,6 +73,15 @@ def _micros(parts: re.Match[str]) -> int | None:
 def epsilon_of(found: LookedUp) -> int:
     """Microseconds between a version's end and the start of the next."""
     return int(found.table.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
+
+
+def known_since(found: LookedUp) -> str | None:
+    """ISO instant of a table's switch to history mode: what was before is not known.
+
+    None if the table always kept history, or keeps none.
+    """
+    since = found.table.properties.get(HISTORY_SINCE_PROPERTY)
+    return instant(int(since)) if since else None
 
 
 def true_at(micros: int, epsilon: int) -> BooleanExpression:

@@ -1,8 +1,8 @@
 """The order in which a table's records are paged, and the cursor that says where a page ended.
 
 Records are ordered by their key's columns, nulls first, each in the natural order of its type:
-texts and bytes by their bytes, NaN after all numbers, both zeros equal. Rows that agree in all of
-these are ordered by the place they stand at, so that none is lost between two pages.
+texts and bytes by their bytes, NaN after all numbers, both zeros equal. Rows of a table without a
+key are ordered by the place they stand at, so that none is lost between two pages.
 """
 
 from __future__ import annotations

@@ -12,7 +12,14 @@ from chronolake.cells import Cell, cells, instant
 from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.differing import DifferencePage, RecordDifference, differences
 from chronolake.look.life import Bucket, Life, life
-from chronolake.look.moments import asked_or_now, current_at, epsilon_of, published, true_at
+from chronolake.look.moments import (
+    asked_or_now,
+    current_at,
+    epsilon_of,
+    known_since,
+    published,
+    true_at,
+)
 from chronolake.look.order import Order, Smallest, at_least, at_most, cursor, position_of
 from chronolake.look.stored import FILE, ROW, Place, StoredRows
 from chronolake.types import START, Column, Mode, TableName
@@ -50,6 +57,7 @@ class RowsAt:
         next: where the next page begins, as `rows_at` takes it; None: there is none.
         snapshot_at: tables without history: when the snapshot that was read was published. None in
             history mode, and for a table that nothing was ever written to.
+        known_since: as `Life.known_since`.
     """
 
     name: TableName
@@ -60,6 +68,7 @@ class RowsAt:
     rows: tuple[dict[str, Cell], ...]
     next: str | None
     snapshot_at: str | None
+    known_since: str | None = None
 
 
 def rows_at(
@@ -116,6 +125,7 @@ def rows_at(
         if keys is not None and is_more
         else None,
         snapshot_at=snapshot_at,
+        known_since=known_since(found),
     )
 
 
@@ -127,7 +137,8 @@ def _ordered_by(found: LookedUp) -> tuple[Column, ...]:
 
 
 def _order(found: LookedUp) -> Order:
-    return Order(found.name, _ordered_by(found))
+    # Where a row stands changes when maintenance rewrites its file: a key does not.
+    return Order(found.name, _ordered_by(found), by_place=not found.key)
 
 
 def _first(
@@ -154,6 +165,9 @@ def _first(
 
     for rows in stored.batches(names, wanted, narrowed=narrowed):
         keys = order.of(rows)
+        for place in (FILE, ROW):
+            if place not in keys.column_names:
+                keys = keys.append_column(place, rows[place])
         if after is not None:
             keys = keys.filter(_as_mask(order, keys, after))
         if keys.num_rows:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from chronolake.masking import masked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -76,8 +78,12 @@ def kept(
         after: its state after the run, or None.
 
     Returns:
-        Both as JSON. If one is large, both hold by path only what differs (see `CUT`).
+        Both as JSON, without what looks like a secret. If one is large, both hold by path only
+        what differs (see `CUT`).
     """
+    if after is not None:
+        after = masked(dict(after), dict(before or {}))
+    before = None if before is None else masked(dict(before))
     texts = tuple(None if one is None else orjson.dumps(one) for one in (before, after))
     if all(text is None or len(text) <= WHOLE_BYTES for text in texts):
         told = (None if text is None else text.decode() for text in texts)

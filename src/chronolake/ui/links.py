@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Before a key column's name, in a query: columns may have any name.
 KEY: Final = "key."
+#: Before a key column's name: the value that the form began with, as JSON. An input keeps no line
+#: breaks, and a form does not send them as they were.
+WAS: Final = "was."
 _LONGEST: Final = 10_000
 _LONGEST_TIME: Final = 60
 _LONGEST_NUMBER: Final = 12
@@ -101,7 +105,25 @@ def key_of(request: Request) -> dict[str, str | None]:
     for name, value in request.query_params.multi_items():
         if name.startswith(KEY):
             given[name.removeprefix(KEY)] = value[:_LONGEST]
+    for name, value in request.query_params.multi_items():
+        column = name.removeprefix(WAS)
+        original = _original(value) if name.startswith(WAS) else None
+        if original is not None and given.get(column) == without_breaks(original):
+            given[column] = original
     return given | dict.fromkeys(request.query_params.getlist("null"))
+
+
+def without_breaks(text: str) -> str:
+    """A text as an input of a form keeps it."""
+    return text.replace("\r", "").replace("\n", "")
+
+
+def _original(text: str) -> str | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found[:_LONGEST] if isinstance(found, str) else None
 
 
 def number_of(request: Request, name: str, *, default: int, least: int = 1) -> int:

@@ -154,6 +154,7 @@ def environment() -> Environment:
         "spelled": links.spelled,
         "longest": longest,
         "only": only,
+        "without_breaks": links.without_breaks,
         "without": without,
     }
     made.globals |= {"asset": asset, "links": links, "plotly": plotly_path()}
@@ -241,17 +242,20 @@ def _letter(letter: str) -> Markup:
     return Markup('<span class="escape">{}</span>').format(told)
 
 
-def instant_tag(text: str | None, *, missing: str = "-", seconds: bool = False) -> Markup:
+def instant_tag(
+    text: str | None, *, missing: str = "-", seconds: bool = False, exact: bool = False
+) -> Markup:
     """An ISO instant as `<time>`; JavaScript adds the local time.
 
     Args:
         text: the instant, or None.
         missing: what is shown for None.
         seconds: whether fractions of seconds are left out of what is shown.
+        exact: whether the two ends of time are shown as times, too.
     """
     if text is None:
         return Markup('<span class="null">{}</span>').format(missing)
-    shown = {TMAX_TEXT: "open end", TMIN_TEXT: "ever since"}.get(text)
+    shown = None if exact else {TMAX_TEXT: "open end", TMIN_TEXT: "ever since"}.get(text)
     words = shown or text.replace("T", " ", 1).removesuffix("Z")
     words = words.partition(".")[0] if seconds else words
     return Markup('<time datetime="{}">{}</time>').format(text, words)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from chronolake.ui.overview import Seen
 
 _KEPT: Final = 4
+#: A timeline is in memory as long as it is kept: a version with all of its values.
+_MOST_VERSIONS: Final = 100_000
 _Found = TypeVar("_Found")
 
 
@@ -91,7 +93,9 @@ class Site:
             ChronolakeError: as `look.history` does.
         """
         return self._once(
-            name, frozenset(key.items()), lambda: look.history(self.config, name, key)
+            name,
+            frozenset(key.items()),
+            lambda: look.history(self.config, name, key, most=_MOST_VERSIONS),
         )
 
     def life(self, name: TableName) -> Life:

@@ -7,6 +7,7 @@ const form = document.querySelector("[data-past-form]");
 const rows = document.querySelector("[data-past]");
 const chart = document.querySelector("[data-life]");
 const sliders = document.querySelector("[data-sliders]");
+const stepped = form.querySelector("[data-step-end]");
 const STEPS = 1000;
 /** A life shorter than a minute is shown within a minute. */
 const SHORTEST = 60000;
@@ -24,10 +25,13 @@ function milliseconds(text) {
   const wanted = text.trim().replace(" ", "T");
   const hasZone = /(z|[+-]\d\d:?\d\d)$/i.test(wanted);
   const found = Date.parse(wanted.includes("T") && !hasZone ? `${wanted}Z` : wanted);
-  return Number.isNaN(found) ? Date.now() : found;
+  // What is finer than a millisecond is cut off by the browser.
+  const finer = wanted.match(/\.\d{3}(\d+)/)?.[1];
+  return Number.isNaN(found) ? Date.now() : found + Number(`0.${finer ?? 0}`);
 }
 
-const iso = (time) => new Date(time).toISOString().replace(".000Z", "Z");
+/** Rounded up: a state then includes what changed within the millisecond. */
+const iso = (time) => new Date(Math.ceil(time)).toISOString().replace(".000Z", "Z");
 const clamped = (time) => Math.min(life.last, Math.max(life.first, time));
 const timeOf = (step) => clamped(life.from + ((life.to - life.from) * step) / STEPS);
 
@@ -54,7 +58,8 @@ async function show(found, { push = false } = {}) {
   const done = await load(rows, `/part/past?${found}`);
   for (const which of WHICH) field(which).removeAttribute("aria-invalid");
   if (!done) {
-    if (rows.querySelector(".state-error")) field("at").setAttribute("aria-invalid", "true");
+    const wrong = rows.querySelector("[data-wrong]")?.dataset.wrong;
+    if (wrong) field(wrong).setAttribute("aria-invalid", "true");
     return;
   }
   history[push ? "pushState" : "replaceState"](null, "", `/past?${found}`);
@@ -72,6 +77,7 @@ const soon = calm(120, () => show(query()));
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
+  stepped.textContent = "";
   if (life) for (const which of WHICH) place(which);
   show(query(), { push: true });
 });
@@ -79,7 +85,8 @@ form.addEventListener("submit", (event) => {
 sliders.addEventListener("input", (event) => {
   const which = event.target.dataset.slider;
   const step = Number(event.target.value);
-  field(which).value = iso(Math.round(timeOf(step)));
+  field(which).value = iso(timeOf(step));
+  stepped.textContent = "";
   tell(which, field(which).value);
   mark();
   soon();
@@ -90,14 +97,16 @@ for (const button of form.querySelectorAll("[data-step]")) {
     const now = milliseconds(field("at").value);
     const changes = life.starts.filter((_, index) => life.began[index] || life.ended[index]);
     // The whole bucket is over where the next one begins.
-    const ends = changes.map((start) => Math.min(start + life.width, life.last));
+    const ends = changes.map((start) => Math.ceil(Math.min(start + life.width, life.last)));
     const back = button.dataset.step === "-1";
     const next = back ? ends.findLast((end) => end < now) : ends.find((end) => end > now);
     if (next === undefined) {
-      say(back ? "Nothing changed before." : "Nothing changed later.");
+      stepped.textContent = back ? "Nothing changed before." : "Nothing changes later.";
+      say(stepped.textContent);
       return;
     }
-    field("at").value = iso(Math.round(next));
+    stepped.textContent = "";
+    field("at").value = iso(next);
     place("at");
     soon();
   });
@@ -144,6 +153,9 @@ async function begin() {
     chart.closest("figure").hidden = true;
     return;
   }
+  // Buckets may begin between two milliseconds: what is chosen must not.
+  life.first = Math.ceil(life.first);
+  life.last = Math.ceil(life.last);
   // The axis, and with it the sliders, go over whole buckets.
   life.from = life.starts[0];
   life.to = life.starts.at(-1) + life.width;

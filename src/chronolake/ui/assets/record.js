@@ -7,20 +7,34 @@ import { drawTimeline } from "./timeline.js";
 
 const form = document.querySelector("[data-record-form]");
 
+/** Longer values, and those that an input does not keep, are not suggested. */
+const SUGGESTED = 200;
+
+let asking = new AbortController();
+
+/** Only the answer to the last question counts: an older one may come later. */
 async function suggest(input) {
+  asking.abort();
+  const now = new AbortController();
+  asking = now;
   const query = new URLSearchParams({ table: form.elements.table.value, column: input.dataset.key });
   for (const each of form.querySelectorAll("[data-key]")) {
     if (each.value !== "" && !each.disabled) query.append(`key.${each.dataset.key}`, each.value);
+    const was = form.elements.namedItem(`was.${each.dataset.key}`);
+    if (was) query.append(was.name, was.value);
   }
-  const answer = await fetch(`/part/keys?${query}`).catch(() => null);
-  if (!answer?.ok) return;
+  const answer = await fetch(`/part/keys?${query}`, { signal: now.signal }).catch(() => null);
+  const values = answer?.ok ? await answer.json().catch(() => null) : null;
+  if (values === null || now.signal.aborted) return;
   const list = document.getElementById(input.getAttribute("list"));
   list.replaceChildren(
-    ...(await answer.json()).map((value) => {
-      const option = document.createElement("option");
-      option.value = value;
-      return option;
-    }),
+    ...values
+      .filter((value) => value.length <= SUGGESTED && !/[\r\n]/.test(value))
+      .map((value) => {
+        const option = document.createElement("option");
+        option.value = value;
+        return option;
+      }),
   );
 }
 

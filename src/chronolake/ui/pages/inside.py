@@ -51,9 +51,12 @@ def whole(request: Request) -> Response:
 
 def _partitions(told: Inside) -> dict[str, Any]:
     """The partitions with the most bytes, and what all of them hold."""
-    largest = sorted(told.partitions, key=lambda one: -one.bytes)[:MOST]
-    shown = [one for one in told.partitions if one in largest]
-    return {"partitions": shown, "fields": [*shown[0].values] if shown else []}
+    every = range(len(told.partitions))
+    largest = sorted(every, key=lambda place: -told.partitions[place].bytes)[:MOST]
+    shown = [told.partitions[place] for place in sorted(largest)]
+    # A table's partitioning may have changed, and files stay as they were.
+    fields = dict.fromkeys(field for one in shown for field in one.values)
+    return {"partitions": shown, "fields": [*fields]}
 
 
 ROUTES: Final = (Route("/table", whole),)

@@ -13,7 +13,7 @@ from chronolake.cells import instant
 from chronolake.errors import ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.past import differences, rows_at
-from chronolake.types import now_micros
+from chronolake.types import Kind, now_micros
 from chronolake.ui import links
 from chronolake.ui.rendering import SYSTEM_COLUMNS, page, part
 
@@ -28,6 +28,23 @@ PAGE: Final = 50
 #: The two times of a URL: as of when, and compared with when.
 WHICH: Final = ("at", "than")
 _LONGEST: Final = 100
+
+
+class TimeRefusedError(ValueRefusedError):
+    """One of the two times is none, or one of which nothing is kept.
+
+    Attributes:
+        which: the parameter that says it.
+    """
+
+    which: str
+
+    @classmethod
+    def of(cls, failure: ValueRefusedError, which: str) -> TimeRefusedError:
+        """An error as it is, and of which parameter it is."""
+        made = cls(failure.message, hint=failure.hint, table=failure.table)
+        made.which = which
+        return made
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,7 @@ class Asked:
         """What a request asks for.
 
         Raises:
-            ValueRefusedError: a text is no time.
+            TimeRefusedError: a text is no time.
         """
         after = request.query_params.get("after") or None
         return cls(name, _instant(request, "at"), _instant(request, "than"), after)
@@ -103,8 +120,12 @@ def whole(request: Request) -> Response:
 def rows(request: Request) -> Response:
     """The rows as of a time, or what differs between two."""
     site: Site = request.app.state.site
-    asked = Asked.of(request, links.required_table_of(request))
-    return part(request, "past_rows.html", name=asked.name, **_context(site, asked))
+    try:
+        asked = Asked.of(request, links.required_table_of(request))
+        shown = _context(site, asked)
+    except TimeRefusedError as failure:
+        return part(request, "part_error.html", status=400, failure=failure)
+    return part(request, "past_rows.html", name=asked.name, **shown)
 
 
 def life(request: Request) -> Response:
@@ -123,6 +144,17 @@ def life(request: Request) -> Response:
 
 
 def _context(site: Site, asked: Asked) -> dict[str, Any]:
+    try:
+        return _found(site, asked)
+    except ValueRefusedError as failure:
+        if asked.after is not None:
+            raise  # It may be the cursor.
+        # Of two times, the earlier one is that of which nothing is kept.
+        is_first = asked.than is None or asked.between[0] == asked.at
+        raise TimeRefusedError.of(failure, "at" if is_first else "than") from failure
+
+
+def _found(site: Site, asked: Asked) -> dict[str, Any]:
     if asked.than is None:
         found = rows_at(site.config, asked.name, asked.at, after=asked.after, limit=PAGE)
         names = [column.name for column in found.columns]
@@ -133,13 +165,29 @@ def _context(site: Site, asked: Asked) -> dict[str, Any]:
             "stood": found,
             "columns": [*found.key, *own, *system],
             "system": frozenset(system),
+            "instants": frozenset(
+                column.name
+                for column in found.columns
+                if column.name in system and column.type.kind is Kind.UTC_DATETIME
+            ),
             "differing": None,
+            "known_since": _known_since(found.at, found.known_since),
         }
     before, after = asked.between
     found_differences = differences(
         site.config, asked.name, before, after, page=asked.after, limit=PAGE
     )
-    return {"asked": asked, "stood": None, "differing": found_differences}
+    return {
+        "asked": asked,
+        "stood": None,
+        "differing": found_differences,
+        "known_since": _known_since(before, found_differences.known_since),
+    }
+
+
+def _known_since(at: str, since: str | None) -> str | None:
+    """The instant before which the table is not known, if a time is before it."""
+    return since if since and links.micros_of(at) < links.micros_of(since) else None
 
 
 def _instant(request: Request, name: str) -> str | None:
@@ -148,7 +196,10 @@ def _instant(request: Request, name: str) -> str | None:
         return None
     if text == "now":
         return _now()
-    return instant(links.micros_of(text))
+    try:
+        return instant(links.micros_of(text))
+    except ValueRefusedError as failure:
+        raise TimeRefusedError.of(failure, name) from failure
 
 
 def _now() -> str:

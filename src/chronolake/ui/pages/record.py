@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -19,6 +20,7 @@ from chronolake.ui.timelines import drawn, page_of, version_page
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from chronolake.look import Timeline
     from chronolake.look.catalog import LookedUp
     from chronolake.types import TableName
     from chronolake.ui.site import Site
@@ -53,8 +55,11 @@ def whole(request: Request) -> Response:
         "failure": None,
     }
     title = f"Timeline of a record of {name}"
-    if not key or (found.key and not key.keys() >= set(found.key)):
-        return page(request, "record_ask.html", title=title, section="record", **context)
+    if not key or not found.key or not key.keys() >= set(found.key):
+        status = 400 if key and not found.key else 200
+        return page(
+            request, "record_ask.html", title=title, section="record", status=status, **context
+        )
     try:
         listed = _versions(request, site, name, key)
     except (UnknownColumnError, ValueRefusedError) as failure:
@@ -76,7 +81,7 @@ def versions(request: Request) -> Response:
 def chart(request: Request) -> Response:
     """What the chart draws, as JSON."""
     site: Site = request.app.state.site
-    timeline = site.timeline(links.required_table_of(request), links.key_of(request))
+    timeline = _timeline(site, links.required_table_of(request), links.key_of(request))
     return Response(orjson.dumps(drawn(timeline)), media_type="application/json")
 
 
@@ -96,18 +101,38 @@ def keys(request: Request) -> Response:
 
 
 def _asked_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str, Any]]:
-    """The inputs of the form: the key's columns; of a table without a key, those of the URL."""
+    """The inputs of the form: the key's columns."""
     by_name = {column.name: column for column in found.columns}
-    names = found.key or tuple(name for name in key if name in by_name)
     return [
-        {"column": by_name[name], "text": key.get(name), "given": name in key} for name in names
+        {
+            "column": by_name[name],
+            "text": key.get(name),
+            "given": name in key,
+            "was": _was(key.get(name)),
+        }
+        for name in found.key
     ]
+
+
+def _was(text: str | None) -> str | None:
+    """A value that an input would not keep, as JSON."""
+    return None if text is None or links.without_breaks(text) == text else json.dumps(text)
+
+
+def _timeline(site: Site, name: TableName, key: dict[str, str | None]) -> Timeline:
+    if not look_up(site.config, name).key:
+        raise UnknownColumnError(
+            "The table has no key, so its records cannot be told apart.",
+            hint="Look at the table as it stood, or ask in SQL with `chronolake query`.",
+            table=str(name),
+        )
+    return site.timeline(name, key)
 
 
 def _versions(
     request: Request, site: Site, name: TableName, key: dict[str, str | None]
 ) -> dict[str, Any]:
-    timeline = site.timeline(name, key)
+    timeline = _timeline(site, name, key)
     newest_first = request.query_params.get("order") == "newest"
     number = links.number_of(request, "page", default=1)
     if "version" in request.query_params:

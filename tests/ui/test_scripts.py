@@ -1,0 +1,139 @@
+"""What the page's scripts do, in a browser, over a small lake that PyIceberg made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from layout import HISTORY, TMAX, maker
+from playwright.sync_api import Page, Route, expect, sync_playwright
+from uiprocess import start, stop
+
+from chronolake.config import load
+from chronolake.types import TableName
+
+SETTLED = (
+    """() => document.readyState === 'complete' && !document.querySelector('[aria-busy=true]')"""
+)
+FIRST, SECOND, LAST = (f"2026-01-0{day}T00:00:00.123456Z" for day in (1, 2, 3))
+
+Open = Callable[[str], Page]
+
+
+@pytest.fixture(scope="module")
+def visit(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    folder = tmp_path_factory.mktemp("scripts")
+    make = maker(load(folder))
+    rows = [(number, at, TMAX, True) for number, at in enumerate((FIRST, SECOND, LAST))]
+    make(TableName("shop", "orders"), ["id*:INT", *HISTORY], rows)
+    make(TableName("shop", "once"), ["id*:INT", *HISTORY], rows[:1])
+    make(TableName("shop", "names"), ["id*:STRING"], [("a",), ("ab",)])
+    served = start(folder)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium)
+        context = browser.new_context()
+
+        def opened(path: str) -> Page:
+            page = context.new_page()
+            page.set_default_timeout(10_000)
+            page.goto(served.url + path)
+            page.wait_for_function(SETTLED)
+            return page
+
+        yield opened
+        browser.close()
+    assert stop(served) == 0
+
+
+def rows_of(page: Page) -> int:
+    page.wait_for_timeout(300)
+    page.wait_for_function(SETTLED)
+    return page.locator("table.rows tbody tr").count()
+
+
+def test_slider_and_steps_come_to_every_state_between_milliseconds(visit: Open) -> None:
+    page = visit("/past?table=shop.orders&at=2026-01-01")
+    slider, field = page.locator("[data-slider=at]"), page.locator("input[name=at]")
+    later, earlier = page.locator("[data-step='1']"), page.locator("[data-step='-1']")
+    end = page.locator("[data-step-end]")
+    assert rows_of(page) == 0
+
+    slider.press("End")
+    assert rows_of(page) == 3
+    slider.press("Home")
+    assert rows_of(page) == 1
+
+    for _ in range(5):
+        later.click()
+    assert rows_of(page) == 3
+    expect(end).to_have_text("Nothing changes later.")
+    shown = field.input_value()
+    later.click()
+    assert field.input_value() == shown
+
+    for _ in range(5):
+        earlier.click()
+    assert rows_of(page) == 1
+    expect(end).to_have_text("Nothing changed before.")
+    later.click()
+    expect(end).to_have_text("")
+
+
+def test_a_table_of_one_moment_has_one_step(visit: Open) -> None:
+    page = visit("/past?table=shop.once")
+
+    page.locator("[data-step='-1']").click()
+    assert rows_of(page) == 1
+    page.locator("[data-step='-1']").click()
+
+    expect(page.locator("[data-step-end]")).to_have_text("Nothing changed before.")
+    assert rows_of(page) == 1
+
+
+def test_the_field_that_is_wrong_is_marked_and_none_if_the_lake_does_not_answer(
+    visit: Open,
+) -> None:
+    page = visit("/past?table=shop.orders")
+    at, than = page.locator("input[name=at]"), page.locator("input[name=than]")
+
+    than.fill("never")
+    than.press("Enter")
+
+    expect(than).to_have_attribute("aria-invalid", "true")
+    expect(at).not_to_have_attribute("aria-invalid", "true")
+    page.route(
+        "**/part/past?*",
+        lambda route: route.fulfill(status=503, body='<div class="state state-error">no</div>'),
+    )
+    than.fill("")
+    than.press("Enter")
+    expect(page.locator("[data-past]")).to_have_text("no")
+    expect(at).not_to_have_attribute("aria-invalid", "true")
+    expect(than).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_an_older_answer_replaces_no_newer_suggestions(visit: Open) -> None:
+    page = visit("/record?table=shop.names")
+    waiting: list[Route] = []
+
+    def answer(route: Route) -> None:
+        if "key.id=ab" in route.request.url:
+            route.fulfill(body=json.dumps(["new", "x" * 200, "x" * 201, "a\nb"]))
+        else:
+            waiting.append(route)
+
+    page.route("**/part/keys?*", answer)
+    field = page.locator("#key-1")
+    field.fill("a")
+    page.wait_for_timeout(300)
+    field.fill("ab")
+    options = page.locator("#values-1 option")
+    expect(options).to_have_count(2)
+    for route in waiting:
+        route.fulfill(body='["old"]')
+    page.wait_for_timeout(300)
+
+    assert waiting
+    shown = options.evaluate_all("all => all.map((one) => one.value)")
+    assert shown == ["new", "x" * 200]
