@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from chronolake.errors import LakeError
 from chronolake.look.catalog import every
 from chronolake.types import USAGE_PREFIX
 
@@ -58,13 +59,26 @@ def usage(config: LakeConfig, month: str | None = None) -> list[MonthlyUsage]:
 
 
 def usage_of(table: LookedUp) -> tuple[MonthlyUsage, ...]:
-    """The usage of a table in all months that it knows, the first one first."""
-    told = {
-        name.removeprefix(USAGE_PREFIX): json.loads(text)
+    """The usage of a table in all months that it knows, the first one first.
+
+    Raises:
+        LakeError: a property that tells it is not what Chronolake wrote.
+    """
+    return tuple(
+        _in_month(table, name, text)
         for name, text in sorted(table.table.properties.items())
         if name.startswith(USAGE_PREFIX)
-    }
-    return tuple(
-        MonthlyUsage(table.name, table.mode, month, one["rows"], one["exact"])
-        for month, one in told.items()
     )
+
+
+def _in_month(table: LookedUp, name: str, text: str) -> MonthlyUsage:
+    month = name.removeprefix(USAGE_PREFIX)
+    try:
+        told = json.loads(text)
+        return MonthlyUsage(table.name, table.mode, month, int(told["rows"]), bool(told["exact"]))
+    except (ValueError, KeyError, TypeError) as failure:
+        raise LakeError(
+            f"The table's property {name} is not what Chronolake wrote.",
+            hint=f"Remove the property {name}: the usage of that month is not known then.",
+            table=str(table.name),
+        ) from failure

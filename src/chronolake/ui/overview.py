@@ -178,9 +178,9 @@ def _usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
     """Its usage by month; nothing, if its properties are not what Chronolake wrote."""
     try:
         told = usage_of(found)
-    except (KeyError, TypeError, ValueError):
+    except LakeError:
         return ()
-    return tuple(one for one in told if MONTH.fullmatch(one.month) and isinstance(one.rows, int))
+    return tuple(one for one in told if MONTH.fullmatch(one.month))
 
 
 def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
