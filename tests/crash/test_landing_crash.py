@@ -49,7 +49,7 @@ def _found(folder: ObjectFolder) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("failpoint", "appeared"),
     [
-        ("land.file-published=kill:2", 2),
+        pytest.param("land.file-published=kill:2", 2, marks=pytest.mark.long),
         pytest.param("land.staged=kill", 0, marks=pytest.mark.long),
         *(
             pytest.param(f"land.file-published=kill:{nth}", nth, marks=pytest.mark.long)

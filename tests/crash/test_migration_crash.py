@@ -156,6 +156,7 @@ def _made(caller: Caller, schema: str, migration: Migration) -> Caller:
     return own
 
 
+@pytest.mark.long
 def test_a_killed_server_leaves_no_half_migration(tmp_path: Path) -> None:
     _rounds(SOME, tmp_path)
 

@@ -169,6 +169,7 @@ def _check_resync(lake: Lake, points: tuple[str, ...]) -> None:
     _check(lake, Mode.HISTORY, points, lambda name: resynced(lake, name), is_killed)
 
 
+@pytest.mark.long
 def test_a_switch_to_live_is_killed_and_done_again(lake: Lake) -> None:
     _check_switch(lake, Mode.HISTORY, Mode.LIVE, ("rewrite.before-commit",))
 

@@ -102,6 +102,7 @@ def _race(lake: Path, folder: Path, *, batches: int, uri: str | None = None) -> 
         assert set(live[0].caller.iceberg("live").metadata.refs) == {"main"}
 
 
+@pytest.mark.long
 def test_two_servers_lose_and_mix_no_batch(tmp_path: Path) -> None:
     _race(tmp_path / "lake", tmp_path, batches=3)
 

@@ -115,6 +115,7 @@ def test_runs_of_no_pipeline_are_an_error(folder: Path, capsys: pytest.CaptureFi
     assert "crm" in told, "it says what there is"
 
 
+@pytest.mark.long
 def test_a_pipeline_may_come_while_sync_goes_on(folder: Path) -> None:
     program = "from chronolake.cli import main; main()"
     words = ["sync", "--every", "1s", "--json", "--project", str(folder)]

@@ -281,6 +281,7 @@ def test_a_name_that_was_left_is_another_columns(tmp_path: Path) -> None:
     assert there.agrees()
 
 
+@pytest.mark.long
 def test_names_do_not_depend_on_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
