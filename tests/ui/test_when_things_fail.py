@@ -63,12 +63,13 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     catalog = SqlCatalog("chronolake", uri=f"sqlite:///{folder}/catalog.db")
     catalog.create_namespace("s")
     rows = pa.table({"id": pa.array([1, 2], pa.int64())})
+    key = '[{"name": "id", "type": "LONG", "primary_key": true}]'
     for name, usage in {"t": {}, "odd": {"chronolake.usage.2026-11": "[7"}}.items():
         catalog.create_table(
             ("s", name),
             rows.schema,
             location=str(folder / name),
-            properties={"chronolake.stream": "shop/orders"} | usage,
+            properties={"chronolake.stream": "shop/orders", "chronolake.columns": key} | usage,
         ).append(rows)
     catalog.engine.dispose()
     return folder
