@@ -186,16 +186,18 @@ class _Landing:
         else:
             compared = Compared(self.lake, census, table)
             compared.expect_some()
-            twice = census
-            if census.again is not None and not compared.gone()[0].isEmpty():
-                twice = census.again()
+            is_gone = not compared.gone()[0].isEmpty()
+            twice = census.again() if is_gone and census.again is not None else census
             missed = self._land(compared.missed(), census.columns)
             reach("read.missed-landed")
             if missed:
                 self.complete(self.stream.name)
                 compared = replace(compared, table=self.lake.catalog.load(self.stream.table))
             returned = self._land(compared.returned(), census.columns)
-            gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
+            gone = []
+            # What has landed just now is of records that are there: nothing else has gone by it.
+            if is_gone:
+                gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
         counts = {
             "missed": rows_in(missed),
             "deleted": rows_in(gone),
