@@ -181,8 +181,10 @@ class _Landing:
         self.complete(self.stream.name)
         table = self.lake.catalog.find(self.stream.table)
         self._expect_same_key(table, census.columns)
+        returned: list[DataFile] = []
+        gone: list[DataFile] = []
         if table is None:
-            missed, returned, gone = self._land(census.versions, census.columns), [], []
+            missed = self._land(census.versions, census.columns)
         else:
             compared = Compared(self.lake, census, table)
             compared.expect_some()
@@ -194,7 +196,6 @@ class _Landing:
                 self.complete(self.stream.name)
                 compared = replace(compared, table=self.lake.catalog.load(self.stream.table))
             returned = self._land(compared.returned(), census.columns)
-            gone = []
             # What has landed just now is of records that are there: nothing else has gone by it.
             if is_gone:
                 gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
