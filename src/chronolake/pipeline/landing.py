@@ -198,21 +198,24 @@ class _Landing:
         self.complete(self.stream.name)
         table = self.lake.catalog.find(self.stream.table)
         self._expect_same_key(table, census.columns)
+        returned: list[DataFile] = []
+        gone: list[DataFile] = []
         if table is None:
-            missed, returned, gone = self._land(census.versions, census.columns), [], []
+            missed = self._land(census.versions, census.columns)
         else:
             compared = Compared(self.lake, census, table)
             compared.expect_some()
-            twice = census
-            if census.again is not None and not compared.gone()[0].isEmpty():
-                twice = census.again()
+            is_gone = not compared.gone()[0].isEmpty()
+            twice = census.again() if is_gone and census.again is not None else census
             missed = self._land(compared.missed(), census.columns)
             reach("read.missed-landed")
             if missed:
                 self.complete(self.stream.name)
                 compared = replace(compared, table=self.lake.catalog.load(self.stream.table))
             returned = self._land(compared.returned(), census.columns)
-            gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
+            # What has landed just now is of records that are there: nothing else has gone by it.
+            if is_gone:
+                gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
         counts = {
             "missed": rows_in(missed),
             "deleted": rows_in(gone),

@@ -89,36 +89,32 @@ class Comparison:
         begun = datetime.now(UTC)
         since, until = self._read_all(begun)
         reach("read.census-taken")
-        columns = self.run.files.columns()
-        if not any(column.primary_key for column in columns):
+        if not any(column.primary_key for column in self.run.files.columns()):
             compared = {**self.run.place, COMPARED: {"at": micros_of(begun)}}
             return Piece(self.stream.name, None, (), compared)
-        once = Census(
-            self.stream.name,
-            records_of(spark, self.waiting.parts, columns, facts=True),
-            columns,
-            self._rows,
-            micros_of(begun),
-            self.run.place,
-            since_micros=since,
-            until_micros=until,
-            is_dated=self._time_cursor() is not None,
-            may_be_empty=may_be_empty,
-        )
+
+        def census() -> Census:
+            """Of all that waits by now."""
+            columns = self.run.files.columns()
+            return Census(
+                self.stream.name,
+                records_of(spark, self.waiting.parts, columns, facts=True),
+                columns,
+                sum(part.rows for part in self.waiting.parts),
+                micros_of(begun),
+                self.run.place,
+                since_micros=since,
+                until_micros=until,
+                is_dated=self._time_cursor() is not None,
+                may_be_empty=may_be_empty,
+            )
 
         def again() -> Census:
-            log.info("comparison_repeated", stream=self.stream.name, records=once.rows)
+            log.info("comparison_repeated", stream=self.stream.name)
             self._read_all(datetime.now(UTC))
-            columns = self.run.files.columns()
-            both = records_of(spark, self.waiting.parts, columns, facts=True)
-            position = self.run.place
-            return replace(once, versions=both, columns=columns, rows=self._rows, position=position)
+            return census()
 
-        return replace(once, again=again)
-
-    @property
-    def _rows(self) -> int:
-        return sum(part.rows for part in self.waiting.parts)
+        return replace(census(), again=again)
 
     def _read_all(self, begun: datetime) -> tuple[int | None, int | None]:
         """Read all records, to where they already wait; gives from when to when they are."""
