@@ -84,7 +84,9 @@ def _killed(synced: Synced, point: str, *words: str) -> None:
     assert code == -signal.SIGKILL, f"{point}: {synced.told}"
 
 
-def _check_killed_in_place(tmp_path: Path, point: str) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("point", _IN_PLACE)
+def test_a_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
     synced = Synced(tmp_path)
     synced.write(_FIRST)
     assert synced.run("sync", "crm") == 0, synced.told
@@ -101,18 +103,14 @@ def _check_killed_in_place(tmp_path: Path, point: str) -> None:
     assert set(table.metadata.refs) == {"main", "chronolake-hidden"}
 
 
-def test_a_killed_sync_goes_on_where_its_table_is(tmp_path: Path) -> None:
-    _check_killed_in_place(tmp_path, "staged.appended")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", sorted({*_IN_PLACE} - {"staged.appended"}))
-def test_a_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
-    _check_killed_in_place(tmp_path, point)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", [name for name in _IN_PLACE if name != "staged.deleted"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        name if name == "staged.appended" else pytest.param(name, marks=pytest.mark.long)
+        for name in _IN_PLACE
+        if name != "staged.deleted"
+    ],
+)
 def test_the_first_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
     synced = Synced(tmp_path)
     synced.write(_FIRST)

@@ -34,6 +34,8 @@ COLUMNS = (
     Column("_fivetran_active", ColumnType(Kind.BOOLEAN)),
 )
 SQL_NAME = NAME.sql
+#: As it is named on a command line.
+NAMED = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
 
 
 def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> DataFrame:
@@ -241,30 +243,40 @@ def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
         list(ask(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
 
 
+def _told(lake: Lake, *words: str) -> str:
+    """By the installed program, in a process of its own, beside a lake that is open here."""
+    return subprocess.run(
+        [
+            Path(sys.executable).with_name("chronolake"),
+            *words,
+            "--lake",
+            lake.config.path,
+            "--json",
+        ],
+        env={**os.environ, "CHRONOLAKE_SPARK_MASTER": "local[1]"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    ).stdout
+
+
 def test_the_commands_answer_in_json(lake: Lake) -> None:
-    """The installed program, in processes of its own, beside a lake that is open here."""
-    program = str(Path(sys.executable).with_name("chronolake"))
-    folder = ["--lake", str(lake.config.path), "--json"]
-    named = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
+    question = f"SELECT count(*) AS n, max(name) AS last FROM {SQL_NAME}"
+    lines = _told(lake, "query", question).splitlines()
+    assert [json.loads(line) for line in lines] == [{"n": 49, "last": "n9"}]
+    history = json.loads(_told(lake, "history", NAMED, "--key", f"{KEY}=3"))
+    assert history["versions"][1]["changes"]
 
-    def told(*words: str) -> str:
-        return subprocess.run(
-            [program, *words, *folder],
-            env={**os.environ, "CHRONOLAKE_SPARK_MASTER": "local[1]"},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        ).stdout
 
-    (report,) = json.loads(told("verify", "--all"))
+@pytest.mark.long
+def test_commands_that_look_after_tables_answer_in_json(lake: Lake) -> None:
+    (report,) = json.loads(_told(lake, "verify", "--all"))
     assert report["holds"]
     assert report["rows"] == 49
-    lines = told("query", f"SELECT count(*) AS n, max(name) AS last FROM {SQL_NAME}").splitlines()
-    assert [json.loads(line) for line in lines] == [{"n": 49, "last": "n9"}]
-    (plan,) = [json.loads(line) for line in told("maintain", named, "--dry-run").splitlines()]
+    lines = _told(lake, "maintain", NAMED, "--dry-run").splitlines()
+    (plan,) = [json.loads(line) for line in lines]
     assert plan["table"] == str(NAME)
-    assert json.loads(told("history", named, "--key", f"{KEY}=3"))["versions"][1]["changes"]
 
 
 @pytest.mark.long

@@ -101,7 +101,7 @@ def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     ("statement", "step"),
     [
         # Commits to the catalog: columns, branches, rows on them, the publish.
-        (b"UPDATE iceberg_tables", 4),
+        (b"UPDATE iceberg_tables", 8),
         pytest.param(b"UPDATE iceberg_tables", 1, marks=pytest.mark.long),
         # Every note in the store: runs, streams and leases.
         pytest.param(b"COMMIT", 1, marks=pytest.mark.long),

@@ -212,7 +212,7 @@ _WORLDS: Final = [
 @pytest.mark.parametrize(
     ("mode", "seed", "eps", "step", "is_mixed", "erases"),
     [
-        (Mode.HISTORY, 1, 1, 3_600_000_000, False, False),
+        pytest.param(Mode.HISTORY, 1, 1, 3_600_000_000, False, False, marks=pytest.mark.long),
         (Mode.HISTORY, 2, _MS, 400, True, True),
         pytest.param(Mode.LIVE, 2, _MS, 400, True, True, marks=pytest.mark.long),
         *(

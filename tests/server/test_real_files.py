@@ -98,7 +98,10 @@ def _there() -> None:
         pytest.skip("the vendor's files are not there (../shared/data/partner-sdk)")
 
 
-@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "plain"])
+@pytest.mark.parametrize(
+    "encrypted",
+    [pytest.param(True, id="encrypted"), pytest.param(False, id="plain", marks=pytest.mark.long)],
+)
 def test_the_tester_s_files_load(caller: Caller, *, encrypted: bool) -> None:
     assert {path.name.rpartition("_")[0] for path in _VENDOR.glob("*.aes")} == set(_KEYS)
     for name, key in _KEYS.items():

@@ -72,11 +72,12 @@ def _told(seen: Seen) -> dict[tuple[Any, ...], list[Any]]:
     return {record: [state.plain for state in states] for record, states in seen.items()}
 
 
-def test_history_is_what_was_seen(compared: Shop) -> None:
+@pytest.mark.parametrize("syncs", [2, pytest.param(6, marks=pytest.mark.long)])
+def test_history_is_what_was_seen(compared: Shop, syncs: int) -> None:
     workload.set_up(compared.dsn)
     chance = random.Random(1)
     seen: dict[str, Seen] = {}
-    for _ in range(4):
+    for _ in range(syncs):
         workload.work(compared.dsn, chance, 40)
         _look(compared, seen)
         compared.synced()

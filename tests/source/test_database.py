@@ -113,7 +113,10 @@ def test_a_truncate_ends_every_record(shop: Shop) -> None:
     assert shop.agrees()
 
 
-@pytest.mark.parametrize("failpoints", [(), ("land.file-published", "land.done")])
+@pytest.mark.parametrize(
+    "failpoints",
+    [("land.file-published", "land.done"), pytest.param((), marks=pytest.mark.long)],
+)
 def test_columns_come_go_and_get_other_names_and_types(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, failpoints: tuple[str, ...]
 ) -> None:
