@@ -5,8 +5,7 @@ import { draw, plain } from "./chart.js";
 import { times } from "./page.js";
 
 const STATES = { a: "active", r: "replaced", d: "deleted" };
-/** A mark's width, as a part of the axis. */
-const MARK = 1 / 400;
+const MARK_PIXELS = 3;
 const MOST_MARKS = 300;
 /** How much longer the axis is for the version that is true now, as a part of all before it. */
 const TAIL = 0.35;
@@ -67,9 +66,8 @@ class Marks {
   }
 }
 
-/** What is to be drawn between two times. */
-function pieces(told, life, from, to) {
-  const room = (to - from) * MARK;
+/** What is to be drawn between two times, with marks of a width in milliseconds. */
+function pieces(told, life, from, to, room) {
   const found = {
     past: new Marks(),
     active: new Marks(),
@@ -124,10 +122,10 @@ function pieces(told, life, from, to) {
   return found;
 }
 
-function traces(found, hue) {
+function traces(found, hue, room) {
   const mark = (marks, symbol, color) =>
     marks.x.length > MOST_MARKS
-      ? joined(marks).trace({ line: { color, width: 5 } })
+      ? joined(marks, room).trace({ line: { color, width: 5 } })
       : marks.trace({ mode: "markers", marker: { symbol, color, size: 10, line: { color, width: 1.5 } } });
   return [
     found.gaps.trace({ line: { color: hue.deleted, width: 2, dash: "dot" } }),
@@ -142,14 +140,18 @@ function traces(found, hue) {
 }
 
 /** Marks that are too many to stand alone, as a line. */
-function joined(marks) {
+function joined(marks, room) {
   const line = new Marks();
-  const room = (marks.x.at(-1) - marks.x[0]) * MARK;
   marks.x.forEach((x, index) => {
     const at = [x, x + room / 2];
     line.piece(at, marks.y[index] + 0.1, marks.text[index], marks.customdata[index], room);
   });
   return line;
+}
+
+/** How wide the time axis is, about: the names of columns stand beside it. */
+function axisPixels(chart) {
+  return Math.max(chart.clientWidth - 160, 120);
 }
 
 /**
@@ -172,22 +174,24 @@ export async function drawTimeline(chart, reset, choose) {
   const rows = told.lanes.length;
   chart.style.height = `${92 + rows * ROW_PIXELS}px`;
 
+  const layoutOf = (from, to) => ({
+    xaxis: { type: "date", range: [from, to], fixedrange: false, showspikes: false },
+    yaxis: {
+      range: [-rows - 0.6, 0.8],
+      tickvals: [0, ...told.lanes.map((_, row) => -row - 1)],
+      ticktext: ["record", ...told.lanes.map((lane) => plain(lane.column, 28))],
+      showgrid: false,
+      zeroline: false,
+    },
+    dragmode: "zoom",
+    hoverdistance: 30,
+  });
   const show = (from, to) =>
-    draw(chart, (hue) => ({
-      data: traces(pieces(told, life, from, to), hue),
-      layout: {
-        xaxis: { type: "date", range: [from, to], fixedrange: false, showspikes: false },
-        yaxis: {
-          range: [-rows - 0.6, 0.8],
-          tickvals: [0, ...told.lanes.map((_, row) => -row - 1)],
-          ticktext: ["record", ...told.lanes.map((lane) => plain(lane.column, 28))],
-          showgrid: false,
-          zeroline: false,
-        },
-        dragmode: "zoom",
-        hoverdistance: 30,
-      },
-    }));
+    draw(chart, (hue) => {
+      const room = ((to - from) * MARK_PIXELS) / axisPixels(chart);
+      const found = pieces(told, life, from, to, room);
+      return { data: traces(found, hue, room), layout: layoutOf(from, to) };
+    });
   await show(life.first, life.last);
   chart.removeAttribute("aria-busy");
 
