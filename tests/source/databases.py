@@ -15,8 +15,9 @@ from chronolake.lake import Lake
 from chronolake.pipeline.lease import leased
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store
-from chronolake.pipeline.streams import streams_of
+from chronolake.pipeline.streams import source_of, streams_of
 from chronolake.pipeline.sync import RunResult, sync
+from chronolake.source.offered import Sight
 from chronolake.types import ACTIVE, END, START
 from datalakes import iceberg, project
 
@@ -67,6 +68,11 @@ class Shop:
     def synced(self, *, anew: bool = False) -> None:
         result = self.sync(anew=anew)
         assert result.status is Status.SUCCEEDED, result.streams
+
+    def sees(self) -> dict[str, Sight]:
+        """What each stream can see."""
+        source = source_of(self.project, "shop")
+        return {one.traits.name: one.sight for one in source.offered()}
 
     def table(self, name: str) -> pa.Table:
         found = iceberg(self.project, "shop", name).scan().to_arrow()

@@ -11,7 +11,8 @@ import orjson
 import psycopg
 from psycopg.rows import dict_row
 
-#: A table with a single key, one with two columns of which the order differs, one told in whole.
+#: A table with a single key, one with two columns of which the order differs, and one that has a
+#: unique index only, of which the log tells whole old rows.
 TABLES: Final = {
     "items": ("id",),
     "stock": ("place", "id"),
@@ -21,7 +22,7 @@ SETUP: Final = """
 CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(8,2), body text);
 ALTER TABLE items ALTER body SET STORAGE EXTERNAL;
 CREATE TABLE stock (id int, place text, number bigint, body text, PRIMARY KEY (place, id));
-CREATE TABLE notes (id int PRIMARY KEY, body text, seen timestamptz);
+CREATE TABLE notes (id int NOT NULL UNIQUE, body text, seen timestamptz);
 ALTER TABLE notes ALTER body SET STORAGE EXTERNAL;
 ALTER TABLE notes REPLICA IDENTITY FULL;
 CREATE SCHEMA oracle;

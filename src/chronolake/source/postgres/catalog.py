@@ -52,19 +52,25 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        array_agg(CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE base.modifier END
                  ORDER BY a.attnum),
        array_agg(a.attgenerated <> '' ORDER BY a.attnum),
-       (SELECT array_agg(s.relfilenode::bigint ORDER BY s.oid) FROM pg_catalog.pg_class s
-        WHERE s.relkind = 'r' AND (s.oid = c.oid OR s.oid IN
-            (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))))
+       parts.storage, coalesce(parts.tell_all, false)
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
 JOIN base ON base.oid = a.atttypid
 LEFT JOIN key ON key.indrelid = c.oid
 LEFT JOIN distinct_by ON distinct_by.indrelid = c.oid
+CROSS JOIN LATERAL (
+    SELECT array_agg(s.relfilenode::bigint ORDER BY s.oid) AS storage,
+           bool_and(s.relreplident = 'f') AS tell_all
+    FROM pg_catalog.pg_class s
+    WHERE s.relkind = 'r' AND (s.oid = c.oid OR s.oid IN
+        (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
+) parts
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
-GROUP BY c.oid, n.nspname, c.relname, c.relreplident, key.numbers, distinct_by.numbers
+GROUP BY c.oid, n.nspname, c.relname, c.relreplident, key.numbers, distinct_by.numbers,
+         parts.storage, parts.tell_all
 ORDER BY n.nspname, c.relname
 """
 #: What holds a table's rows, and how many pages each part has.
@@ -103,6 +109,7 @@ class SourceTable:
         generated: the names of those that are.
         storage: what holds the rows; anything else does after a rewrite, a truncate, or when
             partitions come or go.
+        tells_old_rows: whether the log has whole old rows of it, and of all of its partitions.
     """
 
     oid: int
@@ -114,6 +121,12 @@ class SourceTable:
     columns: tuple[SourceColumn, ...]
     generated: frozenset[str]
     storage: tuple[int, ...]
+    tells_old_rows: bool
+
+    @property
+    def followed_by(self) -> tuple[str, ...]:
+        """The columns that tell rows apart in the log; none if the log does not tell enough."""
+        return self.key or (self.distinct_by if self.tells_old_rows else ())
 
     def is_cut_by(self, published: Published | None) -> bool:
         """Whether only some of its columns or rows are published; false if none of it is."""
@@ -127,12 +140,12 @@ class SourceTable:
 
     @property
     def key_numbers(self) -> tuple[int, ...]:
-        """The numbers of the key's columns, in increasing order."""
+        """The numbers of the columns that tell rows apart in the log, in increasing order."""
         return tuple(
             sorted(
                 one.number
                 for one in self.columns
-                if one.name in self.key and one.number is not None
+                if one.name in self.followed_by and one.number is not None
             )
         )
 
@@ -192,7 +205,7 @@ def tables_in(
     with understood():
         rows = connection.execute(_TABLES.encode(), (list(schemas), oid, oid)).fetchall()
     found = []
-    for number, schema, name, identity, key, distinct_by, *columns_told, storage in rows:
+    for number, schema, name, identity, key, distinct_by, *columns_told, storage, tells in rows:
         of_table = list(zip(*columns_told, strict=True))
         columns = tuple(SourceColumn(*one[:4]) for one in of_table if not one[4])
         by_number = {column.number: column.name for column in columns}
@@ -207,6 +220,7 @@ def tables_in(
                 columns,
                 frozenset(one[1] for one in of_table if one[4]),
                 tuple(storage or ()),
+                tells,
             )
         )
     return found

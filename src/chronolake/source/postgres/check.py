@@ -263,14 +263,19 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
         SourceError: the server does not answer.
     """
     name = _name(connection, table)
-    if not table.key:
+    if not table.followed_by:
         yield Finding(
             table.stream,
             Level.WARNING,
             "it has no primary key (one that is deferrable does not count): every run reads it as "
             "a whole, and its rows are told apart by "
             + (", ".join(table.distinct_by) or "all that they say"),
-            f"ALTER TABLE {name} ADD PRIMARY KEY (…);",
+            f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
+            + (
+                f" or, for its log to be read: ALTER TABLE {name} REPLICA IDENTITY FULL;"
+                if table.distinct_by
+                else ""
+            ),
         )
     role, reads, is_hidden = _ask(
         connection,
@@ -291,13 +296,13 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
     elif is_hidden:
         fix = f"ALTER ROLE {who} BYPASSRLS;"
         yield Finding(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
-    elif table.key:
-        yield Finding(table.stream, Level.OK, f"its key is {', '.join(table.key)}")
+    elif table.followed_by:
+        yield Finding(table.stream, Level.OK, f"its key is {', '.join(table.followed_by)}")
 
 
 def is_publishable(table: SourceTable) -> bool:
     """Whether the log can tell of a table, and its rows still be updated when it is published."""
-    return bool(table.key) and table.identity is not ReplicaIdentity.NOTHING
+    return bool(table.followed_by) and table.identity is not ReplicaIdentity.NOTHING
 
 
 def _problem_with_log(connection: psycopg.Connection, table: SourceTable) -> Finding | None:

@@ -7,7 +7,7 @@ Values come as texts.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -18,15 +18,13 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 from pyarrow import csv as pa_csv
 
-from chronolake.arrowrows import ArrowRows, to_spark
+from chronolake.arrowrows import ArrowRows
 from chronolake.errors import SourceError
 from chronolake.source.offered import Failure, Snapshot
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.columns import Typing
 from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.keyless import ROW_KEY, identified
+from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.snapshot import DatabaseSnapshot, in_snapshot, row_of
-from chronolake.source.postgres.spool import declared
 from chronolake.source.postgres.versions import sequence_of
 from chronolake.types import quoted
 
@@ -86,16 +84,9 @@ def copied(
         with held_table(dsn, snapshot, table) as held:
             now = held.table
             beyond = {one.name for one in columns_beyond(dsn, held)}
-            columns = declared(now.columns, now.key, beyond=beyond)
-            texts = texts_of(spark, dsn, held)
-            typing = Typing(now.columns, tuple(columns))
-            if not now.key:
-                columns = [ROW_KEY, *columns]
-                typing = replace(typing, others=f"{ROW_KEY.name} {ROW_KEY.type.sql}")
-                known = identified(to_spark(texts), now)
-                rows = ArrowRows(known, typing, typing.schema)
-            else:
-                rows = texts.then(typing, typing.schema)
+            key = RowKey.of(now)
+            columns = key.declared(now.columns, beyond=beyond)
+            rows = key.typed(texts_of(spark, dsn, held), now.columns, columns)
             at = max(snapshot.at_micros, position.last_micros + 1)
             done = position.copied(now, lsn=snapshot.lsn, at_micros=at, server=server)
             yield Snapshot(

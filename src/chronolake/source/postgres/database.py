@@ -87,13 +87,12 @@ class PostgresDatabase:
     ) -> Iterator[Piece | Snapshot | Failure]:
         """What the log has of tables that were copied, then a copy of those that were not.
 
-        Tables without a primary key are read as a whole each time: of their rows the log does not
-        tell which is which.
+        Tables of whose rows the log does not tell which is which are read as a whole each time.
         """
         with connected(self.config.dsn) as connection:
             state = _State.of(connection, self.slot)
-        keyless = self._wanted.keyless
-        in_log = {name: told for name, told in positions.items() if name not in keyless}
+        unfollowed = self._wanted.unfollowed
+        in_log = {name: told for name, told in positions.items() if name not in unfollowed}
         followed: list[Following] = []
         missing: list[Following] = []
         with _spooling(spool_folder(self.project, self.pipeline)) as folder:
@@ -138,7 +137,7 @@ class PostgresDatabase:
                             one.position,
                             server=state.server,
                         )
-        if whole := {name: told for name, told in positions.items() if name in keyless}:
+        if whole := {name: told for name, told in positions.items() if name in unfollowed}:
             yield from read_whole(lake, self._wanted, whole)
 
     def findings(self, *, create: bool) -> list[Finding]:

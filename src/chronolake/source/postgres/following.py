@@ -15,7 +15,8 @@ import numpy as np
 from chronolake.source.offered import Piece, Snapshot
 from chronolake.source.postgres.columns import SourceColumn, numbered
 from chronolake.source.postgres.position import Clock, LogPosition
-from chronolake.source.postgres.spool import Spool, declared
+from chronolake.source.postgres.rowkey import RowKey
+from chronolake.source.postgres.spool import Spool
 from chronolake.source.postgres.versions import sequence_of, versions_of
 from chronolake.types import quoted
 
@@ -120,7 +121,7 @@ class Following:
             spool = self._spool_for(one.relation)
             at = times[one.transactions]
             versions, is_whole = versions_of(
-                one, spool.key, times=at, commits=commits, wanted=wanted
+                one, spool.key.names, times=at, commits=commits, wanted=wanted
             )
             self._has_unlogged = self._has_unlogged or not is_whole
             spool.add(versions)
@@ -160,13 +161,19 @@ class Following:
             self._has_unlogged = self._has_unlogged or not is_same
         self._columns = columns
 
-    def _key_in(self, columns: tuple[SourceColumn, ...]) -> tuple[str, ...]:
-        key = {one.number: one.name for one in self.table.columns if one.name in self.table.key}
-        return tuple(
-            one.name
-            for one in columns
-            if one.number in key or (one.number is None and one.name in key.values())
-        )
+    def _key_in(self, columns: tuple[SourceColumn, ...]) -> RowKey:
+        """What identifies a record while the table has some columns."""
+        by_number = {one.number: one.name for one in columns}
+        unnumbered = {one.name for one in columns if one.number is None}
+        key = [one for one in self.table.columns if one.name in self.table.followed_by]
+        found = []
+        for one in key:
+            if one.number in by_number:
+                found.append(replace(one, name=by_number[one.number]))
+            elif one.name in unnumbered:
+                found.append(one)
+        # A hash of some of them would be another record's: without all, the key is not the table's.
+        return RowKey(tuple(found), is_hashed=not self.table.key and len(found) == len(key))
 
     def bring(self, spark: SparkSession, lsn: int) -> Iterator[Piece | Snapshot]:
         """What waits, in its order.
@@ -203,7 +210,7 @@ class Following:
         self.position = done
 
     def _emptied(self, spark: SparkSession, step: _Emptied, position: Position) -> Snapshot:
-        columns = declared(step.columns, self._key_in(step.columns), beyond=set())
+        columns = self._key_in(step.columns).declared(step.columns, beyond=set())
         schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
         return Snapshot(
             self.table.stream,

@@ -15,17 +15,19 @@ import pyarrow.parquet as pq
 
 from chronolake.arrowrows import ArrowRows
 from chronolake.changes import PURGED_AT
-from chronolake.source.postgres.columns import Typing, is_held
+from chronolake.source.postgres.columns import is_held
 from chronolake.source.postgres.versions import SYSTEM
-from chronolake.types import Column, ColumnType, Kind, quoted
+from chronolake.types import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from chronolake.source.postgres.columns import SourceColumn
+    from chronolake.source.postgres.rowkey import RowKey
+    from chronolake.types import Column
 
 _BUFFER_BYTES: Final = 16 * 2**20
 _SQL: Final = {
@@ -46,12 +48,12 @@ class Spool:
 
     Attributes:
         columns: the table's columns, whose values are texts here.
-        key: the names of those that identify a record.
+        key: what identifies a record.
         file: where the versions go.
     """
 
     columns: tuple[SourceColumn, ...]
-    key: tuple[str, ...]
+    key: RowKey
     file: Path
     bytes: int = 0
     _beyond: set[str] = field(default_factory=set)
@@ -89,7 +91,7 @@ class Spool:
     @property
     def declared(self) -> list[Column]:
         """The columns as they land: with types that hold all of these values."""
-        return declared(self.columns, self.key, beyond=self._beyond)
+        return self.key.declared(self.columns, beyond=self._beyond)
 
     def versions(self, spark: SparkSession) -> ArrowRows:
         """The versions as `rawlake.land` takes them, after `close`."""
@@ -97,13 +99,12 @@ class Spool:
         places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
         tasks = max(1, min(groups, spark.sparkContext.defaultParallelism))
         texts = [f"{quoted(column.name)} string" for column in self.columns]
-        typing = Typing(self.columns, tuple(self.declared), others=_SYSTEM_COLUMNS)
         rows = ArrowRows(
             spark.createDataFrame(places).coalesce(1).repartition(tasks),
             _spooled,
             ", ".join([*texts, _SYSTEM_COLUMNS]),
         )
-        return rows.then(typing, typing.schema)
+        return self.key.typed(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
 
 
 def _spooled(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -118,24 +119,3 @@ def _spooled(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for rows in files[path].iter_batches(row_groups=[group], use_threads=False):
                     never = pa.nulls(rows.num_rows, pa.int64())
                     yield rows.append_column(PURGED_AT, never)
-
-
-def declared(
-    columns: Sequence[SourceColumn], key: Sequence[str], *, beyond: set[str]
-) -> list[Column]:
-    """Columns as they are declared to the lake.
-
-    Args:
-        columns: the columns.
-        key: the names of those that identify a record.
-        beyond: the names of those that have values which their types cannot hold: they are texts.
-    """
-    text = ColumnType(Kind.STRING)
-    return [
-        Column(
-            column.name,
-            text if column.name in beyond else column.type,
-            primary_key=column.name in key,
-        )
-        for column in columns
-    ]

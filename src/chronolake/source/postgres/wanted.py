@@ -11,7 +11,7 @@ from chronolake.limits import StreamTraits
 from chronolake.source.offered import OfferedStream, Sight, raw_folder
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.keyless import ROW_KEY
+from chronolake.source.postgres.rowkey import ROW_KEY
 
 if TYPE_CHECKING:
     from chronolake.config import PostgresSource, Project
@@ -45,21 +45,21 @@ class WantedTables:
         return {name: self._there[name] for name in self._names if name in self._there}
 
     @cached_property
-    def keyless(self) -> set[str]:
-        """The streams of those that are there and have no primary key."""
-        return {name for name, table in self.there.items() if not table.key}
+    def unfollowed(self) -> set[str]:
+        """The streams of those that are there and that the log does not tell enough of."""
+        return {name for name, table in self.there.items() if not table.followed_by}
 
     def offered(self, sight: Sight) -> list[OfferedStream]:
         """A stream for each table; also for one that is not there, which fails by itself.
 
         Args:
-            sight: of tables that have a primary key. Those without are read as a whole.
+            sight: of tables that can be followed in the log. Others are read as a whole.
         """
         keys = {name: table.key or (ROW_KEY.name,) for name, table in self.there.items()}
         return [
             OfferedStream(
                 StreamTraits(name, tells_changes=True, is_reimported=False),
-                Sight.SNAPSHOT_DIFF if name in self.keyless else sight,
+                Sight.SNAPSHOT_DIFF if name in self.unfollowed else sight,
                 _EPSILON_MICROS,
                 raw_folder(self.project, self.pipeline, name),
                 is_ours=True,
