@@ -308,7 +308,8 @@ def live(lake: Lake, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::chronolake.errors.HistoryWarning")
-@pytest.mark.parametrize("seed", [9, pytest.param(11, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [9, 11])
 def test_a_table_lives_as_its_model(lake: Lake, seed: int) -> None:
     live(lake, seed)
 

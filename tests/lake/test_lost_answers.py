@@ -97,20 +97,20 @@ def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("statement", "step"),
+    "statement",
     [
         # Commits to the catalog: columns, branches, rows on them, the publish.
-        (b"UPDATE iceberg_tables", 8),
-        pytest.param(b"UPDATE iceberg_tables", 1, marks=pytest.mark.long),
+        b"UPDATE iceberg_tables",
         # Every note in the store: runs, streams and leases.
-        pytest.param(b"COMMIT", 1, marks=pytest.mark.long),
+        b"COMMIT",
     ],
 )
-def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes, step: int) -> None:
+def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) -> None:
     """The sync goes on, or says that it failed and the next one goes on; nothing is there twice."""
     outcomes = []
-    for nth in range(1, 40, step):
+    for nth in range(1, 40):
         name = f"{'Runs' if statement == b'COMMIT' else 'Tables'}{nth}"
         through.write(name, _FIRST)
         assert through.sync(name) is None
@@ -131,7 +131,7 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes, st
         assert through.versions(name) == _expected(_FIRST, _LATER)
     else:
         pytest.fail("a sync has more writes than are tried")
-    assert len(outcomes) > 3 // step
+    assert len(outcomes) > 3
     if statement != b"COMMIT":
         # A commit that the catalog does not answer is looked up, and is no failure.
         assert None in outcomes

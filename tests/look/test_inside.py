@@ -22,7 +22,7 @@ from lakes import lake_config
 ORDERS = TableName("shop", "orders")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def written(lake: Lake) -> TableName:
     """A history table: two batches, a compaction, a batch that changed nothing, and a third."""
     name = TableName("in side", "orders")

@@ -120,7 +120,7 @@ _TABLES: dict[str, tuple[list[str], Callable[[random.Random], Told]]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pasts(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     """Tables of several files, most with deletion vectors, one with a younger column."""
     folder = tmp_path_factory.mktemp("rows")
@@ -327,7 +327,7 @@ def test_a_life_counts_what_began_and_ended_in_each_bucket(
 # ------------------------------------------------------------------- tables without history
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def soft(lake: Lake) -> tuple[TableName, list[tuple[int, list[dict[str, Cell]]]]]:
     """A table without history, and what Spark reads of it after each change."""
     name = TableName("past.of", "soft")

@@ -193,6 +193,7 @@ def test_tables_without_a_primary_key(compared: Shop) -> None:
     assert compared.agrees()
 
 
+@pytest.mark.long
 def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text, size int)",
@@ -290,6 +291,7 @@ def test_check_asks_for_the_right_to_read_only(
     compared.run("DROP OWNED BY reader", "DROP ROLE reader")
 
 
+@pytest.mark.long
 def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with server(version=18, wal_level="logical") as address:
         shop = Shop(tmp_path, address)
