@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from apis import Api, Asked, Reply
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import Served, start, stop
 from uiruns import HOSTILE, REGIONS, STREAMS, configured
 
@@ -24,8 +26,6 @@ from chronolake.config import load
 from chronolake.pipeline import observed
 from chronolake.pipeline.runs import Status
 from processes import COMMAND
-
-pytestmark = pytest.mark.long
 
 Open = Callable[[str], Page]
 
@@ -83,7 +83,13 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser, page_of: Served) -> Iterator[Open]:
-    """Open a page; a script's error, a refused script or style, or a dialog fails the test."""
+    with _visiting(browser, page_of) as opened:
+        yield opened
+
+
+@contextmanager
+def _visiting(browser: Browser, page_of: Served) -> Iterator[Open]:
+    """Open pages; a script's error, a refused script or style, or a dialog fails the test."""
     wrong: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 860})
 
@@ -111,6 +117,7 @@ def _run_of(folder: Path, pipeline: str, status: Status) -> observed.ObservedRun
     return next(one for one in found if one.run.status is status)
 
 
+@pytest.mark.long
 def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -> None:
     page = visit("/runs")
     pipelines = page.get_by_role("region", name="List of pipelines")
@@ -132,6 +139,7 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
     assert page.url.endswith("/runs?pipeline=shop&status=dead")
 
 
+@pytest.mark.long
 def test_a_failed_run_says_what_to_do(visit: Open, folder: Path) -> None:
     partial = _run_of(folder, "crm", Status.PARTIAL)
     (contact,) = [one.told for one in partial.streams if one.told.error]
@@ -156,6 +164,7 @@ def test_a_failed_run_says_what_to_do(visit: Open, folder: Path) -> None:
     expect(page.locator(".state-error")).to_contain_text("The next run continues")
 
 
+@pytest.mark.long
 def test_what_a_run_has_moved_is_shown_as_a_difference(visit: Open, folder: Path) -> None:
     run = _run_of(folder, "shop", Status.SUCCEEDED)
     page = visit(f"/run?id={run.run.id}")
@@ -172,17 +181,30 @@ def test_what_a_run_has_moved_is_shown_as_a_difference(visit: Open, folder: Path
     assert row.locator("ins").all_inner_texts() == [change.after for change in one.changes]
 
 
-def test_a_running_sync_moves_the_progress(visit: Open, folder: Path, api: SlowApi) -> None:
-    configured(folder, api.api.url)
+def test_a_running_sync_moves_the_progress(browser: Browser, api: SlowApi, tmp_path: Path) -> None:
+    lake = configured(tmp_path, api.api.url).lake.path
+    lake.mkdir()
+    SqlCatalog("chronolake", uri=f"sqlite:///{lake}/catalog.db").engine.dispose()
+    page_of = start(lake, "--config", str(tmp_path / "chronolake.yml"))
+    try:
+        with _visiting(browser, page_of) as visit:
+            _run_and_follow(visit("/runs"), tmp_path, api)
+            usage = visit("/usage").locator(".figures tbody tr")
+            expect(usage).to_have_count(len(STREAMS))
+            assert set(usage.locator("td:last-child").all_inner_texts()) == {f"{REGIONS * 26:,}"}
+    finally:
+        assert stop(page_of) == 0
+
+
+def _run_and_follow(page: Page, folder: Path, api: SlowApi) -> None:
+    """Run the pipeline, and see on the page how far it is."""
     api.seconds = 0.5
-    listed = visit("/runs")
     command = [sys.executable, "-c", COMMAND, "sync", "shop", "--project", str(folder)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        listed.get_by_role("region", name="List of runs").locator(
-            "tr", has=listed.locator(".badge", has_text="running")
+        page.get_by_role("region", name="List of runs").locator(
+            "tr", has=page.locator(".badge", has_text="running")
         ).locator("th a").click(timeout=90_000)
-        page = listed
         page.evaluate("window.stayed = true")
         seen = _followed(page, deadline=time.monotonic() + 180)
     finally:
@@ -193,7 +215,7 @@ def test_a_running_sync_moves_the_progress(visit: Open, folder: Path, api: SlowA
     assert {stage for stages, _, _ in seen for stage in stages} >= {"landing", "applying"}
     read = [rows for _, rows, _ in seen]
     assert read == sorted(read)
-    assert len({rows for rows in read if 0 < rows < len(STREAMS) * REGIONS}) >= 2
+    assert len({rows for rows in read if 0 < rows < len(STREAMS) * REGIONS * 26}) >= 2
     parts = [part for _, _, part in seen if part is not None]
     assert parts == sorted(parts)
     assert len({part for part in parts if 0 < part < 100}) >= 2
@@ -225,6 +247,7 @@ def _followed(page: Page, *, deadline: float) -> list[tuple[list[str], int, floa
     raise AssertionError(found[-1:])
 
 
+@pytest.mark.long
 def test_monthly_active_rows_are_drawn_and_listed(visit: Open, folder: Path) -> None:
     page = visit("/usage")
     page.wait_for_selector("[data-usage-chart][data-drawn]")
@@ -251,6 +274,7 @@ def test_monthly_active_rows_are_drawn_and_listed(visit: Open, folder: Path) -> 
 PAGES = ("/runs", "/runs?status=dead", "/runs?pipeline=never", "/usage", "/usage?until=2020-01")
 
 
+@pytest.mark.long
 def test_these_pages_are_accessible_in_light_and_dark(visit: Open, folder: Path) -> None:
     runs = [f"/run?id={one.run.id}" for one in _runs(folder)]
     for path in (*PAGES, *runs):
@@ -271,6 +295,7 @@ def test_these_pages_are_accessible_in_light_and_dark(visit: Open, folder: Path)
 
 
 def test_a_lake_without_runs_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
+    SqlCatalog("chronolake", uri=f"sqlite:///{tmp_path}/catalog.db").engine.dispose()
     running = start(tmp_path)
     try:
         page = browser.new_page()
@@ -282,4 +307,4 @@ def test_a_lake_without_runs_says_what_to_do(browser: Browser, tmp_path: Path) -
         page.close()
     finally:
         stop(running)
-    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["catalog.db"]
