@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 from uiprocess import Served, Shop, start, stop
 from uishop import AFTER, BEFORE, LONG_TEXT, NAMES, NOTES, ODD, ORDERS, READINGS, SCRIPT, SENSOR
 
@@ -510,6 +510,46 @@ def test_times_are_in_utc_with_the_local_time_on_hover(visit: Open) -> None:
     end = page.locator("tr[data-version='4'] .until time")
     assert end.get_attribute("datetime") == TMAX_TEXT
     assert end.inner_text() == "open end"
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_charts_have_the_times_of_utc_wherever_the_browser_is(visit: Open, zone: str) -> None:
+    drawn = """async selector => {
+      const chart = document.querySelector(selector);
+      const told = await (await fetch(chart.dataset.chart ?? chart.dataset.life)).json();
+      const ticks = [...chart.querySelectorAll('.xtick text')].map(one => one.textContent);
+      return [told, chart.calcdata.flat().map(point => point.x), ticks];
+    }"""
+    page = visit(links.record(ORDERS, {"id": 104}), timezone_id=zone)
+    told, places, ticks = page.evaluate(drawn, "[data-chart]")
+    assert set(told["starts"]) <= set(places)
+    assert any("2026" in tick for tick in ticks)
+
+    page = visit(f"/past?table={ORDERS}", timezone_id=zone)
+    told, places, ticks = page.evaluate(drawn, "[data-life]")
+    assert {start + told["width"] / 2 for start in told["starts"]} == set(places)
+    assert any("2026" in tick for tick in ticks)
+    page.get_by_label("As of (UTC)").fill("20261020")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="As of 2026-10-20")).to_be_visible()
+    at = int(page.locator("[data-slider=at]").input_value()) / 1_000
+    whole = told["starts"][-1] + told["width"] - told["starts"][0]
+    assert told["starts"][0] + at * whole == pytest.approx(1_792_454_400_000, abs=whole / 1_000)
+
+
+def test_columns_that_have_no_lane_are_told(visit: Open) -> None:
+    page = visit(links.record(ORDERS, {"id": 104}))
+    expect(page.locator("[data-chart-more]")).to_be_hidden()
+
+    def with_more(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "more": 6})
+
+    page.route("**/part/timeline?*", with_more)
+    page.reload()
+    page.wait_for_selector("[data-chart][data-drawn]")
+    rows = page.evaluate("document.querySelector('[data-chart]').layout.yaxis.tickvals.length")
+    expect(page.locator("[data-chart-more]")).to_contain_text(f"Of {rows - 1 + 6} columns")
 
 
 def test_without_javascript_everything_can_still_be_read(browser: Browser, served: Served) -> None:

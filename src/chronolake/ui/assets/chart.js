@@ -22,6 +22,27 @@ export function plain(text, longest = 60) {
   return short.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
+/** The years that an axis has. */
+const YEARS = { first: Date.parse("0001-01-01T00:00:00Z"), last: Date.parse("9999-12-31T00:00:00Z") };
+
+/**
+ * A time for a chart's axis, from milliseconds since 1970. It is a text, because Plotly takes a
+ * number for a time of the browser's own zone: there, an hour of the year is missing.
+ */
+export function onAxis(milliseconds) {
+  if (milliseconds === null) return null;
+  const inside = Math.min(Math.max(milliseconds, YEARS.first), YEARS.last);
+  const whole = Math.floor(inside);
+  const micros = Math.min(Math.round((inside - whole) * 1000), 999);
+  return new Date(whole).toISOString().replace("Z", String(micros).padStart(3, "0"));
+}
+
+/** The inverse of `onAxis`, for what Plotly makes of it: it leaves noughts at the end out. */
+export function fromAxis(text) {
+  const [day, time = "00:00"] = String(text).split(/[T ]/);
+  return Date.parse(`${day}T${time}Z`);
+}
+
 function frame(own) {
   const hue = colours();
   const axis = {

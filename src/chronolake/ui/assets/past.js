@@ -1,6 +1,6 @@
 // A table as it stood: a slider over its life, drawn over the density of its changes.
 
-import { draw } from "./chart.js";
+import { draw, onAxis } from "./chart.js";
 import { calm, load, say, times } from "./page.js";
 
 const form = document.querySelector("[data-past-form]");
@@ -22,7 +22,13 @@ const slider = (which) => form.querySelector(`[data-slider=${which}]`);
 
 /** A typed time in milliseconds; now, if it is none. Without a zone it is in UTC. */
 function milliseconds(text) {
-  const wanted = text.trim().replace(" ", "T");
+  const wanted = text
+    .trim()
+    .replace(" ", "T")
+    .replace(/^(\d{4})(\d\d)(\d\d)(?!\d)/, "$1-$2-$3")
+    .replace(/T(\d\d)(\d\d)(\d\d)?(?!\d|:)/, (_, hour, minute, second) =>
+      [`T${hour}`, minute, second ?? "00"].join(":"),
+    );
   const hasZone = /(z|[+-]\d\d:?\d\d)$/i.test(wanted);
   const found = Date.parse(wanted.includes("T") && !hasZone ? `${wanted}Z` : wanted);
   // What is finer than a millisecond is cut off by the browser.
@@ -130,7 +136,7 @@ function marks() {
   return WHICH.filter((which) => which === "at" || field(which).value.trim()).map((which) => {
     const at = clamped(milliseconds(field(which).value));
     const line = { color: hue, width: 1.5, dash: which === "than" ? "dash" : "solid" };
-    return { type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line };
+    return { type: "line", x0: onAxis(at), x1: onAxis(at), yref: "paper", y0: 0, y1: 1, line };
   });
 }
 
@@ -172,7 +178,7 @@ async function begin() {
   const span = (index) => `${iso(life.starts[index]).replace("T", " ").replace("Z", " UTC")}`;
   const bars = (counts, sign, color, words) => ({
     type: "bar",
-    x: middles,
+    x: middles.map(onAxis),
     y: counts.map((count) => sign * count),
     width: middles.map(() => width * 0.86),
     marker: { color },
@@ -184,8 +190,8 @@ async function begin() {
     data: [bars(life.began, 1, hue.began, "began"), bars(life.ended, -1, hue.ended, "ended")],
     layout: {
       barmode: "relative",
-      margin: { l: 0, r: 0, t: 4, b: 22 },
-      xaxis: { type: "date", range: [life.from, life.to], automargin: false, showgrid: false },
+      margin: { l: 0, r: 0, t: 4, b: 36 },
+      xaxis: { type: "date", range: [life.from, life.to].map(onAxis), automargin: false, showgrid: false },
       yaxis: { visible: false, automargin: false },
       shapes: marks(),
     },

@@ -100,5 +100,8 @@ function choose(version) {
   turn(url, { version });
 }
 
-if (chart) drawTimeline(chart, document.querySelector("[data-chart-reset]"), choose);
+if (chart) {
+  const reset = document.querySelector("[data-chart-reset]");
+  drawTimeline(chart, reset, document.querySelector("[data-chart-more]"), choose);
+}
 if (location.hash.startsWith("#v")) find(location.hash.slice(2));

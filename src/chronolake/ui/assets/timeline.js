@@ -1,7 +1,7 @@
 // The chart of a record's timeline. Plotly makes an element of each piece of a line, so pieces that
 // are nearer to each other than a mark is wide become one: ten thousand versions are a few elements.
 
-import { draw, plain } from "./chart.js";
+import { draw, fromAxis, onAxis, plain } from "./chart.js";
 import { times } from "./page.js";
 
 const STATES = { a: "active", r: "replaced", d: "deleted" };
@@ -60,7 +60,8 @@ class Marks {
   }
 
   trace(own) {
-    const { x, y, text, customdata } = this;
+    const { y, text, customdata } = this;
+    const x = this.x.map(onAxis);
     const hovertemplate = "%{text}<extra></extra>";
     return { type: "scatter", mode: "lines", x, y, text, customdata, hovertemplate, ...own };
   }
@@ -159,9 +160,10 @@ function axisPixels(chart) {
  *
  * @param chart the element; its `data-chart` says where the versions are told.
  * @param reset a button that shows the whole life again.
+ * @param more where it is told that not all columns are drawn.
  * @param choose called with the number of a version that was clicked.
  */
-export async function drawTimeline(chart, reset, choose) {
+export async function drawTimeline(chart, reset, more, choose) {
   const answer = await fetch(chart.dataset.chart);
   if (!answer.ok) {
     chart.innerHTML = await answer.text();
@@ -173,9 +175,13 @@ export async function drawTimeline(chart, reset, choose) {
   const life = lifeOf(told);
   const rows = told.lanes.length;
   chart.style.height = `${92 + rows * ROW_PIXELS}px`;
+  if (told.more) {
+    more.hidden = false;
+    more.textContent = `Of ${count(rows + told.more)} columns that changed, those that changed most; the list has all.`;
+  }
 
   const layoutOf = (from, to) => ({
-    xaxis: { type: "date", range: [from, to], fixedrange: false, showspikes: false },
+    xaxis: { type: "date", range: [from, to].map(onAxis), fixedrange: false, showspikes: false },
     yaxis: {
       range: [-rows - 0.6, 0.8],
       tickvals: [0, ...told.lanes.map((_, row) => -row - 1)],
@@ -195,11 +201,12 @@ export async function drawTimeline(chart, reset, choose) {
   await show(life.first, life.last);
   chart.removeAttribute("aria-busy");
 
-  let shown = `${life.first} ${life.last}`;
+  let shown = [life.first, life.last].map(Math.round).join();
   chart.on("plotly_relayout", () => {
-    const [from, to] = chart.layout.xaxis.range.map((value) => +new Date(value));
-    if (`${from} ${to}` === shown) return;
-    shown = `${from} ${to}`;
+    const [from, to] = chart.layout.xaxis.range.map(fromAxis);
+    const now = [from, to].map(Math.round).join();
+    if (now === shown) return;
+    shown = now;
     reset.hidden = to - from > (life.last - life.first) * 0.99;
     show(from, to);
   });
