@@ -226,7 +226,7 @@ def test_what_a_pulled_stream_lands_and_its_state_are_kept(tmp_path: Path) -> No
 
     (one,), (two,) = first.streams, second.streams
     assert (one.told.rows_read, one.told.landed_rows, one.told.rows) == (100, 100, 100)
-    assert [change.path for change in one.changes] == ["source", "applied"]
+    assert [change.path for change in one.changes] == ["source.number", "applied"]
     assert two.told.landed_rows == two.told.rows_read == 30
     assert two.told.landed_files
     assert two.told.landed_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import select
 import shutil
 import socket
@@ -149,6 +151,23 @@ def test_what_a_later_version_noted_is_not_known(lake: Path, asked: httpx.Client
     earlier = asked.get("/run?id=earlier").text
     assert "Not known: how far" in earlier
     assert "every stream is where it was" not in earlier
+
+
+def test_all_streams_of_a_large_run_are_reached(lake: Path, asked: httpx.Client) -> None:
+    store = Store.open(load(lake))
+    store.begin_run(Run("large", "shop", now(), now(), Status.PARTIAL, holder()))
+    names = [f"s{number:04}" for number in range(1_001)]
+    store.note(*(StreamRun("large", name, "s.t", Status.SUCCEEDED) for name in names))
+    url: str | None = "/run?id=large"
+    seen: list[str] = []
+    while url:
+        told = asked.get(url).text
+        seen += re.findall(r'data-stream="([^"]+)"', told)
+        following = re.search(r'rel="next" href="([^"]+)"', told)
+        url = html.unescape(following[1]) if following else None
+    assert seen == names
+    for odd in ("-1", "501x", "9" * 5_000):
+        assert asked.get(f"/run?id=large&first={odd}").status_code == 200
 
 
 def test_tables_are_shown_although_the_store_makes_no_sense(tmp_path: Path, lake: Path) -> None:

@@ -24,6 +24,13 @@ _JSON = st.recursive(
         ({}, {}, []),
         ({"lsn": 1}, {"lsn": 2}, [("lsn", "changed", 1, 2)]),
         ({}, {"lsn": 2}, [("lsn", "added", None, 2)]),
+        (
+            {},
+            {"state": {"at": 1, "slices": [{"cursor": "a"}]}},
+            [("state.at", "added", None, 1), ("state.slices[0].cursor", "added", None, "a")],
+        ),
+        ({"state": {"at": 1}}, {}, [("state.at", "removed", 1, None)]),
+        ({}, {"state": {}}, [("state", "added", None, {})]),
         ({"lsn": 1}, {}, [("lsn", "removed", 1, None)]),
         ({"lsn": None}, {}, [("lsn", "removed", None, None)]),
         ({"at": 1}, {"at": True}, [("at", "changed", 1, True)]),

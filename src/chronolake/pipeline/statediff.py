@@ -110,6 +110,11 @@ def _short(value: Any) -> Any:
 def _differing(
     path: tuple[str | int, ...], old: Any, new: Any
 ) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
+    # What came or went as a whole is told place by place, too.
+    if old is _MISSING and isinstance(new, (dict, list)) and new:
+        old = type(new)()
+    elif new is _MISSING and isinstance(old, (dict, list)) and old:
+        new = type(old)()
     if isinstance(old, dict) and isinstance(new, dict):
         for name in [*old, *(name for name in new if name not in old)]:
             yield from _differing((*path, name), old.get(name, _MISSING), new.get(name, _MISSING))

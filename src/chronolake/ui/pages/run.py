@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from chronolake.ui.site import Site
 
 _LONGEST: Final = 500
-#: At most so many streams are shown, those that failed or run first.
-MOST: Final = 500
+#: So many streams stand on one page, those that failed or run first.
+PAGE: Final = 500
 _FIRST: Final = (Status.FAILED, Status.DEAD, Status.RUNNING)
 
 
@@ -47,15 +47,25 @@ def _context(request: Request, found: ObservedRun) -> dict[str, Any]:
     streams = sorted(
         found.streams, key=lambda one: (order.get(one.told.status, len(order)), one.told.stream)
     )
+    first = _first(request, len(streams))
     return {
         "seen": found,
         "run": found.run,
-        "streams": streams[:MOST],
+        "streams": streams[first : first + PAGE],
+        "first": first,
+        "size": PAGE,
         "tables": {str(name): name for name in places(site.config)},
         "badges": BADGES,
         "is_live": found.run.status is Status.RUNNING,
         "is_pulled": any(one.told.landed_files is not None for one in found.streams),
     }
+
+
+def _first(request: Request, count: int) -> int:
+    """The place of the first stream on the page that is asked for; 0 if there is no such page."""
+    told = request.query_params.get("first", "")
+    first = int(told) if told.isdecimal() and len(told) <= len(str(count)) else 0
+    return first // PAGE * PAGE if first < count else 0
 
 
 def json_text(value: object) -> str:
