@@ -129,6 +129,9 @@ def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -
     assert told["ends"] == [None, second + 86_399_999, second + 86_400_000, None]
     assert told["states"] == "drda"
     assert told["lanes"] == [{"column": "a", "places": [1, 2, 3]}, {"column": "b", "places": [2]}]
+    # Another engine's end of time.
+    other = version("2026-01-01T00:00:00Z", "9999-12-31T00:00:00Z", Ending.ACTIVE)
+    assert drawn(timeline(other))["ends"] == [None]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,11 @@ def drawn(timeline: Timeline) -> dict[str, Any]:
                 lanes[change.column].append(place)
     return {
         "starts": [_finite(version.start) for version in versions],
-        "ends": [_finite(version.end) for version in versions],
+        # Others end what is still true at another time than we do, as far away.
+        "ends": [
+            None if version.ending is Ending.ACTIVE else _finite(version.end)
+            for version in versions
+        ],
         "states": "".join(_STATES[version.ending] for version in versions),
         "lanes": [{"column": name, "places": places} for name, places in lanes.items()],
         "more": len(changed) - len(lanes),
