@@ -56,8 +56,12 @@ def test_a_position_is_stored_as_it_is() -> None:
         ("id x b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
         # Renamed twice: the name between is in neither.
         ("id y b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
+        ("id a y", "id:1 a:2 b:3", "id:1 a:2 x:3", [1, 2, 3]),
         # The last column: perhaps it was dropped, and another one added.
-        ("id a y", "id:1 a:2 b:3", "id:1 a:2 x:3", [1, 2, None]),
+        ("id a y", "id:1 a:2 b:3", "id:1 a:2 x:4", [1, 2, None]),
+        # Added since the log was last read, and renamed.
+        ("id a b", "id:1", "id:1 x:2 y:3 z:4", [1, 2, 3]),
+        ("id a b", "id:1", "id:1 x:2 y:4", [1, None, None]),
         # Two have changed their names with each other.
         ("id a b", "id:1 a:2 b:3", "id:1 b:2 a:3", [1, 2, 3]),
         ("id b a", "id:1 a:2 b:3", "id:1 b:2 a:3", [1, 2, 3]),
@@ -73,6 +77,42 @@ def test_columns_are_recognised_by_their_places(
     found = numbered(_columns(described), _columns(before), _columns(now))
     assert [column.number for column in found] == numbers
     assert [column.name for column in found] == described.split()
+
+
+_CHANGES = st.lists(st.tuples(st.sampled_from("aadrr"), st.integers(0, 9)), max_size=12)
+
+
+@given(_CHANGES, st.integers(0, 12), st.integers(0, 12))
+def test_a_column_is_never_taken_for_another(
+    changes: list[tuple[str, int]], first: int, second: int
+) -> None:
+    """Columns are added, dropped and renamed; the log is read somewhere between."""
+    table = {1: "id"}
+    states = [dict(table)]
+    last = 1
+    for place, (change, number) in enumerate(changes):
+        live = sorted(table)
+        one = live[number % len(live)]
+        if change == "a":
+            last += 1
+            table[last] = f"c{place}"
+        elif change == "r":
+            table[one] = f"c{place}"
+        elif one != 1:
+            del table[one]
+        states.append(dict(table))
+    before, told = sorted((min(first, len(changes)), min(second, len(changes))))
+
+    def columns(state: dict[int, str], *, numbers: bool = True) -> list[SourceColumn]:
+        every = sorted(state.items())
+        return [SourceColumn(number if numbers else None, name, 25, -1) for number, name in every]
+
+    described = columns(states[told], numbers=False)
+    found = numbered(described, columns(states[before]), columns(states[-1]))
+    for column, number in zip(found, sorted(states[told]), strict=True):
+        assert column.number in {number, None}
+        # Nothing that has ever been there was dropped: nothing is uncertain.
+        assert column.number == number or len(table) < last
 
 
 def _columns(text: str) -> list[SourceColumn]:

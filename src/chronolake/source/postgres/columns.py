@@ -188,13 +188,14 @@ def numbered(
 ) -> tuple[SourceColumn, ...]:
     """Give columns that the log describes their numbers.
 
-    A table's columns stand in the order of their numbers, and a column that is added comes last. So
-    an unknown name in the place of a known column is that column, under another name.
+    A table's columns stand in the order of their numbers, and a column that is added comes last,
+    with the next number. So an unknown name in the place of a known column is that column, under
+    another name.
 
     Args:
         described: columns without numbers, as they were at some time.
         before: as they were when the log was last read.
-        now: as the catalog has them, perhaps after further changes.
+        now: as the catalog has them, at that time or after further changes.
 
     Returns:
         The same columns; where it is not certain which one is meant, without a number.
@@ -209,22 +210,7 @@ def numbered(
     of_before = {column.name: column.number for column in before}
     of_now = {column.name: column.number for column in now}
     found = [of_before.get(name, of_now.get(name)) for name in names]
-    for place, number in enumerate(found):
-        if number is not None:
-            continue
-        least = max((one for one in found[:place] if one is not None), default=0)
-        greatest = min((one for one in found[place + 1 :] if one is not None), default=None)
-        free = [
-            column.number
-            for column in before
-            if column.number is not None
-            and column.number not in found
-            and least < column.number
-            and (greatest is None or column.number < greatest)
-            and column.same_type(described[place])
-        ]
-        if len(free) == 1 and greatest is not None:
-            found[place] = free[0]
+    _fill_in(found, sorted(_numbers(now)), _dropped(before))
     certain = [number for number in found if number is not None]
     if certain != sorted(set(certain)):
         # Names have changed places: which is which cannot be told.
@@ -232,3 +218,45 @@ def numbered(
     return tuple(
         replace(column, number=number) for column, number in zip(described, found, strict=True)
     )
+
+
+def _numbers(columns: Sequence[SourceColumn]) -> list[int]:
+    return [column.number for column in columns if column.number is not None]
+
+
+def _dropped(columns: Sequence[SourceColumn]) -> set[int]:
+    """The numbers that no column has any more, as far as they are known."""
+    known = _numbers(columns)
+    is_whole = len(known) == len(columns)
+    return set(range(1, max(known, default=0))) - set(known) if is_whole else set()
+
+
+def _fill_in(found: list[int | None], live: Sequence[int], dropped: set[int]) -> None:
+    """Fill in the numbers that follow from those of other columns.
+
+    No number is given twice, so a column that is there now was there when a younger one was
+    described.
+
+    Args:
+        found: the numbers of the columns that are described; None where it is to be filled in.
+        live: those of the columns that are there now.
+        dropped: those that no column had any more before.
+    """
+    place = 0
+    while place < len(found):
+        end = place
+        while end < len(found) and found[end] is None:
+            end += 1
+        least = (found[place - 1] if place else None) or 0
+        greatest = found[end] if end < len(found) else None
+        following = range(least + 1, least + 1 + end - place)
+        if greatest is not None:
+            there = [number for number in live if least < number < greatest]
+            possible = [number for number in range(least + 1, greatest) if number not in dropped]
+            for numbers in (there, possible):
+                if len(numbers) == end - place:
+                    found[place:end] = numbers
+        elif set(following) <= set(live):
+            # Nothing was dropped that came after them.
+            found[place:end] = following
+        place = end + 1

@@ -91,14 +91,16 @@ class PostgresDatabase:
         """
         with connected(self.config.dsn) as connection:
             state = _State.of(connection, self.slot)
-        unfollowed = self._wanted.unfollowed
+        # Looked at again: what the log tells up to its end is known by what there is after that.
+        wanted = WantedTables(self.project, self.pipeline, self.config)
+        unfollowed = wanted.unfollowed
         in_log = {name: told for name, told in positions.items() if name not in unfollowed}
         followed: list[Following] = []
         missing: list[Following] = []
         with _spooling(spool_folder(self.project, self.pipeline)) as folder:
             for name, told in in_log.items():
                 try:
-                    table = self._table(name, state)
+                    table = self._published(wanted.table(name), state)
                 except SourceError as failure:
                     if told is not None:
                         # What changes until it is mended is not in the log.
@@ -138,7 +140,7 @@ class PostgresDatabase:
                             server=state.server,
                         )
         if whole := {name: told for name, told in positions.items() if name in unfollowed}:
-            yield from read_whole(lake, self._wanted, whole)
+            yield from read_whole(lake, wanted, whole)
 
     def findings(self, *, create: bool) -> list[Finding]:
         """What the database lacks, and the statements that were run to make what is ours."""
@@ -202,13 +204,13 @@ class PostgresDatabase:
                     )
                 time.sleep(0.05)
 
-    def _table(self, name: str, state: _State) -> SourceTable:
-        """The table of a stream.
+    def _published(self, table: SourceTable, state: _State) -> SourceTable:
+        """A table, as far as the log tells everything of it.
 
         Raises:
-            SourceError: it is not there, or the log does not tell everything of it.
+            SourceError: it does not.
         """
-        table = self._wanted.table(name)
+        name = table.stream
         publication = self.slot.publication
         again = f"`chronolake resync {self.pipeline} --stream {name}`"
         published = state.published.get(table.oid)
