@@ -231,11 +231,13 @@ def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
 
     try:
         return StaticTable.from_metadata(location, _properties(config))
-    except (OSError, ValueError) as failure:
+    except Exception as failure:  # what its bytes make of a damaged file's readers
         raise LakeError(
             f"The table's metadata cannot be read: {type(failure).__name__}.",
-            hint=f"Check that {location} is there and may be read.",
+            hint="Check that the file is there, may be read and is whole; if it is damaged, bring "
+            "it back from a backup.",
             table=str(name),
+            file=location,
         ) from failure
 
 
