@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chronolake.cells import instant
-from chronolake.errors import ValueRefusedError
+from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.past import differences, rows_at
 from chronolake.types import Kind, now_micros
@@ -146,6 +146,13 @@ def life(request: Request) -> Response:
 def _context(site: Site, asked: Asked) -> dict[str, Any]:
     try:
         return _found(site, asked)
+    except BatchError:
+        told = ValueRefusedError(
+            "The table has no primary key, so its records cannot be compared.",
+            hint="Look at one time after the other: leave out the second time.",
+            table=str(asked.name),
+        )
+        raise TimeRefusedError.of(told, "than") from None
     except ValueRefusedError as failure:
         if asked.after is not None:
             raise  # It may be the cursor.
