@@ -166,5 +166,5 @@ def micros_of(text: str) -> int:
     Raises:
         ValueRefusedError: the text is no time.
     """
-    found = moments.micros_of(_ZONE.sub(r"\1+\2", text.strip().upper()))
+    found = moments.micros_of(_ZONE.sub(r"\1+\2", text.strip()))
     return min(max(found, TMIN_MICROS), LAST_MICROS)

@@ -146,6 +146,12 @@ def life(request: Request) -> Response:
 def _context(site: Site, asked: Asked) -> dict[str, Any]:
     try:
         return _found(site, asked)
+    except ValueRefusedError as failure:
+        if asked.after is not None:
+            raise  # It may be the cursor.
+        # Of two times, the earlier one is that of which nothing is kept.
+        is_first = asked.than is None or asked.between[0] == asked.at
+        raise TimeRefusedError.of(failure, "at" if is_first else "than") from failure
     except BatchError:
         told = ValueRefusedError(
             "The table has no primary key, so its records cannot be compared.",
@@ -153,12 +159,6 @@ def _context(site: Site, asked: Asked) -> dict[str, Any]:
             table=str(asked.name),
         )
         raise TimeRefusedError.of(told, "than") from None
-    except ValueRefusedError as failure:
-        if asked.after is not None:
-            raise  # It may be the cursor.
-        # Of two times, the earlier one is that of which nothing is kept.
-        is_first = asked.than is None or asked.between[0] == asked.at
-        raise TimeRefusedError.of(failure, "at" if is_first else "than") from failure
 
 
 def _found(site: Site, asked: Asked) -> dict[str, Any]:
