@@ -128,7 +128,9 @@ class LakeTable:
         """The records that differ between two instants.
 
         Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and
-        the history columns do not, so that a version that changed nothing is no difference.
+        the history columns do not, so that a version that changed nothing is no difference. Where
+        `as_of` tells two versions of a record at an instant, because it was deleted and came back
+        within epsilon, the later one counts.
 
         Args:
             before: an instant, as for `as_of`.
@@ -169,12 +171,18 @@ class LakeTable:
                     _AFTER: _covers(second, description.epsilon),
                 }
             )
-            # What was true at both times is no difference.
-            .where(f"NOT ({_BEFORE} <=> {_AFTER})")
+            .where(F.col(_BEFORE) | F.col(_AFTER))
+            # What was true at both times is no difference; unless another version was true then,
+            # too: this can be just before the first time or if it ended before the second.
+            .where(
+                ~(F.col(_BEFORE) & F.col(_AFTER))
+                | (F.col(START) > _instant_of(first - description.epsilon))
+                | (F.col(END) <= _instant_of(second))
+            )
             .groupBy(*(F.col(quoted(name)) for name in key))
             .agg(
-                F.any_value(F.when(F.col(_BEFORE), state), F.lit(True)).alias(_BEFORE),
-                F.any_value(F.when(F.col(_AFTER), state), F.lit(True)).alias(_AFTER),
+                F.max_by(state, F.when(F.col(_BEFORE), F.col(START))).alias(_BEFORE),
+                F.max_by(state, F.when(F.col(_AFTER), F.col(START))).alias(_AFTER),
             )
             .where(f"NOT ({_BEFORE} <=> {_AFTER})")
         )
@@ -259,5 +267,8 @@ def _covers(micros: int, epsilon: int) -> Expression:
     Both conditions compare a column with a constant, so that files and row groups are skipped by
     their statistics.
     """
-    started = F.col(START) <= F.timestamp_micros(F.lit(micros))
-    return started & (F.col(END) > F.timestamp_micros(F.lit(micros - epsilon)))
+    return (F.col(START) <= _instant_of(micros)) & (F.col(END) > _instant_of(micros - epsilon))
+
+
+def _instant_of(micros: int) -> Expression:
+    return F.timestamp_micros(F.lit(micros))

@@ -6,9 +6,10 @@ below there are `past` (a table's life, its rows at a time, what differs between
 """
 
 from chronolake.look.catalog import check, names
-from chronolake.look.history import Change, Ending, Timeline, Version, history
+from chronolake.look.history import Timeline, history
 from chronolake.look.tables import TableSummary, tables
 from chronolake.look.usage import MonthlyUsage, usage
+from chronolake.look.versions import Change, Ending, Version
 
 __all__ = [
     "Change",

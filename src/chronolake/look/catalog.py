@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import warnings
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from chronolake.config import CatalogKind
-from chronolake.errors import LakeError, SchemaError, TableNotFoundError
+from chronolake.errors import ChronolakeError, LakeError, SchemaError, TableNotFoundError
 from chronolake.types import (
     START,
     Column,
@@ -28,7 +28,7 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.schema import Schema
@@ -102,7 +102,7 @@ def names(config: LakeConfig) -> list[TableName]:
         LakeError: there is no lake, or its catalog does not answer.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return sorted(_rest_names(_rest(config)))
+        return sorted(_rest_names(config))
     return sorted(TableName(schema, table) for schema, table, _ in _rows(config, None))
 
 
@@ -115,7 +115,7 @@ def places(config: LakeConfig) -> dict[TableName, str | None]:
         LakeError: there is no lake, or its catalog does not answer.
     """
     if config.catalog.kind is CatalogKind.REST:
-        return dict.fromkeys(sorted(_rest_names(_rest(config))))
+        return dict.fromkeys(sorted(_rest_names(config)))
     return {TableName(schema, table): place for schema, table, place in _rows(config, None)}
 
 
@@ -231,41 +231,57 @@ def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
 
     try:
         return StaticTable.from_metadata(location, _properties(config))
-    except (OSError, ValueError) as failure:
+    except Exception as failure:  # what its bytes make of a damaged file's readers
         raise LakeError(
             f"The table's metadata cannot be read: {type(failure).__name__}.",
-            hint=f"Check that {location} is there and may be read.",
+            hint="Check that the file is there, may be read and is whole; if it is damaged, bring "
+            "it back from a backup.",
             table=str(name),
+            file=location,
         ) from failure
 
 
 def _rest(config: LakeConfig) -> Catalog:
     from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - slow to import
 
-    try:
+    with _answering(config):
         return RestCatalog(CATALOG, uri=config.catalog.uri or "", **_properties(config))
-    except (OSError, ValueError) as failure:
-        raise LakeError(
-            f"The lake's catalog {config.catalog.label} does not answer: {type(failure).__name__}.",
-            hint="Check lake.catalog.uri and lake.catalog.properties.",
-        ) from failure
 
 
-def _rest_names(catalog: Catalog) -> list[TableName]:
-    return [
-        TableName(".".join(identifier[:-1]), identifier[-1])
-        for namespace in catalog.list_namespaces()
-        for identifier in catalog.list_tables(namespace)
-    ]
+def _rest_names(config: LakeConfig) -> list[TableName]:
+    catalog = _rest(config)
+    with _answering(config):
+        return [
+            TableName(".".join(identifier[:-1]), identifier[-1])
+            for namespace in catalog.list_namespaces()
+            for identifier in catalog.list_tables(namespace)
+        ]
 
 
 def _from_rest(config: LakeConfig, name: TableName) -> Table:
     from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - slow to import
 
+    catalog = _rest(config)
+    with _answering(config, name):
+        try:
+            return catalog.load_table((name.schema, name.table))
+        except NoSuchTableError as failure:
+            raise _missing(name) from failure
+
+
+@contextmanager
+def _answering(config: LakeConfig, name: TableName | None = None) -> Iterator[None]:
+    """Tell what a REST catalog's client raises as an error of the lake."""
     try:
-        return _rest(config).load_table((name.schema, name.table))
-    except NoSuchTableError as failure:
-        raise _missing(name) from failure
+        yield
+    except ChronolakeError:
+        raise
+    except Exception as failure:  # the client's errors share no class
+        raise LakeError(
+            f"The lake's catalog {config.catalog.label} does not answer: {type(failure).__name__}.",
+            hint="Check lake.catalog.uri and lake.catalog.properties.",
+            table=None if name is None else str(name),
+        ) from failure
 
 
 def _described(name: TableName, table: Table) -> LookedUp:

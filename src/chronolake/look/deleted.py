@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from chronolake.errors import LakeError
+from chronolake.errors import ChronolakeError, LakeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,8 @@ class DeletedRows:
         from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file  # noqa: PLC0415
         from pyiceberg.table.puffin import PuffinFile  # noqa: PLC0415 - slow to import
 
-        with readable(self._found.name), self._found.table.io.new_input(path).open() as stream:
+        name, io = self._found.name, self._found.table.io
+        with readable(name, path), io.new_input(path).open() as stream:
             payload = stream.read()
             if kind.endswith("PUFFIN"):
                 return {
@@ -74,18 +75,31 @@ def unread(table: TableName, message: str) -> LakeError:
 
 
 @contextmanager
-def readable(table: TableName) -> Iterator[None]:
+def readable(table: TableName, file: str | None = None) -> Iterator[None]:
     """Tell what a table's files raise as an error of the lake.
+
+    Args:
+        table: the table.
+        file: the file that is read, if it is one.
 
     Raises:
         LakeError: a file is not there, or is not what it should be.
     """
     try:
         yield
-    except (OSError, ValueError, TypeError, pa.ArrowException) as failure:
-        raise LakeError(
-            f"The table's files cannot be read: {type(failure).__name__}.",
-            hint="Try again: maintenance may have removed files meanwhile. If that does not help, "
-            "`chronolake verify` tells more.",
-            table=str(table),
-        ) from failure
+    except ChronolakeError:
+        raise
+    except Exception as failure:  # what its bytes make of a damaged file's readers
+        raise damaged(table, failure, file) from failure
+
+
+def damaged(table: TableName, failure: Exception, file: str | None = None) -> LakeError:
+    """That a file of a table is not there, or not what it should be."""
+    return LakeError(
+        f"{'The table has files that' if file is None else 'A file of the table'} cannot be read: "
+        f"{type(failure).__name__}.",
+        hint="Try again: maintenance may have removed files meanwhile. If that does not help, "
+        "bring the file back from a backup; `chronolake verify` tells whether more are damaged.",
+        table=str(table),
+        file=file,
+    )

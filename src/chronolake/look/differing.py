@@ -14,7 +14,15 @@ from chronolake.cells import Cell, cells, instant
 from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.fingerprints import Fingerprints
-from chronolake.look.moments import asked_or_now, current_at, epsilon_of, known_since, since, until
+from chronolake.look.moments import (
+    asked_or_now,
+    current_at,
+    epsilon_of,
+    known_since,
+    since,
+    true_at,
+    until,
+)
 from chronolake.look.order import Order, comparable, cursor, position_of
 from chronolake.look.stored import FILE, ROW, Place, StoredRows
 from chronolake.types import (
@@ -106,6 +114,9 @@ def differences(
 ) -> DifferencePage:
     """A page of the records that differ between two times, as `LakeTable.diff` gives them.
 
+    Where `rows_at` tells two versions of a record at a time, because it was deleted and came back
+    within epsilon, the later one counts.
+
     Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and the
     history columns do not. Of tables without history, the snapshots that were current at the two
     times are compared. Of all rows that differ keys and fingerprints come into memory, no more than
@@ -163,7 +174,7 @@ def differences(
 
 @dataclass(frozen=True)
 class _Side:
-    """The rows that there were at one of two times only."""
+    """The rows of one of two times, without most of those that there were at both."""
 
     stored: StoredRows
     condition: BooleanExpression
@@ -174,16 +185,17 @@ class _Side:
 
 
 def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
-    from pyiceberg.expressions import AlwaysTrue, And, Not  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions import AlwaysTrue, And, Not, Or  # noqa: PLC0415 - slow to import
 
     if found.mode is Mode.HISTORY:
-        # What was true at both times is no difference. One that was true at the first time began
-        # before the second, too: it is not true then if it has ended.
+        # What was true at both times is no difference. But a version is true for epsilon after its
+        # end, and if its record came back meanwhile, two are: the later one is what it says then.
+        # So those that end before the second time or began just before the first one are looked at.
         stored, epsilon = StoredRows(found), epsilon_of(found)
-        ended, began = Not(until(second - epsilon)), Not(since(first))
+        near = Or(Not(until(second)), Not(since(first - epsilon)))
         return (
-            _Side(stored, And(since(first), And(until(first - epsilon), ended))),
-            _Side(stored, And(since(second), And(until(second - epsilon), began))),
+            _Side(stored, And(true_at(first, epsilon), near)),
+            _Side(stored, And(true_at(second, epsilon), near)),
         )
     snapshots = [current_at(found, micros) for micros in (first, second)]
     old, new = (StoredRows(found, one.snapshot_id if one else None) for one in snapshots)

@@ -3,76 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.cells import Cell, cells, instant, typed
+import pyarrow as pa
+
+from chronolake.cells import typed
 from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.look.catalog import LookedUp, look_up
-from chronolake.look.moments import known_since
-from chronolake.types import (
-    ACTIVE,
-    END,
-    EPSILON_MICROS,
-    EPSILON_PROPERTY,
-    HASH,
-    HISTORY_COLUMNS,
-    START,
-    SYNCED,
-    VERSION,
-    Kind,
-    Mode,
-    TableName,
-)
+from chronolake.look.moments import epsilon_of, known_since
+from chronolake.look.stored import FILE, ROW, StoredRows
+from chronolake.look.versions import StoredVersions, Version, as_they_are
+from chronolake.types import Kind, Mode, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pyarrow as pa
     from pyiceberg.expressions import BooleanExpression
 
     from chronolake.config import LakeConfig
 
-_NOT_SHOWN = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
-
-
-class Ending(StrEnum):
-    """How a version ended."""
-
-    ACTIVE = "active"
-    REPLACED = "replaced"
-    DELETED = "deleted"
-
-
-@dataclass(frozen=True)
-class Change:
-    """One column that differs from the version before."""
-
-    column: str
-    old: Cell
-    new: Cell
-
-
-@dataclass(frozen=True)
-class Version:
-    """One version of a record, or the only row of a table that keeps none.
-
-    Attributes:
-        start: ISO instant; None in a table without history.
-        end: ISO instant; None in a table without history.
-        ending: still active, replaced by the next version, or deleted.
-        synced: when the sync that sent it started, or None.
-        values: all columns except the history columns and `_fivetran_synced`, in table order.
-        changes: what differs from the version before; empty for the first one.
-    """
-
-    start: str | None
-    end: str | None
-    ending: Ending
-    synced: Cell
-    values: dict[str, Cell]
-    changes: tuple[Change, ...]
+#: The kinds of which a text may have blanks around it.
+NUMBERS: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.DECIMAL, Kind.FLOAT, Kind.DOUBLE}
 
 
 @dataclass(frozen=True)
@@ -83,16 +35,25 @@ class Timeline:
         table: the table.
         mode: its mode.
         key: the record's key, as it was asked for.
-        versions: the versions; the only row of a table that keeps none.
+        versions: the versions, whose values come into being as they are asked for; the only row of
+            a table that keeps none.
         known_since: ISO instant of the switch to history mode: what was before is not known. None
             if the table always kept history, or keeps none.
+        bytes: how much memory its versions hold.
     """
 
     table: TableName
     mode: Mode
     key: dict[str, str | None]
-    versions: tuple[Version, ...]
+    versions: Sequence[Version]
     known_since: str | None = None
+    bytes: int = 0
+
+    def outline(self) -> Timeline:
+        """The timeline without what its versions say: when each was, and what columns changed."""
+        if not isinstance(self.versions, StoredVersions):
+            return self
+        return replace(self, versions=self.versions.outline())
 
     def as_json(self) -> dict[str, Any]:
         """The timeline as JSON's own types."""
@@ -124,6 +85,7 @@ def history(
     key: Mapping[str, str | None],
     *,
     most: int | None = None,
+    most_bytes: int | None = None,
 ) -> Timeline:
     """The timeline of the record with a key.
 
@@ -135,6 +97,8 @@ def history(
         key: the value of every key column, as text: times in ISO 8601, binary values in base64;
             None for null.
         most: refuse a record that has more versions than that; None: there is no limit.
+        most_bytes: refuse a record whose versions take more memory than that, as Arrow has them;
+            None: there is no limit.
 
     Returns:
         The timeline, without versions if the table has no such record.
@@ -143,25 +107,46 @@ def history(
         LakeError: there is no lake, or it cannot be read.
         TableNotFoundError: there is no such table.
         UnknownColumnError: a column of `key` is no key column, or one is missing.
-        ValueRefusedError: a text is no value of its column's type, or the record has more than
-            `most` versions.
+        ValueRefusedError: a text is no value of its column's type, or the record has more
+            versions than may be.
     """
     found = look_up(config, name)
     condition = _condition(found, key)
-    if found.table.current_snapshot() is None:
-        versions: tuple[Version, ...] = ()
-    else:
-        # One more than is wanted tells that there are too many.
-        limit = None if most is None else most + 1
-        rows = found.table.scan(row_filter=condition, limit=limit).to_arrow()
-        if most is not None and rows.num_rows > most:
-            raise ValueRefusedError(
-                f"The record has more than {most:,} versions, too many to show all.",
-                hint="Ask for those of some time in SQL, with `chronolake query`.",
-                table=str(name),
+    rows = _stored(found, condition, most, most_bytes)
+    versions: Sequence[Version] = ()
+    if rows.num_rows and found.mode is Mode.HISTORY:
+        versions = StoredVersions(rows, epsilon_of(found))
+    elif rows.num_rows:
+        versions = as_they_are(rows)
+    since = known_since(found)
+    return Timeline(name, found.mode, dict(key), versions, since, rows.get_total_buffer_size())
+
+
+def _stored(
+    found: LookedUp, condition: BooleanExpression, most: int | None, most_bytes: int | None
+) -> pa.Table:
+    """A record's rows, unless there are too many: then no more are read than tell so."""
+    stored, kept, count, size = StoredRows(found), [], 0, 0
+    for batch in stored.batches(stored.columns, condition):
+        rows = batch.drop_columns([FILE, ROW])
+        kept.append(rows)
+        count += rows.num_rows
+        size += rows.nbytes
+        told = None
+        if most is not None and count > most:
+            told = f"The record has more than {most:,} versions, too many to show all."
+        elif most_bytes is not None and size > most_bytes:
+            told = (
+                f"The record's versions hold more than {most_bytes >> 20:,} MiB, too much to show."
             )
-        versions = _versions(found, rows)
-    return Timeline(name, found.mode, dict(key), versions, known_since(found))
+        if told is not None:
+            raise ValueRefusedError(
+                told,
+                hint="Ask for those of some time in SQL, with `chronolake query`, or for all with "
+                "`chronolake history --json`.",
+                table=str(found.name),
+            )
+    return pa.concat_tables(kept) if kept else pa.table({})
 
 
 def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpression:
@@ -214,6 +199,8 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     if text is None:
         return IsNull(column)
     by_name = {one.name: one for one in found.columns}
+    if by_name[column].type.kind in NUMBERS:
+        text = text.strip()  # As it may come with what was copied.
     value = typed(by_name[column], text, table=str(found.name))
     if isinstance(value, float) and math.isnan(value):
         return IsNaN(column)
@@ -228,69 +215,3 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns)
-
-
-def _versions(found: LookedUp, rows: pa.Table) -> tuple[Version, ...]:
-    import pyarrow as pa  # noqa: PLC0415 - with the scan that needs it
-
-    if found.mode is not Mode.HISTORY:
-        return tuple(
-            Version(None, None, Ending.ACTIVE, synced, values, ()) for synced, values in _rows(rows)
-        )
-    rows = rows.sort_by([(START, "ascending"), (END, "ascending")])
-    starts = rows[START].cast(pa.int64()).to_pylist()
-    ends = rows[END].cast(pa.int64()).to_pylist()
-    active = rows[ACTIVE].to_pylist()
-    epsilon = int(found.table.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
-    versions: list[Version] = []
-    before: dict[str, Cell] | None = None
-    for place, (synced, values) in enumerate(_rows(rows)):
-        following = starts[place + 1] if place + 1 < len(starts) else None
-        versions.append(
-            Version(
-                start=_instant(starts[place]),
-                end=_instant(ends[place]),
-                ending=_ending(active[place], ends[place], following, epsilon),
-                synced=synced,
-                values=values,
-                changes=() if before is None else _changes(before, values),
-            )
-        )
-        before = values
-    return tuple(versions)
-
-
-def _rows(rows: pa.Table) -> list[tuple[Cell, dict[str, Cell]]]:
-    """Each row's `_fivetran_synced`, and its other columns that are not about time."""
-    columns = {name: cells(rows[place]) for place, name in enumerate(rows.column_names)}
-    synced = columns.get(SYNCED, [None] * rows.num_rows)
-    shown = {name: column for name, column in columns.items() if name not in _NOT_SHOWN}
-    return [
-        (synced[place], {name: column[place] for name, column in shown.items()})
-        for place in range(rows.num_rows)
-    ]
-
-
-def _instant(micros: int | None) -> str | None:
-    return None if micros is None else instant(micros)
-
-
-def _ending(
-    active: bool | None,  # noqa: FBT001
-    end: int | None,
-    following: int | None,
-    epsilon: int,
-) -> Ending:
-    if active:
-        return Ending.ACTIVE
-    if following is not None and end is not None and following - end <= epsilon:
-        return Ending.REPLACED
-    return Ending.DELETED
-
-
-def _changes(before: dict[str, Cell], after: dict[str, Cell]) -> tuple[Change, ...]:
-    return tuple(
-        Change(column, before[column], new)
-        for column, new in after.items()
-        if before[column] != new or type(before[column]) is not type(new)
-    )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from chronolake.cells import Cell, cells, instant
-from chronolake.errors import LakeError
 from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.life import rows_changed
+from chronolake.look.manifests import entries
 from chronolake.look.moments import published
 from chronolake.masking import MASKED, holds_secret, is_secret, masked_text
 
@@ -271,29 +271,18 @@ class _Tally:
 def _partitions(found: LookedUp) -> list[Partition]:
     from pyiceberg.manifest import DataFileContent  # noqa: PLC0415 - slow to import
 
-    snapshot = found.table.current_snapshot()
-    if snapshot is None:
-        return []
     tallies: dict[tuple[tuple[str, Cell], ...], _Tally] = defaultdict(_Tally)
-    try:
-        for manifest in snapshot.manifests(found.table.io):
-            for entry in manifest.fetch_manifest_entry(found.table.io):
-                file = entry.data_file
-                tally = tallies[_values(found, file, manifest.partition_spec_id)]
-                tally.bytes += file.file_size_in_bytes
-                if file.content is DataFileContent.DATA:
-                    tally.files += 1
-                    tally.rows += file.record_count
-                else:
-                    tally.delete_files += 1
-                    if file.content is DataFileContent.POSITION_DELETES:
-                        tally.rows -= file.record_count
-    except (OSError, ValueError) as failure:
-        raise LakeError(
-            f"The table's manifests cannot be read: {type(failure).__name__}.",
-            hint="Try again: maintenance may have removed files meanwhile.",
-            table=str(found.name),
-        ) from failure
+    for manifest, entry in entries(found):
+        file = entry.data_file
+        tally = tallies[_values(found, file, manifest.partition_spec_id)]
+        tally.bytes += file.file_size_in_bytes
+        if file.content is DataFileContent.DATA:
+            tally.files += 1
+            tally.rows += file.record_count
+        else:
+            tally.delete_files += 1
+            if file.content is DataFileContent.POSITION_DELETES:
+                tally.rows -= file.record_count
     partitions = [
         Partition(dict(values), tally.files, tally.rows, tally.bytes, tally.delete_files)
         for values, tally in tallies.items()

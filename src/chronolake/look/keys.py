@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from chronolake.cells import Cell, cells
 from chronolake.errors import UnknownColumnError
 from chronolake.look.catalog import LookedUp, look_up
-from chronolake.look.history import equal_to
+from chronolake.look.history import NUMBERS, equal_to
 from chronolake.look.order import Order, Smallest, comparable
 from chronolake.look.stored import FILE, ROW, StoredRows
 from chronolake.types import Column, Kind
@@ -68,6 +68,8 @@ def completions(
         if other != column:
             condition = And(condition, equal_to(found, other, text))
     begin = typed.get(column) or ""
+    if wanted.type.kind in NUMBERS:
+        begin = begin.strip()
     if begin and wanted.type.kind in _TEXTS:
         condition = And(condition, _begins(column, begin))
     return _values(found, wanted, condition, begin, limit)

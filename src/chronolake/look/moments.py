@@ -32,7 +32,7 @@ _ISO: Final = re.compile(
     r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{1,2})"
     r"(?::(?P<second>\d{1,2})(?:\.(?P<fraction>\d+))?)?"
     r" ?(?:(?P<utc>Z|UTC)|(?P<sign>[+-])(?P<hours>\d{1,2}):?(?P<minutes>\d{2})?)?)?)?)?",
-    re.ASCII,
+    re.ASCII | re.IGNORECASE,
 )
 
 

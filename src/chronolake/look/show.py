@@ -9,13 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.look.history import Ending, Timeline, Version
+from chronolake.look.versions import Ending, Version
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from chronolake.cells import Cell
+    from chronolake.look.history import Timeline
     from chronolake.look.tables import TableSummary
     from chronolake.look.usage import MonthlyUsage
 

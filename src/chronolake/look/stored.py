@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from chronolake.changes import RESERVED
-from chronolake.look.deleted import DeletedRows, readable, unread
+from chronolake.look.deleted import DeletedRows, damaged, readable, unread
+from chronolake.look.manifests import entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -92,12 +93,13 @@ class StoredRows:
         """
         if self._found.table.current_snapshot() is None:
             return []
-        with readable(self._found.name):
-            tasks = list(
-                self._found.table.scan(
-                    row_filter=condition, snapshot_id=self._snapshot_id
-                ).plan_files()
-            )
+        scan = self._found.table.scan(row_filter=condition, snapshot_id=self._snapshot_id)
+        try:
+            tasks = list(scan.plan_files())
+        except Exception as failure:
+            for _ in entries(self._found, self._snapshot_id):
+                pass  # The file that cannot be read tells so itself.
+            raise damaged(self._found.name, failure) from failure
         tasks.sort(key=lambda task: _number(task.file.file_path))
         self._tasks |= {_number(task.file.file_path): task for task in tasks}
         return tasks
@@ -138,7 +140,7 @@ class StoredRows:
                     only = np.setdiff1d(only_here.deleted.of(other), self.deleted.of(task))
                     if not only.size:
                         continue
-            with readable(self._found.name), self._opened(task) as fragment:
+            with readable(self._found.name, task.file.file_path), self._opened(task) as fragment:
                 mapped = self._mapped(fragment, task, condition, mapped)
                 for rows in self._from_file(task, fragment, mapped, columns, narrowed):
                     remaining = _without(rows, self.deleted.of(task), only)
@@ -155,7 +157,7 @@ class StoredRows:
         for number in sorted({place.file for place in places}):
             task = self._tasks[number]
             wanted = np.array(sorted({place.row for place in places if place.file == number}))
-            with readable(self._found.name), self._opened(task) as fragment:
+            with readable(self._found.name, task.file.file_path), self._opened(task) as fragment:
                 mapped = self._mapped(fragment, task, None, None)
                 found += self._taken(task, fragment, mapped, wanted)
         names = [*self._fields, FILE, ROW]

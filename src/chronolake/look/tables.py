@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chronolake.look.catalog import every
+from chronolake.look.deleted import readable
+from chronolake.look.manifests import entries
 from chronolake.types import ACTIVE, Column, Mode, TableName
 
 if TYPE_CHECKING:
@@ -116,7 +118,8 @@ def _stored_rows(found: LookedUp, totals: dict[str, str]) -> int:
     if "total-records" in totals and totals.get("total-equality-deletes", "0") == "0":
         # A deletion vector counts each row it marks once, so the difference is exact.
         return int(totals["total-records"]) - int(totals.get("total-position-deletes", 0))
-    return found.table.scan().count()
+    with readable(found.name):
+        return found.table.scan().count()
 
 
 def _active(found: LookedUp) -> int:
@@ -129,21 +132,17 @@ def _active(found: LookedUp) -> int:
     from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
 
     table = found.table
-    snapshot = table.current_snapshot()
-    if snapshot is None:
-        return 0
     place_by_spec = {number: _place(table.schema(), spec) for number, spec in table.specs().items()}
     count = 0
-    for manifest in snapshot.manifests(table.io):
-        place = place_by_spec[manifest.partition_spec_id]
-        for entry in manifest.fetch_manifest_entry(table.io):
-            file = entry.data_file
-            is_data = file.content is DataFileContent.DATA
-            if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
-                # Another engine's layout: only reading tells.
+    for manifest, entry in entries(found):
+        place, file = place_by_spec[manifest.partition_spec_id], entry.data_file
+        is_data = file.content is DataFileContent.DATA
+        if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
+            # Another engine's layout: only reading tells.
+            with readable(found.name):
                 return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
-            if file.partition[place]:
-                count += file.record_count if is_data else -file.record_count
+        if file.partition[place]:
+            count += file.record_count if is_data else -file.record_count
     return count
 
 

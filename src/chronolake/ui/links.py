@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
-from chronolake.cells import instant
 from chronolake.errors import SchemaError, ValueRefusedError
+from chronolake.look import moments
 from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName, quoted
 
 if TYPE_CHECKING:
@@ -23,10 +23,13 @@ KEY: Final = "key."
 #: Before a key column's name: the value that the form began with, as JSON. An input keeps no line
 #: breaks, and a form does not send them as they were.
 WAS: Final = "was."
-_LONGEST: Final = 10_000
-_LONGEST_TIME: Final = 60
+#: Names a key column whose value is too long for a link.
+LONG: Final = "long"
+#: In bytes: `serving` reads no more than 64 KiB of a request's line and headers together.
+_LONGEST: Final = 48 * 1024
 _LONGEST_NUMBER: Final = 12
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: In a URL that was written by hand, the plus of a zone is a blank.
+_ZONE: Final = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
 
 
 def spelled(name: TableName) -> str:
@@ -57,12 +60,21 @@ def record(
     path: str = "/record",
     **query: str | int | None,
 ) -> str:
-    """The page of a record's timeline, or a piece of it; of choosing one, if there is no key."""
-    given = [("table", spelled(name))]
-    for column, value in (key or {}).items():
-        given.append(("null", column) if value is None else (KEY + column, text_of(value)))
-    given += [(name, str(value)) for name, value in query.items() if value is not None]
-    return f"{path}?{urlencode(given)}"
+    """The page of a record's timeline, or a piece of it; of choosing one, if there is no key.
+
+    A key that is too long for a URL makes one that `key_of` refuses with what to do.
+    """
+    table = [("table", spelled(name))]
+    given = [
+        ("null", column) if value is None else (KEY + column, text_of(value))
+        for column, value in (key or {}).items()
+    ]
+    further = [(name, str(value)) for name, value in query.items() if value is not None]
+    made = f"{path}?{urlencode([*table, *given, *further])}"
+    if len(made) <= _LONGEST or not given:
+        return made
+    longest = max(given, key=lambda pair: len(pair[1]))[0].removeprefix(KEY)
+    return f"{path}?{urlencode([*table, (LONG, longest)])}"
 
 
 def past(name: TableName, **query: str | None) -> str:
@@ -84,7 +96,7 @@ def table_of(request: Request, parameter: str = "table") -> TableName | None:
         SchemaError: the text is not schema.table.
     """
     text = request.query_params.get(parameter, "").strip()
-    return TableName.parse(text[:_LONGEST]) if text else None
+    return TableName.parse(text) if text else None
 
 
 def required_table_of(request: Request, parameter: str = "table") -> TableName:
@@ -100,11 +112,21 @@ def required_table_of(request: Request, parameter: str = "table") -> TableName:
 
 
 def key_of(request: Request) -> dict[str, str | None]:
-    """The record's key that a URL gives: text by column, None for null."""
+    """The record's key that a URL gives: text by column, None for null.
+
+    Raises:
+        ValueRefusedError: the key is too long for a URL.
+    """
+    if LONG in request.query_params or len(request.url.query) > _LONGEST:
+        raise ValueRefusedError(
+            "The record's key is too long for a link.",
+            hint="Ask for it with `chronolake history`, or in SQL with `chronolake query`.",
+            column=request.query_params.get(LONG),
+        )
     given: dict[str, str | None] = {}
     for name, value in request.query_params.multi_items():
         if name.startswith(KEY):
-            given[name.removeprefix(KEY)] = value[:_LONGEST]
+            given[name.removeprefix(KEY)] = value
     for name, value in request.query_params.multi_items():
         column = name.removeprefix(WAS)
         original = _original(value) if name.startswith(WAS) else None
@@ -123,7 +145,7 @@ def _original(text: str) -> str | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found[:_LONGEST] if isinstance(found, str) else None
+    return found if isinstance(found, str) else None
 
 
 def number_of(request: Request, name: str, *, default: int, least: int = 1) -> int:
@@ -137,22 +159,12 @@ def micros_of(text: str) -> int:
     """An instant that a person wrote, in microseconds since 1970; without a zone it is in UTC.
 
     Args:
-        text: ISO 8601, such as `2024-05-02T00:00:00Z`; a date is its first instant.
+        text: ISO 8601, such as `2024-05-02T00:00:00Z`; a date, a month or a year is its first
+            instant. A zone's plus may have become a blank. What is before or after all times is
+            the first or last one.
 
     Raises:
         ValueRefusedError: the text is no time.
     """
-    wanted = text.strip().upper().replace(" ", "T", 1)
-    if wanted == instant(LAST_MICROS):
-        return LAST_MICROS
-    try:
-        found = datetime.fromisoformat(wanted)
-    except ValueError:
-        raise ValueRefusedError(
-            f"{text[:_LONGEST_TIME]!r} is no time.",
-            hint="Write it like 2024-05-02 or 2024-05-02T12:30:00Z.",
-        ) from None
-    found = found if found.tzinfo else found.replace(tzinfo=UTC)
-    passed = found - _EPOCH
-    micros = (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
-    return min(max(micros, TMIN_MICROS), LAST_MICROS)
+    found = moments.micros_of(_ZONE.sub(r"\1+\2", text.strip()))
+    return min(max(found, TMIN_MICROS), LAST_MICROS)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE: Final = "CHRONOLAKE_UI_TOKEN"  # noqa: S105 - a name
 _SHORTEST_TOKEN: Final = 16
 _LAST_PORT: Final = 65_535
+#: In bytes, a request's line and headers: a link may name a record by a long key.
+_LONGEST_HEAD: Final = 64 * 1024
 #: How long requests have to end when the process is told to.
 _GRACE_SECONDS: Final = 1
 
@@ -108,6 +110,8 @@ def serve(
             server_header=False,
             lifespan="off",
             ws="none",
+            http="h11",
+            h11_max_incomplete_event_size=_LONGEST_HEAD,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
     )

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from chronolake.ui.overview import Seen
 
 _KEPT: Final = 4
-#: A timeline is in memory as long as it is kept: a version with all of its values.
+#: Each is drawn in the chart.
 _MOST_VERSIONS: Final = 100_000
+#: Of one timeline, and of all that are kept together.
+_MOST_BYTES: Final = 64 * 1024 * 1024
 _Found = TypeVar("_Found")
 
 
@@ -95,7 +97,9 @@ class Site:
         return self._once(
             name,
             frozenset(key.items()),
-            lambda: look.history(self.config, name, key, most=_MOST_VERSIONS),
+            lambda: look.history(
+                self.config, name, key, most=_MOST_VERSIONS, most_bytes=_MOST_BYTES
+            ),
         )
 
     def life(self, name: TableName) -> Life:
@@ -117,13 +121,18 @@ class Site:
         found = read()
         with self._lock:
             self._kept[asked] = found
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > _KEPT or sum(map(_size, self._kept.values())) > _MOST_BYTES:
                 self._kept.popitem(last=False)
         return found
 
     def close(self) -> None:
         """Begin nothing more."""
         self.overview.close()
+
+
+def _size(kept: object) -> int:
+    """How many bytes something holds; what is small holds none."""
+    return kept.bytes if isinstance(kept, look.Timeline) else 0
 
 
 def _holds(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chronolake.cells import instant
-from chronolake.errors import ValueRefusedError
+from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.past import differences, rows_at
 from chronolake.types import Kind, now_micros
@@ -152,6 +152,13 @@ def _context(site: Site, asked: Asked) -> dict[str, Any]:
         # Of two times, the earlier one is that of which nothing is kept.
         is_first = asked.than is None or asked.between[0] == asked.at
         raise TimeRefusedError.of(failure, "at" if is_first else "than") from failure
+    except BatchError:
+        told = ValueRefusedError(
+            "The table has no primary key, so its records cannot be compared.",
+            hint="Look at one time after the other: leave out the second time.",
+            table=str(asked.name),
+        )
+        raise TimeRefusedError.of(told, "than") from None
 
 
 def _found(site: Site, asked: Asked) -> dict[str, Any]:

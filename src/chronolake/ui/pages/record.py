@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
     from chronolake.ui.site import Site
 
-#: How many versions stand on one page of the list.
+#: How many versions stand on one page of the list; of wide records as many as hold so many values.
 PAGE: Final = 50
+_FEWEST: Final = 10
+_VALUES: Final = 2_000
 _SUGGESTED: Final = 20
 
 
@@ -46,15 +48,16 @@ def whole(request: Request) -> Response:
             lead="Every version of one record: when it was true, what changed, how it ended.",
         )
     found = look_up(site.config, name)
-    key = links.key_of(request)
-    context: dict[str, Any] = {
-        "name": name,
-        "found": found,
-        "columns": _asked_columns(found, key),
-        "key": key,
-        "failure": None,
-    }
     title = f"Timeline of a record of {name}"
+    context: dict[str, Any] = {"name": name, "found": found, "failure": None}
+    try:
+        key = links.key_of(request)
+    except ValueRefusedError as failure:
+        context |= {"columns": _asked_columns(found, {}), "key": {}, "failure": failure}
+        return page(
+            request, "record_ask.html", title=title, section="record", status=400, **context
+        )
+    context |= {"columns": _asked_columns(found, key), "key": key}
     if not key or not found.key or not key.keys() >= set(found.key):
         status = 400 if key and not found.key else 200
         return page(
@@ -82,7 +85,7 @@ def chart(request: Request) -> Response:
     """What the chart draws, as JSON."""
     site: Site = request.app.state.site
     timeline = _timeline(site, links.required_table_of(request), links.key_of(request))
-    return Response(orjson.dumps(drawn(timeline)), media_type="application/json")
+    return Response(orjson.dumps(drawn(timeline.outline())), media_type="application/json")
 
 
 def keys(request: Request) -> Response:
@@ -133,17 +136,23 @@ def _versions(
     request: Request, site: Site, name: TableName, key: dict[str, str | None]
 ) -> dict[str, Any]:
     timeline = _timeline(site, name, key)
+    size = _page_size(timeline)
     newest_first = request.query_params.get("order") == "newest"
     number = links.number_of(request, "page", default=1)
     if "version" in request.query_params:
         wanted = links.number_of(request, "version", default=1)
-        number = page_of(wanted, len(timeline.versions), size=PAGE, newest_first=newest_first)
+        number = page_of(wanted, len(timeline.versions), size=size, newest_first=newest_first)
     return {
         "timeline": timeline,
         "is_history": timeline.mode is Mode.HISTORY,
-        "listed": version_page(timeline, number, size=PAGE, newest_first=newest_first),
+        "listed": version_page(timeline, number, size=size, newest_first=newest_first),
         "given": dict(timeline.key),
     }
+
+
+def _page_size(timeline: Timeline) -> int:
+    columns = len(timeline.versions[0].values) if timeline.versions else 1
+    return max(_FEWEST, min(PAGE, _VALUES // max(1, columns)))
 
 
 ROUTES: Final = (
