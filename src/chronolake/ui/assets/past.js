@@ -22,13 +22,7 @@ const slider = (which) => form.querySelector(`[data-slider=${which}]`);
 
 /** A typed time in milliseconds; now, if it is none. Without a zone it is in UTC. */
 function milliseconds(text) {
-  const wanted = text
-    .trim()
-    .replace(" ", "T")
-    .replace(/^(\d{4})(\d\d)(\d\d)(?!\d)/, "$1-$2-$3")
-    .replace(/T(\d\d)(\d\d)(\d\d)?(?!\d|:)/, (_, hour, minute, second) =>
-      [`T${hour}`, minute, second ?? "00"].join(":"),
-    );
+  const wanted = text.trim().replace(" ", "T");
   const hasZone = /(z|[+-]\d\d:?\d\d)$/i.test(wanted);
   const found = Date.parse(wanted.includes("T") && !hasZone ? `${wanted}Z` : wanted);
   // What is finer than a millisecond is cut off by the browser.
