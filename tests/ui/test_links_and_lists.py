@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
@@ -14,7 +16,7 @@ from chronolake.cells import instant
 from chronolake.errors import ValueRefusedError
 from chronolake.look import Change, Ending, Timeline, Version
 from chronolake.types import LAST_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, Mode, TableName
-from chronolake.ui import links, rendering
+from chronolake.ui import links, rendering, values
 from chronolake.ui.timelines import drawn, page_of, version_page
 
 NAMES = st.text(min_size=1, max_size=12)
@@ -142,18 +144,65 @@ def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -
 @pytest.mark.parametrize(
     ("value", "html"),
     [
-        (None, '<span class="null">null</span>'),
-        ("", '<span class="null">empty text</span>'),
         (True, '<span class="bool">true</span>'),
         (1234567, '<span class="num">1234567</span>'),
         ("<script>&\"'", "&lt;script&gt;&amp;&#34;&#39;"),
         ("a\u202eb", 'a<span class="escape">\\u202e</span>b'),
         ("\n", '<span class="escape">\\n</span>'),
+        ("a\r\nb", 'a<span class="escape">\\r\\n</span>b'),
         ("x" * 300, "x" * 240 + '<span class="null">… (300 characters)</span>'),
     ],
 )
 def test_a_value_is_text_whatever_it_holds(value: object, html: str) -> None:
-    assert str(rendering.cell(value)) == html  # type: ignore[arg-type]
+    assert str(values.cell(value)) == html  # type: ignore[arg-type]
+
+
+def seen(html: str) -> str:
+    """What there is to read of HTML."""
+    return unescape(re.sub("<[^>]*>", "", html))
+
+
+@pytest.mark.parametrize(("value", "like"), [(None, "null"), ("", "empty text")])
+def test_a_value_that_is_none_is_unlike_the_text_of_its_name(value: str | None, like: str) -> None:
+    real, text = values.cell(value), values.cell(like)
+
+    assert seen(real) == text == like
+    assert "aria-label=" in real
+    assert "title=" in real
+
+
+def test_blanks_at_the_ends_of_a_text_are_marked() -> None:
+    assert values.cell("a  b") == "a  b"
+    assert 'aria-label="1 blank"' in values.cell("a  b ")
+    assert 'title="2 blanks">  </span>x' in values.cell("  x")
+    # Where a long text is cut is not its end.
+    assert "blank" not in values.cell("x " * 200)
+
+
+@given(st.text(), st.text(), st.text(max_size=400), st.text(max_size=400))
+@example("x" * 500, "y" * 500, "", " ")
+@example("<b>" * 200, "", "1", "2")
+@example("", "z" * 500, "", "a")
+def test_a_change_in_a_long_text_is_seen(before: str, after: str, old: str, new: str) -> None:
+    texts = [f"{before}{one}{after}" for one in (old, new)]
+    shown = values.changed(*texts)
+
+    assert (shown[0] == shown[1]) == (texts[0] == texts[1])
+    assert max(len(seen(one)) for one in shown) < 10 * 400
+
+
+def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
+    room, text = values.Room(), "<i>" * 1_000
+    opened = [room.shown(text) for _ in range(60)]
+
+    assert seen(opened[0]).endswith(text)
+    assert room.is_short
+    assert not opened[-1].startswith("<details")
+    assert "3,000 characters" in opened[-1]
+    assert sum(map(len, opened)) < 700_000
+    other = values.Room()
+    assert not any("<details" in one for one in (other.shown("short"), other.shown(None)))
+    assert not other.is_short
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,28 @@ def test_only_what_is_a_time_is_shown_as_one(make: Make, get: Get) -> None:
     assert f'<time datetime="{FIRST}">2026-01-01 00:00:00</time>' in told
 
 
+def test_the_source_s_own_instants_are_times_on_every_page(make: Make, get: Get) -> None:
+    texts = ["id*:INT", "seen:UTC_DATETIME", "said:STRING", *HISTORY]
+    ended = "2026-01-01T23:59:59.999Z"
+    make(ORDERS, texts, [(1, TMAX, FIRST, FIRST, ended, False),
+                         (1, SECOND, SECOND, SECOND, TMAX, True)])  # fmt: skip
+    # As a value, the end of time is no open end.
+    old = f'<time datetime="{TMAX}">9999-12-31 23:59:59.999</time>'
+    new = f'<time datetime="{SECOND}">2026-01-02 00:00:00</time>'
+
+    for piece in (
+        get("/part/versions?table=shop.orders&key.id=1").text.partition("<del>")[2],
+        get(f"/part/past?table=shop.orders&at={FIRST}&than={SECOND}").text.partition("<dt>")[2],
+    ):
+        assert old in piece
+        assert new in piece
+        # A text that looks like a time is none.
+        assert f'<time datetime="{FIRST}">' not in piece
+    row = get(f"/part/past?table=shop.orders&at={FIRST}").text
+    assert f'data-column="seen">{old}</td>' in row
+    assert f'data-column="said">{FIRST}</td>' in row
+
+
 def test_partitions_of_all_specs_stand_under_their_fields(make: Make, get: Get) -> None:
     texts = ["id:INT", "day:NAIVE_DATE", "place:STRING"]
     table = make(ORDERS, texts, [(1, "2024-01-01", "x")], declared=False)

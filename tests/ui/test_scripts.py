@@ -17,6 +17,7 @@ SETTLED = (
     """() => document.readyState === 'complete' && !document.querySelector('[aria-busy=true]')"""
 )
 FIRST, SECOND, LAST = (f"2026-01-0{day}T00:00:00.123456Z" for day in (1, 2, 3))
+LONG = "a text without a record, " * 40
 
 Open = Callable[[str], Page]
 
@@ -29,6 +30,14 @@ def visit(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     make(TableName("shop", "orders"), ["id*:INT", *HISTORY], rows)
     make(TableName("shop", "once"), ["id*:INT", *HISTORY], rows[:1])
     make(TableName("shop", "names"), ["id*:STRING"], [("a",), ("ab",)])
+    long = '{"padding": "' + "p" * 600 + '", "state": '
+    make(
+        TableName("shop", "docs"),
+        ["id*:STRING", "doc:JSON", "text:STRING", *HISTORY],
+        [(" k", f"{long}1}}", "a  b", FIRST, SECOND, False),
+         (" k", f"{long}2}}", "a  b ", SECOND, TMAX, True)],
+    )  # fmt: skip
+    make(TableName("shop", "keyless"), ["text:STRING"], [(LONG,)])
     served = start(folder)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium)
@@ -137,3 +146,56 @@ def test_an_older_answer_replaces_no_newer_suggestions(visit: Open) -> None:
     assert waiting
     shown = options.evaluate_all("all => all.map((one) => one.value)")
     assert shown == ["new", "x" * 200]
+
+
+def test_a_change_in_a_long_value_is_seen_and_its_whole_can_be_read(visit: Open) -> None:
+    page = visit("/record?table=shop.docs&key.id=%20k")
+    change = page.locator(".changes [data-column=doc]")
+    assert change.locator("del").inner_text().endswith('"state": 1}')
+    assert change.locator("ins mark").inner_text() == "2"
+    blank = page.locator(".changes [data-column=text] ins .blank")
+    assert blank.evaluate("one => one.getBoundingClientRect().width") > 2
+    page.get_by_text("All values").click()
+    opened = page.locator("tr[data-version='2'] details .pairs [data-column=doc]")
+    opened.locator("summary").press("Enter")
+    expect(opened.locator(".long")).to_contain_text('"state": 2}')
+
+    page = visit(f"/past?table=shop.docs&at={FIRST}&than={LAST}")
+    assert page.locator(".sides .old mark").inner_text() == "1"
+    page.locator(".sides .new summary").press("Enter")
+    expect(page.locator(".sides .new .long")).to_contain_text('"padding": "ppp')
+
+
+def test_a_long_value_of_a_table_without_a_key_can_be_read(visit: Open) -> None:
+    page = visit("/past?table=shop.keyless")
+    cell = page.locator("td[data-column=text]")
+    assert len(cell.inner_text()) < 100
+    cell.locator("summary").press("Enter")
+    page.keyboard.press("Tab")
+    expect(cell.locator(".long")).to_be_focused()
+    assert cell.locator(".long").inner_text() == LONG
+
+
+def test_blanks_in_rows_keep_their_width(visit: Open) -> None:
+    page = visit(f"/past?table=shop.docs&at={LAST}")
+    assert page.locator("td[data-column=text]").inner_text() == "a  b "
+    assert page.locator("tbody th").inner_text() == " k"
+
+
+def test_a_narrow_window_can_sort_the_tables(visit: Open) -> None:
+    page = visit("/")
+    sort = page.get_by_label("Sort by")
+    expect(sort).to_be_hidden()
+    page.set_viewport_size({"width": 390, "height": 800})
+    rows = page.locator("tbody tr")
+    sort.select_option("Rows")
+    expect(page.get_by_label("Order")).to_have_value("down")
+    expect(rows.first).to_contain_text("orders")
+    assert page.url.endswith("/?sort=rows&order=down")
+    page.get_by_label("Order").select_option("ascending")
+    expect(rows.last).to_contain_text("orders")
+    # What the headings chose, the form keeps.
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.get_by_role("link", name="Versions").click()
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Versions")
+    expect(sort).to_have_value("versions")

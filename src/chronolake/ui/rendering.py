@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from chronolake.errors import LakeError, TableNotFoundError
+from chronolake.look.catalog import look_up
 from chronolake.look.show import size
 from chronolake.types import (
     DELETED,
@@ -20,11 +21,9 @@ from chronolake.types import (
     HISTORY_COLUMNS,
     ROW_ID,
     SYNCED,
-    TMAX_TEXT,
-    TMIN_TEXT,
     VERSION,
 )
-from chronolake.ui import links
+from chronolake.ui import links, values
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -33,12 +32,11 @@ if TYPE_CHECKING:
 
     from chronolake.cells import Cell
     from chronolake.errors import ChronolakeError
+    from chronolake.types import Column, TableName
 
 #: Columns that are not the source's own.
 SYSTEM_COLUMNS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, DELETED, ROW_ID, VERSION, HASH})
 ASSETS: Final = Path(__file__).parent / "assets"
-_LONGEST: Final = 240
-_LONGEST_WHOLE: Final = 20_000
 _MINUTE: Final = 60
 _AGES: Final = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -146,18 +144,25 @@ def environment() -> Environment:
     made.filters |= {
         "number": number,
         "size": size,
-        "cell": cell,
-        "whole": whole,
-        "instant": instant_tag,
+        "cell": values.cell,
+        "whole": values.whole,
+        "instant": values.instant_tag,
+        "instants": values.instants,
         "ago": ago_tag,
         "lasting": lasting,
         "spelled": links.spelled,
-        "longest": longest,
         "only": only,
         "without_breaks": links.without_breaks,
         "without": without,
     }
-    made.globals |= {"asset": asset, "links": links, "plotly": plotly_path()}
+    made.globals |= {
+        "asset": asset,
+        "changed": values.changed,
+        "columns_of": columns_of,
+        "links": links,
+        "plotly": plotly_path(),
+        "new_room": values.Room,
+    }
     return made
 
 
@@ -186,6 +191,11 @@ def number(value: float) -> str:
     return f"{value:,}"
 
 
+def columns_of(request: Request, name: TableName) -> tuple[Column, ...]:
+    """The columns of the table that a piece of a page is about."""
+    return tuple(look_up(request.app.state.site.config, name).columns)
+
+
 def only(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:
     """Some columns of a row."""
     return {name: row[name] for name in names}
@@ -194,71 +204,6 @@ def only(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:
 def without(row: Mapping[str, Cell], names: Collection[str]) -> list[str]:
     """A row's columns but some."""
     return [name for name in row if name not in names]
-
-
-def longest(values: Mapping[str, Cell]) -> int:
-    """How long the longest text of a row is."""
-    return max((len(value) for value in values.values() if isinstance(value, str)), default=0)
-
-
-def cell(value: Cell) -> Markup:
-    """A value on one line, as text whatever it holds; long ones are cut short."""
-    return _value(value, _LONGEST)
-
-
-def whole(value: Cell, *, rows: int = 1) -> Markup:
-    """A value as far as a page can reasonably show it.
-
-    Args:
-        value: the value.
-        rows: how many rows the page has that are shown like this.
-    """
-    return _value(value, max(_LONGEST, _LONGEST_WHOLE // rows))
-
-
-def _value(value: Cell, longest: int) -> Markup:
-    if value is None:
-        return Markup('<span class="null">null</span>')
-    if isinstance(value, bool):
-        return Markup('<span class="bool">{}</span>').format("true" if value else "false")
-    if isinstance(value, int | float):
-        return Markup('<span class="num">{}</span>').format(value)
-    if not value:
-        return Markup('<span class="null">empty text</span>')
-    shown = Markup("").join(_letter(letter) for letter in value[:longest])
-    if value[:longest].isprintable():
-        shown = escape(value[:longest])
-    if len(value) > longest:
-        rest = Markup('<span class="null">… ({:,} characters)</span>')
-        shown += rest.format(len(value))
-    return shown
-
-
-def _letter(letter: str) -> Markup:
-    """Spelled out, what is unprintable can neither hide nor turn the text around."""
-    if letter.isprintable():
-        return escape(letter)
-    told = letter.encode("unicode_escape").decode()
-    return Markup('<span class="escape">{}</span>').format(told)
-
-
-def instant_tag(
-    text: str | None, *, missing: str = "-", seconds: bool = False, exact: bool = False
-) -> Markup:
-    """An ISO instant as `<time>`; JavaScript adds the local time.
-
-    Args:
-        text: the instant, or None.
-        missing: what is shown for None.
-        seconds: whether fractions of seconds are left out of what is shown.
-        exact: whether the two ends of time are shown as times, too.
-    """
-    if text is None:
-        return Markup('<span class="null">{}</span>').format(missing)
-    shown = None if exact else {TMAX_TEXT: "open end", TMIN_TEXT: "ever since"}.get(text)
-    words = shown or text.replace("T", " ", 1).removesuffix("Z")
-    words = words.partition(".")[0] if seconds else words
-    return Markup('<time datetime="{}">{}</time>').format(text, words)
 
 
 def ago_tag(text: str | None, *, missing: str = "never") -> Markup:

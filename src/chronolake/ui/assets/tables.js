@@ -27,7 +27,12 @@ function again(query) {
 }
 
 const typed = calm(90, () => show(queryOf(form)));
-form.addEventListener("input", typed);
+form.addEventListener("input", (event) => {
+  const { sort, order } = form.elements;
+  // As the headings do it: of numbers, the greatest first.
+  if (event.target === sort) order.value = "down" in sort.selectedOptions[0].dataset ? "down" : "";
+  typed();
+});
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   typed();
@@ -38,13 +43,7 @@ list.addEventListener("click", (event) => {
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   const query = new URL(link.href).searchParams;
-  for (const name of ["sort", "order"]) {
-    form.querySelector(`input[name=${name}]`)?.remove();
-    if (!query.has(name)) continue;
-    const kept = document.createElement("input");
-    Object.assign(kept, { type: "hidden", name, value: query.get(name) });
-    form.append(kept);
-  }
+  for (const name of ["sort", "order"]) form.elements[name].value = query.get(name) ?? "";
   const place = link.matches("[data-sort]") ? link.closest("th").cellIndex : -1;
   show(query).then(() => {
     const next = place < 0 ? list.querySelector(".scroll") : list.querySelectorAll("a[data-sort]")[place];

@@ -16,6 +16,7 @@ from chronolake.types import Mode
 from chronolake.ui import links
 from chronolake.ui.rendering import page, part
 from chronolake.ui.timelines import drawn, page_of, version_page
+from chronolake.ui.values import instants
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -137,6 +138,7 @@ def _versions(
 ) -> dict[str, Any]:
     timeline = _timeline(site, name, key)
     size = _page_size(timeline)
+    columns = look_up(site.config, name).columns
     newest_first = request.query_params.get("order") == "newest"
     number = links.number_of(request, "page", default=1)
     if "version" in request.query_params:
@@ -144,6 +146,7 @@ def _versions(
         number = page_of(wanted, len(timeline.versions), size=size, newest_first=newest_first)
     return {
         "timeline": timeline,
+        "instants": instants(columns),
         "is_history": timeline.mode is Mode.HISTORY,
         "listed": version_page(timeline, number, size=size, newest_first=newest_first),
         "given": dict(timeline.key),
