@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from chronolake.config import LakeConfig
+from chronolake.config import LakeConfig, load
 from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
 
 HISTORY = [
@@ -22,6 +24,18 @@ HISTORY = [
 TMAX = "9999-12-31T23:59:59.999Z"
 
 Make: TypeAlias = Callable[..., Table]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> LakeConfig:
+    (tmp_path / "lake").mkdir()
+    return load(tmp_path / "lake")
+
+
+@pytest.fixture
+def make(config: LakeConfig) -> Make:
+    """Make a table: its name, its columns as texts, and appends of rows."""
+    return maker(config)
 
 
 def column(text: str) -> Column:

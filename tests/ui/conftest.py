@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from layout import config, make
 from uiprocess import Served, Shop, start, stop
+
+__all__ = ["config", "make"]
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import httpx
 import pyarrow as pa
 import pytest
-from layout import HISTORY, TMAX, Make, maker
+from layout import HISTORY, TMAX, Make
 from pyiceberg.table import Table
 from uiprocess import start, stop
 
-from chronolake.config import LakeConfig, load
+from chronolake.config import LakeConfig
 from chronolake.errors import LakeError
 from chronolake.look import history
 from chronolake.types import TableName
@@ -27,17 +27,6 @@ from chronolake.ui.security import Guard
 from chronolake.ui.site import Site
 
 NAME = TableName("s", "t")
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> LakeConfig:
-    (tmp_path / "lake").mkdir()
-    return load(tmp_path / "lake")
-
-
-@pytest.fixture
-def make(config: LakeConfig) -> Make:
-    return maker(config)
 
 
 class Asked:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from urllib.parse import urlencode
 
 import httpx
 import pytest
-from layout import HISTORY, TMAX, Make, arrow, column, maker
+from layout import HISTORY, TMAX, Make, arrow, column
 
-from chronolake.config import LakeConfig, load
+from chronolake.config import LakeConfig
 from chronolake.types import TableName
 from chronolake.ui.app import application
 from chronolake.ui.security import Guard
@@ -22,17 +21,6 @@ Get = Callable[[str], httpx.Response]
 BASE = "http://127.0.0.1:8787"
 ORDERS = TableName("shop", "orders")
 FIRST, SECOND = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> LakeConfig:
-    (tmp_path / "lake").mkdir()
-    return load(tmp_path / "lake")
-
-
-@pytest.fixture
-def make(config: LakeConfig) -> Make:
-    return maker(config)
 
 
 @pytest.fixture

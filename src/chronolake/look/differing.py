@@ -89,6 +89,7 @@ class DifferencePage:
         inserted: how many records there are at the later time only, on all pages.
         changed: how many say something else, on all pages.
         deleted: how many there were at the earlier time only, on all pages.
+        columns: the table's columns.
         known_since: as `Life.known_since`.
     """
 
@@ -100,7 +101,8 @@ class DifferencePage:
     inserted: int
     changed: int
     deleted: int
-    known_since: str | None = None
+    columns: tuple[Column, ...]
+    known_since: str | None
 
 
 def differences(
@@ -168,6 +170,7 @@ def differences(
         inserted=shown.counts[INSERTED],
         changed=shown.counts[CHANGED],
         deleted=shown.counts[DELETED],
+        columns=tuple(found.columns),
         known_since=known_since(found),
     )
 

@@ -93,7 +93,10 @@ class StoredVersions(Sequence[Version]):
     def __getitem__(self, place: slice) -> Sequence[Version]: ...
     def __getitem__(self, place: int | slice) -> Version | Sequence[Version]:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+            wanted = range(*place.indices(len(self)))
+            if wanted and wanted.step == 1:
+                return self._made(wanted.start, wanted.stop)
+            return [self[one] for one in wanted]
         first = place + len(self) if place < 0 else place
         if not 0 <= first < len(self):
             raise IndexError(place)

@@ -13,7 +13,6 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from chronolake.errors import LakeError, TableNotFoundError
-from chronolake.look.catalog import look_up
 from chronolake.look.show import size
 from chronolake.types import (
     DELETED,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from chronolake.cells import Cell
     from chronolake.errors import ChronolakeError
-    from chronolake.types import Column, TableName
 
 #: Columns that are not the source's own.
 SYSTEM_COLUMNS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, DELETED, ROW_ID, VERSION, HASH})
@@ -147,7 +145,6 @@ def environment() -> Environment:
         "cell": values.cell,
         "whole": values.whole,
         "instant": values.instant_tag,
-        "instants": values.instants,
         "ago": ago_tag,
         "lasting": lasting,
         "spelled": links.spelled,
@@ -158,7 +155,6 @@ def environment() -> Environment:
     made.globals |= {
         "asset": asset,
         "changed": values.changed,
-        "columns_of": columns_of,
         "links": links,
         "plotly": plotly_path(),
         "new_room": values.Room,
@@ -189,11 +185,6 @@ def plotly_path() -> str:
 def number(value: float) -> str:
     """A count with thousands separators."""
     return f"{value:,}"
-
-
-def columns_of(request: Request, name: TableName) -> tuple[Column, ...]:
-    """The columns of the table that a piece of a page is about."""
-    return tuple(look_up(request.app.state.site.config, name).columns)
 
 
 def only(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:

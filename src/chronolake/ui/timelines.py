@@ -12,8 +12,6 @@ from chronolake.look import Ending
 from chronolake.types import TMAX_TEXT, TMIN_TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from chronolake.look import Timeline, Version
 
 #: How many columns have a lane of their own in the chart: those that changed most.
@@ -68,11 +66,15 @@ def version_page(
     pages = max(1, -(-count // size))
     number = min(max(1, number), pages)
     first = (number - 1) * size
-    places: Sequence[int] = range(first, min(first + size, count))
+    last = min(first + size, count)
     if newest_first:
-        places = [count - 1 - place for place in places]
-    shown = tuple(_shown(timeline.versions, place) for place in places)
-    return VersionPage(shown, number, pages, newest_first)
+        first, last = count - last, count - first
+    # What was before tells whether a version is a revival.
+    known = timeline.versions[max(0, first - 1) : last]
+    befores = known if first else [None, *known]
+    both = zip(befores, known[1:] if first else known, strict=False)
+    shown = [_shown(place, *pair) for place, pair in enumerate(both, start=first + 1)]
+    return VersionPage(tuple(shown[::-1] if newest_first else shown), number, pages, newest_first)
 
 
 def page_of(version: int, count: int, *, size: int, newest_first: bool = False) -> int:
@@ -81,10 +83,9 @@ def page_of(version: int, count: int, *, size: int, newest_first: bool = False) 
     return max(0, min(place, count - 1)) // size + 1
 
 
-def _shown(versions: Sequence[Version], place: int) -> Shown:
-    before = versions[place - 1] if place else None
+def _shown(number: int, before: Version | None, version: Version) -> Shown:
     gone = before.end if before is not None and before.ending is Ending.DELETED else None
-    return Shown(place + 1, versions[place], gone)
+    return Shown(number, version, gone)
 
 
 def drawn(timeline: Timeline) -> dict[str, Any]:

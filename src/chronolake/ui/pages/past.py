@@ -13,9 +13,10 @@ from chronolake.cells import instant
 from chronolake.errors import BatchError, ValueRefusedError
 from chronolake.look.catalog import look_up, places
 from chronolake.look.past import differences, rows_at
-from chronolake.types import Kind, now_micros
+from chronolake.types import now_micros
 from chronolake.ui import links
 from chronolake.ui.rendering import SYSTEM_COLUMNS, page, part
+from chronolake.ui.values import instants
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -172,11 +173,7 @@ def _found(site: Site, asked: Asked) -> dict[str, Any]:
             "stood": found,
             "columns": [*found.key, *own, *system],
             "system": frozenset(system),
-            "instants": frozenset(
-                column.name
-                for column in found.columns
-                if column.name in system and column.type.kind is Kind.UTC_DATETIME
-            ),
+            "instants": instants(found.columns),
             "differing": None,
             "known_since": _known_since(found.at, found.known_since),
         }
@@ -188,6 +185,7 @@ def _found(site: Site, asked: Asked) -> dict[str, Any]:
         "asked": asked,
         "stood": None,
         "differing": found_differences,
+        "instants": instants(found_differences.columns),
         "known_since": _known_since(before, found_differences.known_since),
     }
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from chronolake.look import Timeline
     from chronolake.look.catalog import LookedUp
-    from chronolake.types import TableName
     from chronolake.ui.site import Site
 
 #: How many versions stand on one page of the list; of wide records as many as hold so many values.
@@ -65,7 +64,7 @@ def whole(request: Request) -> Response:
             request, "record_ask.html", title=title, section="record", status=status, **context
         )
     try:
-        listed = _versions(request, site, name, key)
+        listed = _versions(request, site, found, key)
     except (UnknownColumnError, ValueRefusedError) as failure:
         context["failure"] = failure
         return page(
@@ -77,15 +76,16 @@ def whole(request: Request) -> Response:
 def versions(request: Request) -> Response:
     """A page of the list of versions."""
     site: Site = request.app.state.site
-    name = links.required_table_of(request)
-    listed = _versions(request, site, name, links.key_of(request))
-    return part(request, "record_versions.html", name=name, **listed)
+    found = look_up(site.config, links.required_table_of(request))
+    listed = _versions(request, site, found, links.key_of(request))
+    return part(request, "record_versions.html", name=found.name, **listed)
 
 
 def chart(request: Request) -> Response:
     """What the chart draws, as JSON."""
     site: Site = request.app.state.site
-    timeline = _timeline(site, links.required_table_of(request), links.key_of(request))
+    found = look_up(site.config, links.required_table_of(request))
+    timeline = _timeline(site, found, links.key_of(request))
     return Response(orjson.dumps(drawn(timeline.outline())), media_type="application/json")
 
 
@@ -123,22 +123,21 @@ def _was(text: str | None) -> str | None:
     return None if text is None or links.without_breaks(text) == text else json.dumps(text)
 
 
-def _timeline(site: Site, name: TableName, key: dict[str, str | None]) -> Timeline:
-    if not look_up(site.config, name).key:
+def _timeline(site: Site, found: LookedUp, key: dict[str, str | None]) -> Timeline:
+    if not found.key:
         raise UnknownColumnError(
             "The table has no key, so its records cannot be told apart.",
             hint="Look at the table as it stood, or ask in SQL with `chronolake query`.",
-            table=str(name),
+            table=str(found.name),
         )
-    return site.timeline(name, key)
+    return site.timeline(found.name, key)
 
 
 def _versions(
-    request: Request, site: Site, name: TableName, key: dict[str, str | None]
+    request: Request, site: Site, found: LookedUp, key: dict[str, str | None]
 ) -> dict[str, Any]:
-    timeline = _timeline(site, name, key)
+    timeline = _timeline(site, found, key)
     size = _page_size(timeline)
-    columns = look_up(site.config, name).columns
     newest_first = request.query_params.get("order") == "newest"
     number = links.number_of(request, "page", default=1)
     if "version" in request.query_params:
@@ -146,7 +145,7 @@ def _versions(
         number = page_of(wanted, len(timeline.versions), size=size, newest_first=newest_first)
     return {
         "timeline": timeline,
-        "instants": instants(columns),
+        "instants": instants(found.columns),
         "is_history": timeline.mode is Mode.HISTORY,
         "listed": version_page(timeline, number, size=size, newest_first=newest_first),
         "given": dict(timeline.key),

@@ -11,6 +11,7 @@ from chronolake.errors import SourceError
 from chronolake.look.catalog import places
 from chronolake.pipeline.observed import run
 from chronolake.pipeline.runs import Status
+from chronolake.ui import links
 from chronolake.ui.pages.runs import BADGES
 from chronolake.ui.rendering import failed, page, part
 
@@ -47,7 +48,9 @@ def _context(request: Request, found: ObservedRun) -> dict[str, Any]:
     streams = sorted(
         found.streams, key=lambda one: (order.get(one.told.status, len(order)), one.told.stream)
     )
-    first = _first(request, len(streams))
+    first = links.number_of(request, "first", default=0, least=0) // PAGE * PAGE
+    if first >= len(streams):
+        first = 0
     return {
         "seen": found,
         "run": found.run,
@@ -59,13 +62,6 @@ def _context(request: Request, found: ObservedRun) -> dict[str, Any]:
         "is_live": found.run.status is Status.RUNNING,
         "is_pulled": any(one.told.landed_files is not None for one in found.streams),
     }
-
-
-def _first(request: Request, count: int) -> int:
-    """The place of the first stream on the page that is asked for; 0 if there is no such page."""
-    told = request.query_params.get("first", "")
-    first = int(told) if told.isdecimal() and len(told) <= len(str(count)) else 0
-    return first // PAGE * PAGE if first < count else 0
 
 
 def json_text(value: object) -> str:
