@@ -71,7 +71,7 @@ def test_a_destination_that_is_wrong_is_found_out(simple, tmp_path, fault, found
     assert failed["rpc"] == rpc
     assert failed["failures"][0]["what"] == what
     assert failed["failures"][0]["expected"] != failed["failures"][0]["actual"]
-    assert (outcome.calls[-1] == failed) is stops
+    assert (outcome.calls[-1] is failed) is stops
 
 
 @pytest.mark.parametrize("fault", ["WriteBatch is silent", "WriteBatch warns", "Truncate warns"])
