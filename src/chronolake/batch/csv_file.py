@@ -38,6 +38,23 @@ _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
 
 
 @dataclass(frozen=True, slots=True)
+class _Block:
+    """Whole records without the header, and what their bytes tell before they are parsed.
+
+    Attributes:
+        content: the records.
+        flaw: where they leave the dialect, as `records.flaw` says; None: nowhere.
+        marked: whether the unmodified marker stands anywhere.
+        hexadecimal: whether `0x` or `0X` stands anywhere, and a column holds whole numbers.
+    """
+
+    content: bytes
+    flaw: tuple[int, str] | None
+    marked: bool
+    hexadecimal: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Grid:
     """A parsed block: its height, and one array for each wanted place among the file's columns."""
 
@@ -72,11 +89,40 @@ class CsvFile:
         """Whether a header was seen: false for a file without a byte."""
         return bool(self._names)
 
-    def pieces(self, blocks: Iterator[bytes]) -> Iterator[Piece]:
-        """The file's rows; nothing for a file without a byte.
+    def surveyed(self, blocks: Iterable[bytes]) -> Iterator[_Block]:
+        """The file's records, looked at byte by byte; nothing for a file without a byte.
+
+        It depends on nothing that `pieces` does, so that one thread may survey the next block while
+        another parses this one.
 
         Args:
             blocks: the file's records as `records.blocks` cuts them, the header first.
+
+        Raises:
+            MalformedFileError: no header, or a missing column.
+            BatchFileError: whatever taking a block raises.
+        """
+        marker = self.form.unmodified_string.encode()
+        whole_numbers = False
+        for block in blocks:
+            rows = block
+            if not self._names:
+                rows = self._begin(block)
+                kinds = {column.type.kind for column in self._wanted.values()}
+                whole_numbers = not kinds.isdisjoint(_INTEGERS)
+            if rows:
+                yield _Block(
+                    rows,
+                    flaw=records.flaw(rows, width=len(self._names)),
+                    marked=bool(marker) and marker in rows,
+                    hexadecimal=whole_numbers and records.has_hexadecimal(rows),
+                )
+
+    def pieces(self, blocks: Iterator[_Block]) -> Iterator[Piece]:
+        """The file's rows; nothing for a file without a byte.
+
+        Args:
+            blocks: what `surveyed` gives.
 
         Raises:
             MalformedFileError: not the dialect, a missing column, a row of another width.
@@ -86,9 +132,7 @@ class CsvFile:
         overlong = False
         try:
             for block in blocks:
-                rows = block if self._names else self._begin(block)
-                if rows:
-                    yield self._piece(rows)
+                yield self._piece(block)
         except records.OverlongRecordError:
             overlong = True
         if overlong:
@@ -122,35 +166,32 @@ class CsvFile:
         }
         return block[length:]
 
-    def _piece(self, block: bytes) -> Piece:
-        flaw = records.flaw(block, width=len(self._names))
-        if flaw is not None:
-            raise self._malformed(flaw[0], f"The row is not well-formed CSV: {flaw[1]}.")
-        marker = self.form.unmodified_string.encode()
-        marked = bool(marker) and marker in block
-        if not marked:
+    def _piece(self, block: _Block) -> Piece:
+        if block.flaw is not None:
+            before, what = block.flaw
+            raise self._malformed(before, f"The row is not well-formed CSV: {what}.")
+        if not block.marked:
             piece, _ = self._typed(block, [self.form.null_string])
         elif self.file.op is Op.UPDATE:
             both = [self.form.null_string, self.form.unmodified_string]
             piece, texts = self._typed(block, both)
-            piece = replace(piece, unmodified=self._unmodified(block, piece, texts))
+            piece = replace(piece, unmodified=self._unmodified(block.content, piece, texts))
         else:
-            piece = self._unmarked(block, marker)
+            piece = self._unmarked(block)
         self._rows += piece.rows
         return piece
 
-    def _typed(self, block: bytes, nulls: list[str]) -> tuple[Piece, set[int]]:
+    def _typed(self, block: _Block, nulls: list[str]) -> tuple[Piece, set[int]]:
         """Parse a block; cells that equal one of `nulls` are null.
 
         Returns:
             The rows, and the places of the columns that were read as text.
         """
         texts = set(self._as_text)
-        integers = {p for p, column in self._wanted.items() if column.type.kind in _INTEGERS}
-        if integers - texts and records.has_hexadecimal(block):
+        if block.hexadecimal:
             # PyArrow would take hexadecimal integers.
-            texts |= integers
-        grid = self._parsed(block, texts, nulls)
+            texts |= {p for p, column in self._wanted.items() if column.type.kind in _INTEGERS}
+        grid = self._parsed(block.content, texts, nulls)
         arrays: dict[str, pa.Array] = {}
         again: list[int] = []
         for place, column in self._wanted.items():
@@ -162,7 +203,7 @@ class CsvFile:
             else:
                 again.append(place)
         if again:
-            reread = self._texts(block, again, nulls)
+            reread = self._texts(block.content, again, nulls)
             for place in again:
                 column = self._wanted[place]
                 arrays[column.name] = self._from_text(reread[place], column)
@@ -192,11 +233,12 @@ class CsvFile:
                 masks[self._wanted[place].name] = pc.equal(texts_of[place], marker)
         return masks
 
-    def _unmarked(self, block: bytes, marker: bytes) -> Piece:
+    def _unmarked(self, block: _Block) -> Piece:
         """Parse a block that holds the unmodified marker where it has no meaning."""
-        texts = self._texts(block, self._wanted, [])
+        texts = self._texts(block.content, self._wanted, [])
+        marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())
         for place, column in self._wanted.items():
-            at = pc.index(texts[place], pa.scalar(marker, pa.binary())).as_py()
+            at = pc.index(texts[place], marker).as_py()
             if at >= 0:
                 raise self._refused(
                     at, column, "it is the unmodified marker, outside an update file"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: At most so many rows go to the JVM at once.
 ROWS_PER_BATCH: Final = 32_768
+#: So many items of a stage are made before the next stage asks for them.
+_AHEAD: Final = 3
 _WORDS: Final = pa.list_(pa.int64())
 
 T = TypeVar("T")
@@ -97,7 +99,7 @@ def _pieces(
     # and closing waits for the thread that works ahead.
     with (
         opened(file, reading.form) as plain,
-        closing(ahead(records.blocks(plain.read, size=reading.block_size))) as blocks,
+        closing(ahead(csv.surveyed(records.blocks(plain.read, size=reading.block_size)))) as blocks,
         closing(ahead(csv.pieces(blocks))) as pieces,
     ):
         yield from pieces
@@ -107,9 +109,12 @@ def _pieces(
 
 
 def ahead(items: Iterable[T]) -> Generator[T, None, None]:
-    """The same items, the next one made by a thread while this one is used.
+    """The same items, the next ones made by a thread while this one is used.
 
     Closing this iterator waits for the item in the making and closes `items`.
+
+    Args:
+        items: what may be asked again after its end or its error, as a generator may.
     """
     source = iter(items)
     end = object()
@@ -118,14 +123,16 @@ def ahead(items: Iterable[T]) -> Generator[T, None, None]:
         return next(source, end)
 
     with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(following)
+        made = deque(thread.submit(following) for _ in range(_AHEAD))
         try:
-            while (item := future.result()) is not end:
-                future = thread.submit(following)
+            while (item := made.popleft().result()) is not end:
+                made.append(thread.submit(following))
                 yield item  # type: ignore[misc]
         finally:
             # Wait, so that the source is idle when it is closed.
-            future.exception()
+            for future in made:
+                future.cancel()
+            wait(made)
             close = getattr(source, "close", None)
             if close is not None:
                 close()
