@@ -39,6 +39,7 @@ from chronolake.source.declarative.landing.run import Run
 from chronolake.source.declarative.landing.shape import Shape, declared_columns
 from chronolake.source.declarative.landing.slicefiles import SliceFiles
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.language.streams import DeclarativeStream, InlineSchemaLoader
 from chronolake.source.declarative.manifests.manifest import mapped, of
 from chronolake.source.declarative.opening import api_of
 from chronolake.source.declarative.reading import StreamReader
@@ -148,7 +149,10 @@ def read_ours(
     """
     found = of(mapped(described), folder / "manifest.yaml")
     (stream,) = found.streams.values()
-    types = declared_columns(stream.schema_loader[0].schema_)
+    assert isinstance(stream, DeclarativeStream)
+    (loader,) = stream.schema_loader
+    assert isinstance(loader, InlineSchemaLoader)
+    types = declared_columns(loader.schema_)
     with http_client() as client:
         api = api_of(found, {"url": url}, Network(client))
         waiting, _ = Waiting.left(folder / "spool")

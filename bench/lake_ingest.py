@@ -25,7 +25,7 @@ from typing import Final
 from chronolake import table
 from chronolake.config import Project, load_project
 from chronolake.lake import Lake
-from chronolake.pipeline.store import Status
+from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
 from chronolake.session import CATALOG
 from chronolake.table.create import PROPERTIES

@@ -95,14 +95,16 @@ def at_once(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
                 threads.map(lambda client: works[way](client, chosen, waited), range(size.clients))
             )
 
-    interleaved({way: lambda _, way=way: run(way, sent[:1]) for way in works}, [0])
+    def run_turn(way: str, number: int) -> None:
+        run(way, turns[number])
+
+    turns = [sent[:1]]
+    interleaved({way: partial(run_turn, way) for way in works}, [0])
     times.forget()
     waited.forget()
     before = stage_seconds(server)
     turns = [sent[1:][at : at + size.turn] for at in range(0, size.batches, size.turn)]
-    interleaved(
-        {way: lambda number, way=way: run(way, turns[number]) for way in works}, range(len(turns))
-    )
+    interleaved({way: partial(run_turn, way) for way in works}, range(len(turns)))
     after = stage_seconds(server)
 
     number = size.tables * size.batches

@@ -22,11 +22,10 @@ from chronolake.arrowrows import to_spark
 from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.columns import Typing
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import held_table, texts_of
+from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.snapshot import exported_snapshot
-from chronolake.source.postgres.spool import declared
 from measuring import lakes, shop
 from measuring.clock import Times, say, show
 
@@ -53,10 +52,9 @@ def read_once(lake: Lake, address: str) -> None:
     with connected(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
     with exported_snapshot(address) as snapshot, held_table(address, snapshot, table) as held:
+        found, key = held.table.columns, RowKey.of(held.table)
         texts = texts_of(lake.spark, address, held)
-        columns = declared(held.table.columns, held.table.key, beyond=set())
-        typing = Typing(held.table.columns, tuple(columns))
-        rows = to_spark(texts.then(typing, typing.schema))
+        rows = to_spark(key.typed(texts, found, key.declared(found, beyond=set())))
         rows.write.format("noop").mode("overwrite").save()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from chronolake.lake import Lake
@@ -73,7 +74,7 @@ class Contest:
         """
         ways: dict[str, Callable[[int], None]] = {OURS: lambda number: self._ours(*sent[number])}
         for rival in self._rivals:
-            ways[rival.name] = lambda number, rival=rival: self._rival(rival, sent[number])
+            ways[rival.name] = partial(self._rival, rival, sent)
         ways[DUCK] = lambda number: self._duck(sent[number])
         interleaved(ways, range(len(sent)))
         if warm_up:
@@ -87,8 +88,8 @@ class Contest:
         with lakes.kept(changes) as decoded, self._times.of(OURS + _DECODED):
             lakes.apply(lake, made, second, history=history, decoded=decoded)
 
-    def _rival(self, rival: Rival, sent: Pair) -> None:
-        for batch in sent:
+    def _rival(self, rival: Rival, sent: Sequence[Pair], number: int) -> None:
+        for batch in sent[number]:
             changes = lakes.changes(self._lake, self._made, batch, history=self._history)
             with (
                 self._times.of(rival.name + _FILES),

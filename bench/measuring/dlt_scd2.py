@@ -70,11 +70,11 @@ def main() -> int:
             pipeline.run(resource)
             seconds += time.perf_counter() - began
         with duckdb.connect(str(database)) as connection:
-            found = connection.execute(
+            ((versions, on_time),) = connection.execute(
                 "SELECT count(*), count(*) FILTER (WHERE _dlt_valid_from = source__modified) "
                 "FROM crm.account"
-            ).fetchone()
-    print(json.dumps({"seconds": seconds, "versions": found[0], "on_time": found[1]}))
+            ).fetchall()
+    print(json.dumps({"seconds": seconds, "versions": versions, "on_time": on_time}))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,29 +34,27 @@ class Sender:
         Raises:
             RuntimeError: the server answered anything but success.
         """
-        kind = (
-            destination_sdk_pb2.WriteHistoryBatchRequest
-            if history
-            else destination_sdk_pb2.WriteBatchRequest
-        )
-        request = kind(
-            schema_name=SCHEMA,
-            table=_message(made.name.table, HISTORY if history else LIVE),
-            keys={file.path: file.key for file in batch.files},
-            replace_files=batch.paths(Op.REPLACE),
-            update_files=batch.paths(Op.UPDATE),
-            delete_files=batch.paths(Op.DELETE),
-            file_params=destination_sdk_pb2.FileParams(
+        told: dict[str, Any] = {
+            "schema_name": SCHEMA,
+            "table": _message(made.name.table, HISTORY if history else LIVE),
+            "keys": {file.path: file.key for file in batch.files},
+            "replace_files": batch.paths(Op.REPLACE),
+            "update_files": batch.paths(Op.UPDATE),
+            "delete_files": batch.paths(Op.DELETE),
+            "file_params": destination_sdk_pb2.FileParams(
                 compression=destination_sdk_pb2.ZSTD,
                 encryption=destination_sdk_pb2.AES,
                 null_string=FORM.null_string,
                 unmodified_string=FORM.unmodified_string,
             ),
-        )
+        }
         if history:
-            request.earliest_start_files.extend(batch.paths(Op.EARLIEST))
-        call = self._stub.WriteHistoryBatch if history else self._stub.WriteBatch
-        answer = call(request)
+            earliest = batch.paths(Op.EARLIEST)
+            answer = self._stub.WriteHistoryBatch(
+                destination_sdk_pb2.WriteHistoryBatchRequest(**told, earliest_start_files=earliest)
+            )
+        else:
+            answer = self._stub.WriteBatch(destination_sdk_pb2.WriteBatchRequest(**told))
         if not answer.success:
             raise RuntimeError(f"The server answered: {answer}")
 
@@ -64,7 +63,7 @@ def _message(name: str, columns: Sequence[Column]) -> common_pb2.Table:
     message = common_pb2.Table(name=name)
     for column in columns:
         added = message.columns.add(name=column.name, primary_key=column.primary_key)
-        added.type = common_pb2.DataType.Value(column.type.kind.value)
+        added.type = getattr(common_pb2, column.type.kind.value)
         if column.type.kind is Kind.DECIMAL:
             added.params.decimal.precision = column.type.precision or 0
             added.params.decimal.scale = column.type.scale or 0

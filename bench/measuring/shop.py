@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from chronolake.config import Project, load_project
 from chronolake.lake import Lake
-from chronolake.pipeline.store import Status
-from chronolake.pipeline.sync import Event, EventKind, sync
+from chronolake.pipeline.reporting import Event, EventKind
+from chronolake.pipeline.runs import Status
+from chronolake.pipeline.sync import sync
 
 NAME: Final = "orders"
 _TABLE: Final = (

@@ -248,22 +248,30 @@ def test_what_a_pulled_stream_lands_and_its_state_are_kept(tmp_path: Path) -> No
 def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
     with Api() as api:
         shop = ApiShop(tmp_path, api)
-        shop.configure("notes: {}", end="2026-03-01T00:00:00Z")
+        shop.configure("notes: {}", "live: {}", end="2026-03-01T00:00:00Z")
+        shop.put(1)
         for team in range(40):
             shop.note(team, {"id": team, "updated_at": "2026-02-01T12:00:00Z"})
         seen: list[tuple[str, int | None]] = []
+        others: set[str] = set()
 
         def slowly(asked: Asked) -> bool:
             time.sleep(0.8)
             (run,) = observed.runs(shop.project.lake).runs
-            (stream,) = run.streams
-            seen.append((stream.told.stage or "", stream.told.rows_read))
+            streams = {one.told.stream: one.told for one in run.streams}
+            if asked.path != "/orders":
+                seen.append((streams["notes"].stage or "", streams["notes"].rows_read))
+                others.add(streams["live"].stage or "")
             return False
 
         shop.is_closed = slowly
         shop.synced()
 
-    (stream,) = observed.runs(shop.project.lake).runs[0].streams
+    stream, live = sorted(
+        observed.runs(shop.project.lake).runs[0].streams, key=lambda one: one.told.stream != "notes"
+    )
+    assert others == {Stage.WAITING}, "its turn comes after that of the other one"
+    assert live.told.rows_read == live.told.written == 1
     assert stream.told.rows_read == stream.told.landed_rows == 40
     assert {stage for stage, _ in seen} == {Stage.LANDING}
     read: Sequence[int] = [rows for _, rows in seen if rows is not None]

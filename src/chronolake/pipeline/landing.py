@@ -67,6 +67,7 @@ def land_new(
     lease: Lease,
     store: Store,
     *,
+    begin: Callable[[str], None],
     complete: Callable[[str], None],
     anew: bool = False,
 ) -> Iterator[Landed | Reading]:
@@ -78,6 +79,7 @@ def land_new(
         source: the pipeline's source.
         lease: the right to run it.
         store: where its checkpoints are.
+        begin: is told a stream's name whenever the source turns to it, before anything lands.
         complete: brings a stream's table to all that has landed, before it is compared with a
             snapshot.
         anew: whether all that the source has is read once more.
@@ -101,6 +103,7 @@ def land_new(
         name = brought.stream
         if name not in landing:
             continue
+        begin(name)
         if isinstance(brought, Reading):
             yield brought
             continue

@@ -86,6 +86,8 @@ class StreamSync:
 
     def begin(self, stage: Stage) -> None:
         """Say that it begins, unless it has been said, and note what it does now."""
+        if self.state.stage is stage:
+            return
         is_first = not self._began
         self._began = self._began or time.monotonic()
         self._note(stage=stage, seconds=time.monotonic() - self._began)

@@ -162,14 +162,13 @@ def _land(
     """Land what a source has; what keeps it from landing all is remembered by the streams."""
     if not syncs:
         return
-    for one in syncs.values():
-        one.begin(Stage.LANDING)
     landing = land_new(
         lake,
         [one.stream for one in syncs.values()],
         source,
         lease,
         store,
+        begin=lambda name: syncs[name].begin(Stage.LANDING),
         complete=lambda name: syncs[name].apply(),
         anew=next(iter(syncs.values())).steps.anew,
     )

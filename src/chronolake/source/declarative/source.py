@@ -241,6 +241,7 @@ class DeclarativeApi:
             )
 
         run = begun(reader, waiting)
+        yield Reading(name, run.rows)
         run.compared = {"at": now_micros()} if is_first else known.compared
         if is_whole:
             yield from self._whole(
