@@ -581,7 +581,7 @@ def test_nobody_waits_for_a_place_once_the_reading_is_cancelled(desk: Desk) -> N
         cancelled.set()
         for one in waiting:
             with pytest.raises(SourceError, match="cancelled"):
-                one.result(timeout=5)
+                one.result(timeout=30)
     assert desk.api.paths().count("/reports") == 1
 
 

@@ -395,11 +395,11 @@ def test_tls_is_spoken_to_those_who_are_trusted(simple, tmp_path):
     credentials, trusted = certificate(tmp_path)
     with serving(ReferenceDestination(), credentials) as target:
 
-        def code(**options):
-            wanted = DriveOptions(target=target, connect_timeout=2, **options)
+        def code(connect_timeout=2, **options):
+            wanted = DriveOptions(target=target, connect_timeout=connect_timeout, **options)
             return run([simple], wanted, stream=io.StringIO())
 
-        assert code(ca_certificate=trusted) == 0
+        assert code(connect_timeout=30, ca_certificate=trusted) == 0
         assert code(tls=True) == 1
         assert code() == 1
         assert code(ca_certificate=tmp_path / "missing.pem") == 2

@@ -64,7 +64,7 @@ class Identity:
 
 def capabilities(channel: grpc.Channel) -> destination_sdk_pb2.CapabilitiesResponse:
     with channel:
-        return DestinationConnectorStub(channel).Capabilities(ASKED, timeout=5)
+        return DestinationConnectorStub(channel).Capabilities(ASKED, timeout=30)
 
 
 def has_ipv6() -> bool:
@@ -110,13 +110,13 @@ def test_health_is_told_while_every_worker_is_busy(
         asked = health_pb2.HealthCheckRequest()
         serving = health_pb2.HealthCheckResponse.SERVING
         stub = health_pb2_grpc.HealthStub(channel)
-        assert stub.Check(asked, timeout=5).status == serving
-        assert next(stub.Watch(asked, timeout=5)).status == serving
+        assert stub.Check(asked, timeout=30).status == serving
+        assert next(stub.Watch(asked, timeout=30)).status == serving
         held.unlink()
         assert running.result().success
     # A server that ended took nothing with it that others need.
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        assert health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5).status == serving
+        assert health_pb2_grpc.HealthStub(channel).Check(asked, timeout=30).status == serving
 
 
 def test_a_port_belongs_to_one_server(lake: Lake, server: Server) -> None:

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 from layout import config, make
+from playwright.sync_api import expect
 from uiprocess import Served, Shop, start, stop
 
 __all__ = ["config", "make"]
+
+# A busy machine takes its time.
+expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def visit(browser: Browser, usual: BrowserContext, served: Served) -> Iterator[O
         context = browser.new_context(**how) if how else usual
         page = context.new_page()
         opened_here.append(context if how else page)
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
 
         def told(text: str) -> None:
             # The browser itself says that a page with an error came with its status.

@@ -45,7 +45,7 @@ def visit(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
 
         def opened(path: str) -> Page:
             page = context.new_page()
-            page.set_default_timeout(10_000)
+            page.set_default_timeout(20_000)
             page.goto(served.url + path)
             page.wait_for_function(SETTLED)
             return page

@@ -117,7 +117,7 @@ def test_usage_that_is_none_makes_no_table_unreadable(asked: httpx.Client) -> No
 
 def all_read(asked: httpx.Client) -> str:
     """The list of tables once all of them are read."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while "data-unread" in (told := asked.get("/part/tables").text):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -226,7 +226,7 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         many = [socket.create_connection(place) for _ in range(60)]
         for one in many:
             one.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         # Those for whom there is no place to wait are told so at once.
         while len(told := select.select(many, [], [], 1)[0]) < 20:
             assert time.monotonic() < deadline
@@ -237,7 +237,7 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         begun = time.monotonic()
         for path in ("/", "/runs", "/record", "/past"):
             assert asked.get(path).status_code == 200
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 20
         for one in many:
             one.close()
         # Those who went are not read for: only the few whose turn had come hold the pipe open.
@@ -250,7 +250,7 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
 
 def expect_status(asked: httpx.Client, path: str, status: int) -> httpx.Response:
     """An answer with a status, which may take a moment to come."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while (answer := asked.get(path)).status_code != status:
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.1)
