@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from chronolake.lake import Lake
 from chronolake.leftovers import settle
 from lakes import lake_config
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("suite", deadline=None)
-settings.load_profile("suite")
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples every time; `make test-all` looks for others.
+settings.register_profile("seeded", settings.get_profile("random"), derandomize=True)
+settings.load_profile("seeded")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from serving import Server
 
 _sample = settings(
     max_examples=12,
-    deadline=None,
     derandomize=True,
     database=None,
     report_multiple_bugs=False,

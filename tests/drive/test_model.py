@@ -209,7 +209,7 @@ def batch_of(events):
     return batch(**lists)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(_EVENTS, min_size=1, max_size=4))
 def test_any_history_keeps_its_promises_and_bears_repetition(batches):
     model, again = history(), history()

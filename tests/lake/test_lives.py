@@ -43,7 +43,6 @@ _numbers = count()
 # A step is checked against the whole table, so the failing step says enough; to find a smaller
 # example would take an hour of Spark.
 _many = settings(
-    deadline=None,
     database=None,
     max_examples=60,
     phases=[Phase.explicit, Phase.generate],

@@ -26,7 +26,6 @@ from oracle import is_close, promises_broken
 # shrink one would take an hour of Spark.
 _sample = settings(
     max_examples=4,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],

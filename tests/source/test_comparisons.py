@@ -369,7 +369,7 @@ _RUNS = st.lists(st.tuples(_CHANGES, st.booleans()), min_size=3, max_size=6)
 
 
 @pytest.mark.long
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(_RUNS, st.sampled_from(["history", "soft-delete", "live"]))
 def test_whatever_comes_and_goes_a_comparison_makes_the_table_right(
     tmp_path_factory: pytest.TempPathFactory,

@@ -227,7 +227,7 @@ def test_the_log_of_these_tests_is_right() -> None:
     assert _decoded(_log(), []) == list(Reader().read(_log()))
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=2_000)
 @given(data=st.data())
 def test_other_bytes_are_an_error_and_never_a_hang(data: st.DataObject) -> None:
     log = [bytearray(message) for message in _log()]

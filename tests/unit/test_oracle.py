@@ -12,8 +12,6 @@ from oracle import HistoryTable, KeyedTable, promises_broken
 
 _quick = settings(
     max_examples=200,
-    deadline=None,
-    derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -146,7 +146,7 @@ def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in COLUMNS) for row in rows), key=repr)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(history_batches(), st.integers(1, 7))
 def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
     """Late, repeated, partial, deleted, revived, replayed: the fold and the model agree."""
@@ -213,7 +213,7 @@ def live_batches(draw: Any) -> list[dict[str, list[dict[str, Any]]]]:
     ]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(live_batches(), st.integers(1, 7))
 def test_a_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
     """Repeated keys, partial updates, null keys and deletes: the fold and the model agree."""

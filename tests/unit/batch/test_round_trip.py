@@ -120,7 +120,7 @@ def same(left: Any, right: Any) -> bool:
     return left == right and type(left) is type(right)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cases(),
     st.permutations(range(6)),
