@@ -267,9 +267,9 @@ def test_what_an_api_has_given_is_seen_while_it_is_read(tmp_path: Path) -> None:
         shop.is_closed = slowly
         shop.synced()
 
-    stream, live = sorted(
-        observed.runs(shop.project.lake).runs[0].streams, key=lambda one: one.told.stream != "notes"
-    )
+    (run,) = observed.runs(shop.project.lake).runs
+    streams = {one.told.stream: one for one in run.streams}
+    stream, live = streams["notes"], streams["live"]
     assert others == {Stage.WAITING}, "its turn comes after that of the other one"
     assert live.told.rows_read == live.told.written == 1
     assert stream.told.rows_read == stream.told.landed_rows == 40

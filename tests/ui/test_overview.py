@@ -57,7 +57,7 @@ def test_a_thousand_tables_are_listed_at_once_and_read_while_they_are_looked_at(
         first = httpx.get(served.url)
         took = time.monotonic() - begun
         assert first.status_code == 200
-        assert took < 10, f"it took {took:.1f} s"
+        assert took < 5, f"it took {took:.1f} s"
         assert "of 1,000 tables" in first.text
         deadline = time.monotonic() + 60
         while "data-unread" in httpx.get(f"{served.url}/part/tables").text:
@@ -65,7 +65,7 @@ def test_a_thousand_tables_are_listed_at_once_and_read_while_they_are_looked_at(
             time.sleep(0.2)
         begun = time.monotonic()
         again = httpx.get(f"{served.url}/part/tables?search=t09&sort=rows&order=down")
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 3
         assert "of 100 tables" in again.text
     finally:
         stop(served)

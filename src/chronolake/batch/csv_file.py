@@ -81,6 +81,7 @@ class CsvFile:
     tallies: dict[str, Counter[str]]
     _names: list[str] = field(default_factory=list)
     _wanted: dict[int, Column] = field(default_factory=dict)
+    _integers: set[int] = field(default_factory=set)
     _as_text: set[int] = field(default_factory=set)
     _rows: int = 0
 
@@ -103,19 +104,14 @@ class CsvFile:
             BatchFileError: whatever taking a block raises.
         """
         marker = self.form.unmodified_string.encode()
-        whole_numbers = False
         for block in blocks:
-            rows = block
-            if not self._names:
-                rows = self._begin(block)
-                kinds = {column.type.kind for column in self._wanted.values()}
-                whole_numbers = not kinds.isdisjoint(_INTEGERS)
+            rows = block if self._names else self._begin(block)
             if rows:
                 yield _Block(
                     rows,
                     flaw=records.flaw(rows, width=len(self._names)),
                     marked=bool(marker) and marker in rows,
-                    hexadecimal=whole_numbers and records.has_hexadecimal(rows),
+                    hexadecimal=bool(self._integers) and records.has_hexadecimal(rows),
                 )
 
     def pieces(self, blocks: Iterator[_Block]) -> Iterator[Piece]:
@@ -161,6 +157,9 @@ class CsvFile:
             )
         self._names = names
         self._wanted = present(names, self.columns, self.required, self.file)
+        self._integers = {
+            place for place, column in self._wanted.items() if column.type.kind in _INTEGERS
+        }
         self._as_text = {
             place for place, column in self._wanted.items() if direct(column.type) is None
         }
@@ -190,7 +189,7 @@ class CsvFile:
         texts = set(self._as_text)
         if block.hexadecimal:
             # PyArrow would take hexadecimal integers.
-            texts |= {p for p, column in self._wanted.items() if column.type.kind in _INTEGERS}
+            texts |= self._integers
         grid = self._parsed(block.content, texts, nulls)
         arrays: dict[str, pa.Array] = {}
         again: list[int] = []

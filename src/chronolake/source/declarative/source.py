@@ -241,8 +241,9 @@ class DeclarativeApi:
             )
 
         run = begun(reader, waiting)
-        yield Reading(name, run.rows)
         run.compared = {"at": now_micros()} if is_first else known.compared
+        # The stream's turn has come, although the API may take long for its first answer.
+        yield Reading(name, run.rows)
         if is_whole:
             yield from self._whole(
                 lake.spark, name, run, workers, may_become_empty=settings.may_become_empty
