@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark.sql import DataFrame
+
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from measuring import batches, customers, lakes, statements
@@ -137,18 +139,22 @@ def at_once(lake: Lake, server: Server, folder: Path, size: Size) -> bool:
     )
 
 
+def _decoded(lake: Lake, made: Made, batch: Batch, *, history: bool) -> DataFrame:
+    return lakes.changes(lake, made, batch, history=history, spark=lake.spark)
+
+
 def merge_upserts(lake: Lake, made: Made, batch: Batch) -> None:
-    with statements.view(lakes.changes(lake, made, batch, history=False)) as view:
+    with statements.view(_decoded(lake, made, batch, history=False)) as view:
         lake.spark.sql(statements.upsert(made.sql, view))
 
 
 def merge_updates(lake: Lake, made: Made, batch: Batch) -> None:
-    with statements.view(lakes.changes(lake, made, batch, history=False)) as view:
+    with statements.view(_decoded(lake, made, batch, history=False)) as view:
         lake.spark.sql(statements.update(made.sql, view))
 
 
 def merge_history(lake: Lake, made: Made, batch: Batch) -> None:
-    with statements.view(lakes.changes(lake, made, batch, history=True)) as view:
+    with statements.view(_decoded(lake, made, batch, history=True)) as view:
         lake.spark.sql(statements.merged(made.sql, view, batch.since))
 
 

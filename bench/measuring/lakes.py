@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from chronolake import batch as batch_files
 from chronolake import table
@@ -61,10 +61,13 @@ def opened(flags: argparse.Namespace) -> Iterator[tuple[Lake, Path]]:
             yield lake, sent
 
 
-def changes(lake: Lake, made: Made, batch: Batch, *, history: bool) -> DataFrame:
-    """A batch's change set as the server reads it, lazily."""
+def changes(
+    lake: Lake, made: Made, batch: Batch, *, history: bool, spark: SparkSession | None = None
+) -> DataFrame:
+    """A batch's change set as the server reads it, lazily: in the session that it takes."""
+    size = sum(Path(file.path).stat().st_size for file in batch.files)
     return batch_files.read(
-        lake.spark,
+        spark or lake.session_for(made.name, size),
         batch.files,
         HISTORY if history else LIVE,
         FORM,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: Up to these, planning a batch takes longer than running it.
 _LIGHT_ROWS: Final = 200_000
 _LIGHT_BYTES: Final = 256 * 2**10
+#: Up to this, a few tasks shuffle what a batch and its records' versions are.
+_MODERATE_BYTES: Final = 16 * 2**20
 _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000&synchronous=NORMAL"
 
 
@@ -41,8 +43,7 @@ class Lake:
     def __init__(self, config: LakeConfig, sessions: session.Sessions) -> None:
         self.config = config
         self.spark = sessions.spark
-        self._wide = sessions.wide
-        self._light = sessions.light
+        self._sessions = sessions
         self.catalog = Catalog(sessions.spark)
         self._locks: defaultdict[TableName, threading.RLock] = defaultdict(threading.RLock)
         self._writers: Counter[TableName] = Counter()
@@ -132,13 +133,19 @@ class Lake:
 
     def session_for(self, name: TableName, batch_bytes: int) -> SparkSession:
         """The session in which a batch of files of so many bytes goes into a table."""
-        return self._light if self._is_small(name, batch_bytes) else self.spark
+        if self._is_light(name, batch_bytes):
+            return self._sessions.light
+        is_moderate = batch_bytes <= _MODERATE_BYTES
+        return self._sessions.moderate if is_moderate else self._sessions.spark
 
     def session_for_versions(self, name: TableName, landed_bytes: int) -> SparkSession:
         """The session in which landed files of so many bytes become versions of a table."""
-        return self._light if self._is_small(name, landed_bytes) else self._wide
+        if self._is_light(name, landed_bytes):
+            return self._sessions.light
+        is_moderate = landed_bytes <= _MODERATE_BYTES
+        return self._sessions.moderate_wide if is_moderate else self._sessions.wide
 
-    def _is_small(self, name: TableName, size: int) -> bool:
+    def _is_light(self, name: TableName, size: int) -> bool:
         if size > _LIGHT_BYTES:
             return False
         table = self.catalog.find(name)

@@ -93,6 +93,9 @@ _SESSION: Final[dict[str, str]] = {
     "spark.sql.legacy.parquet.nanosAsLong": "true",
     # Rows go to Python in batches of so many bytes at most: large cells must not add up.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
+    # What is kept lives as long as a batch: to look for a way to compress each column takes more
+    # time than the room is worth.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
     # Another process may have written since: always ask the catalog.
     f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
@@ -102,6 +105,11 @@ _SESSION: Final[dict[str, str]] = {
 #: wrote, Spark keeps all that follows from the equality of columns: for an expression over n of
 #: them, which each get another name, these are 2^n conditions.
 _WIDE: Final[dict[str, str]] = {"spark.sql.constraintPropagation.enabled": "false"}
+
+#: Settings for work whose size is known to be moderate: there is nothing to adapt to, and without
+#: adaptive execution the stages of a statement follow each other without the driver.
+_MODERATE: Final[dict[str, str]] = {"spark.sql.adaptive.enabled": "false"}
+_MODERATE_PARTITIONS: Final = 8
 
 #: Settings for a few rows: what Spark does to make much data quick costs more than it saves.
 _LIGHT: Final[dict[str, str]] = {
@@ -119,12 +127,16 @@ class Sessions:
 
     Attributes:
         spark: for everything that may be large.
-        wide: for statements that carry all columns of a table through many steps.
+        wide: the same for statements that carry all columns of a table through many steps.
+        moderate: for statements over a batch that a few tasks can shuffle.
+        moderate_wide: the same for statements that carry all columns through many steps.
         light: for statements over a few rows, where most of the time goes into planning.
     """
 
     spark: SparkSession
     wide: SparkSession
+    moderate: SparkSession
+    moderate_wide: SparkSession
     light: SparkSession
 
 
@@ -261,15 +273,23 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
                 "A Spark session runs in this process that was started without Iceberg.",
                 hint=_OPEN_FIRST,
             )
+    partitions = 2 * base.sparkContext.defaultParallelism
     settings = {
         **_SESSION,
-        "spark.sql.shuffle.partitions": str(2 * base.sparkContext.defaultParallelism),
+        "spark.sql.shuffle.partitions": str(partitions),
         **{f"spark.sql.catalog.{CATALOG}.{key}": value for key, value in catalog.items()},
     }
     own = {key: value for key, value in conf.items() if key.startswith("spark.sql.")}
+    moderate = {
+        **settings,
+        **_MODERATE,
+        "spark.sql.shuffle.partitions": str(min(partitions, _MODERATE_PARTITIONS)),
+    }
     return Sessions(
         spark=_session(base, {**settings, **own}),
         wide=_session(base, {**settings, **_WIDE, **own}),
+        moderate=_session(base, {**moderate, **own}),
+        moderate_wide=_session(base, {**moderate, **_WIDE, **own}),
         light=_session(base, {**settings, **_LIGHT, **own}),
     )
 

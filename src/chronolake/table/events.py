@@ -48,7 +48,7 @@ def fold_by_key(
         [StructField(column.name, column.type.spark) for column in description.columns]
         + list(added.fields)
     )
-    most = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    most = 2 * spark.sparkContext.defaultParallelism
     partitions = max(1, min(most, rows // _ROWS_PER_PARTITION))
     ordered = (
         spark.sql(events)

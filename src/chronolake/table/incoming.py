@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
-from chronolake.table.sql import KEYS, TABLE, kept, listed
+from chronolake.table.sql import KEYS, TABLE, kept, listed, numbered
 from chronolake.table.usage import sketching
 from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Kind, Mode, quoted
 
@@ -255,26 +255,35 @@ def _measuring(
     batch: str, key: Sequence[str], ordered: AbstractSet[str], words: int, *, is_history: bool
 ) -> str:
     """The one statement that looks at all rows of a batch."""
-    found = [f"count_if({OP} = {int(kind)}) AS n{int(kind)}" for kind in Op]
-    found += [
-        f"bit_or(coalesce(get({UNMODIFIED}, {word}), 0L)) AS w{word}" for word in range(words)
-    ]
-    for number, name in enumerate(map(quoted, key)):
-        found.append(f"count_if({name} IS NULL) AS nulls{number}")
-        if key[number] in ordered:
-            found += [f"min({name}) AS least{number}", f"max({name}) AS greatest{number}"]
+    kinds = [f"n{int(kind)}" for kind in Op]
+    counts = [f"count_if({OP} = {int(kind)}) AS n{int(kind)}" for kind in Op]
+    bits = [f"bit_or(coalesce(get({UNMODIFIED}, {word}), 0L)) AS w{word}" for word in range(words)]
     if is_history:
         time = micros_of_change()
         no_times = f"{OP} IN (1, 2) AND ({END} IS NULL OR {ACTIVE} IS NULL)"
-        found += [
+        found = [
+            *counts,
+            *bits,
             f"min({time}) AS since",
             f"count_if({time} IS NULL OR ({no_times})) AS timeless",
         ]
+        rows, columns = batch, list(map(quoted, key))
     else:
-        per_key = f"SELECT count(1) AS number FROM {batch} GROUP BY {listed(key)}"
-        found.append(f"(SELECT max(number) > 1 FROM ({per_key})) AS repeated")
-        found.append(f"{sketching(key, f'{OP} = {int(Op.REPLACE)}')} AS replacing")
-    return f"SELECT {', '.join(found)} FROM {batch}"
+        # By key first, to see whether one repeats: a query of its own would take as long again.
+        columns = [f"k{number}" for number in range(len(key))]
+        own = ", ".join([numbered(key), "count(1) AS number", *counts, *bits])
+        rows = f"(SELECT {own} FROM {batch} GROUP BY {listed(key)})"
+        found = [
+            *(f"sum({name}) AS {name}" for name in kinds),
+            *(f"bit_or(w{word}) AS w{word}" for word in range(words)),
+            "max(number) > 1 AS repeated",
+            f"{sketching(columns, f'n{int(Op.REPLACE)} > 0')} AS replacing",
+        ]
+    for number, name in enumerate(columns):
+        found.append(f"count_if({name} IS NULL) AS nulls{number}")
+        if key[number] in ordered:
+            found += [f"min({name}) AS least{number}", f"max({name}) AS greatest{number}"]
+    return f"SELECT {', '.join(found)} FROM {rows}"
 
 
 def micros_of_change() -> str:

@@ -41,7 +41,7 @@ def kept(frame: DataFrame) -> Iterator[str]:
     soon as any view of the frame is dropped, so there is one view and it lives as long as they do.
     """
     name = f"chronolake_{uuid4().hex}"
-    frame.persist(StorageLevel.MEMORY_AND_DISK)
+    frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
         frame.createOrReplaceTempView(name)
         yield name
