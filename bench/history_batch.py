@@ -179,7 +179,7 @@ def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) ->
 
 
 def main() -> int:
-    parser = lakes.options(__doc__, repeat=5)
+    parser = lakes.options(__doc__, repeat=6)
     parser.add_argument("--active", type=int, default=2_000_000, help="active versions")
     parser.add_argument("--batch", type=int, default=20_000, help="customers of a batch")
     parser.add_argument("--late", type=float, default=0.01, help="part of a late batch's customers")

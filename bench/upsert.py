@@ -146,7 +146,7 @@ def agree(lake: Lake, ours: Made, merged: Made, ducks: duck.Duck) -> bool:
 
 
 def main() -> int:
-    parser = lakes.options(__doc__, repeat=5)
+    parser = lakes.options(__doc__, repeat=6)
     parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the table")
     parser.add_argument("--batch", type=int, default=20_000, help="rows of a batch")
     parser.add_argument("--no-growth", action="store_true", help="leave growth out")

@@ -81,6 +81,27 @@ def test_an_update_changes_what_it_has_and_keeps_the_rest(table: Caller) -> None
     assert table.rows("t")[1] == (2, "y", "b", 1, AT2, False)
 
 
+def test_an_update_may_change_columns_whatever_they_are_called(caller: Caller) -> None:
+    names = ("k0", "c0", "f0", "is_stored")
+    columns = ["f1*:LONG", "k1*:STRING", *(f"{name}:STRING" for name in names), SYNCED]
+    assert caller.create("t", columns).success
+
+    def row(number: int, **cells: str | None) -> dict:
+        return {"f1": str(number), "k1": "é'\"", **cells, "_fivetran_synced": T1}
+
+    old, kept = dict.fromkeys(names, "old"), dict.fromkeys(names, UNMODIFIED)
+    assert caller.write("t", columns, replace=[row(1, **old), row(2, **old), row(3, **old)]).success
+    changes = [row(1, **{**kept, "k0": "new"}), row(2, **{**kept, "is_stored": None})]
+    nowhere = row(9, **{**kept, "c0": "new"})
+    batch = {"delete": [row(3, **dict.fromkeys(names))], "replace": [row(4, **old)]}
+    assert caller.write("t", columns, update=[*changes, nowhere], **batch).success
+    assert caller.rows("t", "f1", *names) == [
+        (1, "new", "old", "old", "old"),
+        (2, "old", "old", "old", None),
+        (4, "old", "old", "old", "old"),
+    ]
+
+
 def test_an_update_may_leave_a_column_of_any_type_unmodified(caller: Caller) -> None:
     kinds = {
         "BOOLEAN": "true",

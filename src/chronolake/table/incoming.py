@@ -48,7 +48,7 @@ class Incoming:
         with_nulls: key columns that are null in some row.
         bounds: bounds of the key columns for which that is useful, as SQL.
         since: history only: the least time in microseconds that the batch touches, or None.
-        replacing: not for history: the sketch of its replace rows (`table/usage.py`).
+        writing: not for history: the sketch of its replace and update rows (`table/usage.py`).
     """
 
     rows: str
@@ -62,7 +62,7 @@ class Incoming:
     with_nulls: frozenset[str]
     bounds: dict[str, tuple[str, str]]
     since: int | None
-    replacing: bytes | None
+    writing: bytes | None
 
     @property
     def rows_count(self) -> int:
@@ -247,7 +247,7 @@ def _measure(
             if name in ordered - nullable and found[f"least{number}"] is not None
         },
         since=found["since"] if is_history else None,
-        replacing=None if is_history else found["replacing"],
+        writing=None if is_history else found["writing"],
     )
 
 
@@ -277,7 +277,7 @@ def _measuring(
             *(f"sum({name}) AS {name}" for name in kinds),
             *(f"bit_or(w{word}) AS w{word}" for word in range(words)),
             "max(number) > 1 AS repeated",
-            f"{sketching(columns, f'n{int(Op.REPLACE)} > 0')} AS replacing",
+            f"{sketching(columns, f'n{int(Op.REPLACE)} + n{int(Op.UPDATE)} > 0')} AS writing",
         ]
     for number, name in enumerate(columns):
         found.append(f"count_if({name} IS NULL) AS nulls{number}")

@@ -116,6 +116,29 @@ class StagedBranch:
             )
         reach("staged.deleted")
 
+    def update(self, source: str, condition: str, *, assignments: str, changed: str) -> int:
+        """Change or remove the table's rows that match a row of a query, and tell how many changed.
+
+        Args:
+            source: a query in SQL; no two of its rows match one of the table's.
+            condition: SQL over `sql.TABLE` and `sql.KEYS` (the query).
+            assignments: SQL over both, for rows that change.
+            changed: SQL over both: a row changes; the others are removed.
+        """
+        with self._watch.stage("delete"):
+            target = self._target()
+            before = self.table.refreshed().branch(self.branch)
+            self.spark.sql(
+                f"MERGE INTO {target} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
+                f"WHEN MATCHED AND {changed} THEN UPDATE SET {assignments} "
+                "WHEN MATCHED THEN DELETE"
+            )
+            after = self.table.refreshed()
+        reach("staged.deleted")
+        if after.branch(self.branch) == before:
+            return 0
+        return int(after.summary_of(self.branch).get("added-records", 0))
+
     def delete_where(self, condition: str) -> None:
         """Remove the table's rows that meet a SQL condition."""
         with self._watch.stage("delete"):

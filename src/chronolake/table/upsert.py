@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake.changes import BITS_PER_WORD, OP, SEQ, UNMODIFIED, Op
 from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import fold, usage
@@ -44,6 +44,7 @@ from chronolake.table.staging import (
     staged,
 )
 from chronolake.table.timeline import Layout
+from chronolake.types import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import Column, TableName
 
+#: Up to so many columns, one statement with an assignment for each is planned quickly.
+_ASSIGNED_COLUMNS: Final = 100
 _KINDS: Final = {Op.REPLACE: fold.REPLACE, Op.UPDATE: fold.UPDATE, Op.DELETE: fold.DELETE}
 
 
@@ -126,10 +129,16 @@ def _stage(
     """Work out what a batch does to a table, and stage it."""
     key = description.primary_key
     retained = [column.name for column in description.columns if column.name not in batch.names]
-    outcome = _Outcome(written=batch.replacing)
+    needs_stored = bool(retained and batch.replaced)
+    outcome = _Outcome(written=batch.writing)
     with ExitStack() as until_published:
         added = None
-        if batch.updated or batch.repeated or (retained and batch.replaced):
+        is_changed_in_place = (
+            batch.updated
+            and not (batch.repeated or needs_stored or write.is_empty)
+            and len(batch.names) <= _ASSIGNED_COLUMNS
+        )
+        if (batch.updated and not is_changed_in_place) or batch.repeated or needs_stored:
             with watch.stage("resolve"):
                 needed = (Op.UPDATE, Op.REPLACE) if retained else (Op.UPDATE,)
                 events = [_of_batch(batch, description)]
@@ -144,7 +153,9 @@ def _stage(
                 f"SELECT {all_cells} FROM {batch.rows} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
             )
         reach("write.planned")
-        if not write.is_empty:
+        if is_changed_in_place:
+            outcome = _change(write, batch, description, watch)
+        elif not write.is_empty:
             # Every stored row whose key is in the batch: only key columns are read.
             hint = broadcast(batch.rows, batch.rows_count)
             write.delete(
@@ -154,6 +165,61 @@ def _stage(
         if added is not None:
             write.append(added)
     return outcome
+
+
+def _change(
+    write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
+) -> _Outcome:
+    """Change the rows that update rows name, and remove those that others do, in one pass.
+
+    No key is in the batch twice.
+    """
+    key = description.primary_key
+    data = [name for name in batch.names if name not in key]
+    hint = broadcast(batch.rows, batch.rows_count)
+    values = "".join(f", {quoted(name)} AS c{number}" for number, name in enumerate(data))
+    source = f"SELECT {hint} {numbered(key)}, {OP}, {UNMODIFIED}{values} FROM {batch.rows}"
+    assignments = []
+    for number, name in enumerate(data):
+        value, column = f"{KEYS}.c{number}", f"{TABLE}.{quoted(name)}"
+        if name in batch.unmodified:
+            word, bit = divmod(batch.names.index(name), BITS_PER_WORD)
+            is_kept = f"getbit(coalesce(get({KEYS}.{UNMODIFIED}, {word}), 0L), {bit}) = 1"
+            value = f"IF({is_kept}, {column}, {value})"
+        assignments.append(f"{column} = {value}")
+    matched = " AND ".join(batch.same_key(key))
+    changed = write.update(
+        source,
+        matched,
+        assignments=", ".join(assignments),
+        changed=f"{KEYS}.{OP} = {int(Op.UPDATE)}",
+    )
+    if changed == batch.updated:
+        return _Outcome(written=batch.writing)
+    # Rare: some update rows have no row to change.
+    with watch.stage("resolve"):
+        (found,) = write.spark.sql(
+            f"SELECT {sample(key, IGNORED)}, {usage.sketching(key, f'NOT {IGNORED}')} "
+            f"FROM ({_found(write.source, batch, key)})"
+        ).collect()
+    return _Outcome(batch.updated - changed, *found)
+
+
+def _found(table: str, batch: Incoming, key: Sequence[str]) -> str:
+    """The keys of a batch's replace and update rows, and which updates have no stored row."""
+    stored = ", ".join(f"{TABLE}.{quoted(name)} AS f{number}" for number, name in enumerate(key))
+    same = " AND ".join(
+        f"{BATCH}.{quoted(name)} <=> {KEYS}.f{number}" for number, name in enumerate(key)
+    )
+    is_written = f"({BATCH}.{OP} = {int(Op.REPLACE)} OR {KEYS}.is_stored <=> true)"
+    return (
+        f"SELECT {listed(key, of=BATCH)}, NOT {is_written} AS {IGNORED} "
+        f"FROM {batch.rows} AS {BATCH} LEFT JOIN ("
+        f"SELECT {broadcast(KEYS, batch.rows_count)} {stored}, true AS is_stored "
+        f"FROM {table} AS {TABLE} JOIN (SELECT {numbered(key)} FROM {batch.rows}) AS {KEYS} "
+        f"ON {' AND '.join(batch.same_key(key))}) AS {KEYS} ON {same} "
+        f"WHERE {BATCH}.{OP} <> {int(Op.DELETE)}"
+    )
 
 
 def _folded(
