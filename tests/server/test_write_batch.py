@@ -102,6 +102,14 @@ def test_an_update_may_change_columns_whatever_they_are_called(caller: Caller) -
     ]
 
 
+def test_an_update_of_a_table_of_nothing_but_keys_changes_nothing(caller: Caller) -> None:
+    columns = ["id*:LONG"]
+    assert caller.create("t", columns).success
+    assert caller.write("t", columns, replace=[{"id": "1"}]).success
+    assert caller.write("t", columns, update=[{"id": "1"}, {"id": "2"}]).success
+    assert caller.rows("t") == [(1,)]
+
+
 def test_an_update_may_leave_a_column_of_any_type_unmodified(caller: Caller) -> None:
     kinds = {
         "BOOLEAN": "true",

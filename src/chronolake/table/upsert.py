@@ -136,7 +136,7 @@ def _stage(
         is_changed_in_place = (
             batch.updated
             and not (batch.repeated or needs_stored or write.is_empty)
-            and len(batch.names) <= _ASSIGNED_COLUMNS
+            and len(key) < len(batch.names) <= _ASSIGNED_COLUMNS
         )
         if (batch.updated and not is_changed_in_place) or batch.repeated or needs_stored:
             with watch.stage("resolve"):
