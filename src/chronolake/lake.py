@@ -133,17 +133,18 @@ class Lake:
 
     def session_for(self, name: TableName, batch_bytes: int) -> SparkSession:
         """The session in which a batch of files of so many bytes goes into a table."""
-        if self._is_light(name, batch_bytes):
-            return self._sessions.light
-        is_moderate = batch_bytes <= _MODERATE_BYTES
-        return self._sessions.moderate if is_moderate else self._sessions.spark
+        return self._fitting(name, batch_bytes, self._sessions.moderate, self._sessions.spark)
 
     def session_for_versions(self, name: TableName, landed_bytes: int) -> SparkSession:
         """The session in which landed files of so many bytes become versions of a table."""
-        if self._is_light(name, landed_bytes):
+        return self._fitting(name, landed_bytes, self._sessions.moderate_wide, self._sessions.wide)
+
+    def _fitting(
+        self, name: TableName, size: int, moderate: SparkSession, large: SparkSession
+    ) -> SparkSession:
+        if self._is_light(name, size):
             return self._sessions.light
-        is_moderate = landed_bytes <= _MODERATE_BYTES
-        return self._sessions.moderate_wide if is_moderate else self._sessions.wide
+        return moderate if size <= _MODERATE_BYTES else large
 
     def _is_light(self, name: TableName, size: int) -> bool:
         if size > _LIGHT_BYTES:
