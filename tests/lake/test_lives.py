@@ -44,7 +44,7 @@ _numbers = count()
 # example would take an hour of Spark.
 _many = settings(
     database=None,
-    max_examples=60,
+    max_examples=20,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     print_blob=True,

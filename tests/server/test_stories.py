@@ -31,7 +31,7 @@ _sample = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-_many = settings(_sample, max_examples=60, derandomize=False, print_blob=True)
+_many = settings(_sample, max_examples=20, derandomize=False, print_blob=True)
 
 
 @dataclass
