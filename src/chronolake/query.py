@@ -181,10 +181,10 @@ def _failed(failure: PySparkException | Py4JJavaError) -> QueryError:
     first = text.strip().partition("\n")[0].partition(" SQLSTATE:")[0]
     named = _CONDITION.match(first)
     condition, message = named.groups() if named else (type(failure).__name__, first)
-    return QueryError(
-        f"Spark cannot answer ({condition}): {message.rstrip('.;')}.",
-        hint="`chronolake tables --json` lists the names of tables and columns.",
-    )
+    hint = "`chronolake tables --json` lists the names of tables and columns."
+    if condition == "PARSE_SYNTAX_ERROR":
+        hint = "Write one statement of Spark SQL, such as SELECT * FROM schema.table LIMIT 10."
+    return QueryError(f"Spark cannot answer ({condition}): {message.rstrip('.;')}.", hint=hint)
 
 
 def _distinct(names: list[str]) -> tuple[str, ...]:

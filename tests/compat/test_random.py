@@ -24,7 +24,7 @@ _sample = settings(
         HealthCheck.data_too_large,
     ],
 )
-_many = settings(_sample, max_examples=600, derandomize=False, print_blob=True)
+_many = settings(_sample, max_examples=200, derandomize=False, print_blob=True)
 
 
 def _without_parents(outcome: Outcome) -> Outcome:

@@ -78,6 +78,21 @@ def test_of_a_live_table(lake: Lake, name: TableName) -> None:
     assert made.value == 3
 
 
+def test_updates_without_a_row_are_counted_whatever_becomes_of_their_keys(
+    lake: Lake, name: TableName
+) -> None:
+    table.create(lake, name, LIVE)
+    first, _ = counted(lake, [live(Op.REPLACE, 1, "'a'")])
+    table.write_batch(lake, name, first, columns=LIVE, batch="1")
+    changed = [(Op.UPDATE, key) for key in (1, 2, 2, 3)]
+    rows = [live(op, key, "'b'") for op, key in [*changed, (Op.DELETE, 1), (Op.DELETE, 2)]]
+    second, _ = counted(lake, rows)
+    result = table.write_batch(lake, name, second, columns=LIVE, batch="2")
+    # Two updates of 2, which is deleted afterwards, and one of 3.
+    assert result.ignored == 3
+    assert lake.table(name).df.count() == 0
+
+
 def test_of_a_history_table(lake: Lake, name: TableName) -> None:
     table.create(lake, name, HISTORY)
     first, made = counted(lake, [version(Op.REPLACE, key, "'a'", 1) for key in (1, 2)])

@@ -73,6 +73,12 @@ def test_a_wide_record_shows_its_first_columns_and_says_that_there_are_more(
     assert "and 277 more columns: use --json" in text
 
 
+def test_no_value_is_told_from_texts_that_look_like_it() -> None:
+    words = ("null", "", " ", "x")
+    assert [show.cell(word).plain for word in words] == ['"null"', '""', " ", "x"]
+    assert show.cell(None).plain == "null"
+
+
 def test_rows_too_wide_for_a_table_become_blocks() -> None:
     names = [f"column_{number}" for number in range(30)]
 

@@ -300,3 +300,14 @@ def test_a_server_that_cannot_start_says_why_and_ends_with_1(
     assert served.ended() == 1
     (line,) = served.lines()
     assert (line["level"], line["event"], line["error"]) == ("SEVERE", "not_started", "LakeError")
+
+
+def test_a_wrong_option_is_told_before_the_lake_is_opened(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
+    served = serving("--files-root", str(tmp_path / "missing"))
+    assert served.ended() == 1
+    (line,) = served.lines()
+    assert line["error"] == "ConfigurationError"
+    assert "--files-root" in line["reason"]
+    assert not served.lake.exists()

@@ -102,6 +102,18 @@ def test_an_update_may_change_columns_whatever_they_are_called(caller: Caller) -
     ]
 
 
+def test_an_update_row_without_its_key_is_refused(table: Caller) -> None:
+    stored = {**full(1, "one"), "id": None}
+    assert table.write("t", COLUMNS, replace=[stored, full(2, "two")]).success
+    before = table.snapshot("t")
+    changes = [partial(2, a="new"), {**partial(0, a="new"), "id": UNMODIFIED}]
+    answer = table.write("t", COLUMNS, update=changes)
+    assert answer.WhichOneof("response") == "task"
+    assert "row 2" in answer.task.message
+    assert "column 'id'" in answer.task.message
+    assert table.snapshot("t") == before
+
+
 def test_an_update_of_a_table_of_nothing_but_keys_changes_nothing(caller: Caller) -> None:
     columns = ["id*:LONG"]
     assert caller.create("t", columns).success

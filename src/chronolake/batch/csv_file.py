@@ -18,9 +18,9 @@ from pyarrow import csv as pa_csv
 
 from chronolake.batch import records
 from chronolake.batch.columns import EMPTY_IS_VALUE, CellRefusedError, direct, settled, typed
-from chronolake.batch.pieces import Piece, present
+from chronolake.batch.pieces import Piece, present, refused, refused_mark
 from chronolake.changes import Op
-from chronolake.errors import MalformedFileError, ValueRefusedError
+from chronolake.errors import MalformedFileError
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
@@ -239,18 +239,17 @@ class CsvFile:
         for place, column in self._wanted.items():
             at = pc.index(texts[place], marker).as_py()
             if at >= 0:
-                raise self._refused(
-                    at, column, "it is the unmodified marker, outside an update file"
-                )
+                row = self._rows + at + 1
+                raise refused_mark(self.file, row, column, "outside an update file")
         return self._typed(block, [self.form.null_string])[0]
 
     def _from_text(self, texts: pa.Array, column: Column) -> pa.Array:
-        refused: CellRefusedError
+        cell: CellRefusedError
         try:
             return typed(texts, column.type, self.tallies[column.name])
         except CellRefusedError as error:
-            refused = error
-        raise self._refused(refused.index, column, refused.reason)
+            cell = error
+        raise refused(self.file, self._rows + cell.index + 1, column, cell.reason)
 
     def _parsed(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
         """The block's columns; those in `texts` as bytes, more added as PyArrow refuses them."""
@@ -330,13 +329,4 @@ class CsvFile:
     ) -> MalformedFileError:
         return MalformedFileError(
             message, hint=hint, file=self.file.path, row=self._rows + rows_before + 1
-        )
-
-    def _refused(self, index: int, column: Column, reason: str) -> ValueRefusedError:
-        return ValueRefusedError(
-            f"A cell does not fit its column of type {column.type}: {reason}.",
-            hint="Give the column a wider type with AlterTable, or mend the value at the source.",
-            file=self.file.path,
-            row=self._rows + index + 1,
-            column=column.name,
         )

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from chronolake.batch import parquet_file, records
 from chronolake.batch.csv_file import CsvFile
+from chronolake.batch.pieces import expect_whole_keys
 from chronolake.batch.plain import opened
 from chronolake.batch.remarks import logged
 from chronolake.changes import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
@@ -75,6 +76,7 @@ def decoded(
     row = ordinal * ROWS_PER_FILE
     with closing(_pieces(file, reading, tallies, remark)) as pieces:
         for piece in pieces:
+            expect_whole_keys(piece, reading.columns, file, row - ordinal * ROWS_PER_FILE)
             rows = _rows(piece, file.op, row, reading.columns)
             row += piece.rows
             for start in range(0, rows.num_rows, ROWS_PER_BATCH):

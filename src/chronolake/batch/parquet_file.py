@@ -20,10 +20,10 @@ from pyarrow import parquet as pq
 
 from chronolake.batch.access import open_file
 from chronolake.batch.columns import CellRefusedError, direct, settled, typed
-from chronolake.batch.pieces import Piece, present
+from chronolake.batch.pieces import Piece, present, refused, refused_mark
 from chronolake.batch.plain import opened
 from chronolake.changes import Op
-from chronolake.errors import MalformedFileError, ValueRefusedError
+from chronolake.errors import MalformedFileError
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ class _ParquetFile:
         mask: pa.Array | None = None
         at = pc.index(array, marker).as_py() if self.form.unmodified_string else -1
         if at >= 0 and self.file.op is not Op.UPDATE:
-            raise self._refused(at, column, "it is the unmodified marker, outside an update file")
+            row = self._rows + at + 1
+            raise refused_mark(self.file, row, column, "outside an update file")
         if at >= 0:
             mask = pc.fill_null(pc.equal(array, marker), False)
             array = pc.if_else(mask, nothing, array)
@@ -209,22 +210,14 @@ class _ParquetFile:
             if texts.null_count == len(texts):
                 return pa.nulls(len(texts), pa.binary())
             first = pc.index(pc.is_valid(texts), True).as_py()
-            raise self._refused(first, column, "it is text; Parquet carries bytes as bytes")
-        refused: CellRefusedError
+            reason = "it is text; Parquet carries bytes as bytes"
+            raise refused(self.file, self._rows + first + 1, column, reason)
+        cell: CellRefusedError
         try:
             return typed(texts, column.type, self.tallies[column.name])
         except CellRefusedError as error:
-            refused = error
-        raise self._refused(refused.index, column, refused.reason)
-
-    def _refused(self, index: int, column: Column, reason: str) -> ValueRefusedError:
-        return ValueRefusedError(
-            f"A cell does not fit its column of type {column.type}: {reason}.",
-            hint="Give the column a wider type with AlterTable, or mend the value at the source.",
-            file=self.file.path,
-            row=self._rows + index + 1,
-            column=column.name,
-        )
+            cell = error
+        raise refused(self.file, self._rows + cell.index + 1, column, cell.reason)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from chronolake.errors import MalformedFileError
+import pyarrow.compute as pc
+
+from chronolake.errors import MalformedFileError, ValueRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
     from chronolake.batch.files import BatchFile
     from chronolake.types import Column
+
+_MEND: Final = "Give the column a wider type with AlterTable, or mend the value at the source."
+_MEND_MARK: Final = "Send the value: only update files leave cells unmodified, and never a key's."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +63,51 @@ def present(
             column=absent[0],
         )
     return {places[column.name]: column for column in columns if column.name in places}
+
+
+def refused(file: BatchFile, row: int, column: Column, reason: str) -> ValueRefusedError:
+    """The error for a cell that does not fit its column.
+
+    Args:
+        file: where it stands.
+        row: its row in the file, from 1.
+        column: its column.
+        reason: why, without the value.
+    """
+    return _refused(file, row, column, reason, _MEND)
+
+
+def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> ValueRefusedError:
+    """The error for an unmodified marker in a place where it has no meaning."""
+    return _refused(file, row, column, f"it is the unmodified marker, {where}", _MEND_MARK)
+
+
+def expect_whole_keys(piece: Piece, columns: Iterable[Column], file: BatchFile, rows: int) -> None:
+    """Refuse unmodified cells of key columns: without its key, a row names no record.
+
+    Args:
+        piece: some rows of a file.
+        columns: the columns.
+        file: which file.
+        rows: how many rows it has before them.
+
+    Raises:
+        ValueRefusedError: there is one.
+    """
+    for column in columns:
+        mask = piece.unmodified.get(column.name) if column.primary_key else None
+        at = -1 if mask is None else pc.index(mask, True).as_py()
+        if at >= 0:
+            raise refused_mark(file, rows + at + 1, column, "in a key")
+
+
+def _refused(
+    file: BatchFile, row: int, column: Column, reason: str, hint: str
+) -> ValueRefusedError:
+    return ValueRefusedError(
+        f"A cell does not fit its column of type {column.type}: {reason}.",
+        hint=hint,
+        file=file.path,
+        row=row,
+        column=column.name,
+    )

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.look.show import cell, size
+from chronolake.look.show import cell, label, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,5 +174,5 @@ def _what(record: Difference) -> Table:
     grid.add_column(overflow="fold")
     for name in record.columns:
         sides = [cell(values[name]) for values in (record.old, record.new) if values is not None]
-        grid.add_row(cell(name, longest=40), Text(" → ", style="bold").join(sides))
+        grid.add_row(label(name, longest=40), Text(" → ", style="bold").join(sides))
     return grid

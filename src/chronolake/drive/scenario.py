@@ -155,7 +155,11 @@ def scenario_files(paths: Sequence[Path]) -> tuple[Path, ...]:
         elif path.is_file():
             files.append(path)
         else:
-            raise ScenarioError("There is no such scenario.", file=str(path))
+            raise ScenarioError(
+                "There is no such scenario.",
+                hint="Name a scenario's JSON file, or a folder of them.",
+                file=str(path),
+            )
     return tuple(files)
 
 

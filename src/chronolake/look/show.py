@@ -27,13 +27,19 @@ _MINUTES: Final = len("2024-01-01T00:00")
 _STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELETED: "red"}
 
 
-def cell(value: Cell, *, longest: int = _LONGEST) -> Text:
-    """A cell on one line: unprintable characters spelled out, long texts cut short."""
+def cell(value: Cell) -> Text:
+    """A cell on one line, as `label`; texts that would look like no value stand in quotes."""
     if value is None:
         return Text("null", style="dim italic")
     if isinstance(value, bool):
         return Text("true" if value else "false")
-    text = str(value)
+    if value in {"", "null"}:
+        return Text(f'"{value}"')
+    return label(str(value))
+
+
+def label(text: str, *, longest: int = _LONGEST) -> Text:
+    """A text on one line: unprintable characters spelled out, long texts cut short."""
     # Spelled out, a value can neither break the layout nor steer the terminal.
     shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
@@ -59,9 +65,9 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     table.add_column("published", no_wrap=True)
     for summary in summaries:
         table.add_row(
-            cell(str(summary.name)),
+            label(str(summary.name)),
             Text(summary.mode.value),
-            cell(", ".join(summary.key)),
+            label(", ".join(summary.key)),
             Text(f"{summary.rows:,}"),
             Text("" if summary.active is None else f"{summary.active:,}"),
             Text(f"{summary.data_files:,}+{summary.delete_files:,}"),
@@ -88,7 +94,7 @@ def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
     )
     for each in found:
         about = "" if each.is_exact else "about "
-        table.add_row(cell(str(each.table)), each.mode.value, f"{about}{each.rows:,}")
+        table.add_row(label(str(each.table)), each.mode.value, f"{about}{each.rows:,}")
     notes = Text(
         "distinct rows that were written, of history tables versions; 'about': within 3 %",
         style="dim",
@@ -155,7 +161,7 @@ def rows(names: Sequence[str], content: Iterable[Sequence[Cell]], *, width: int)
         return Group(*(_block(names, line, number) for number, line in enumerate(lines, start=1)))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in names:
-        table.add_column(cell(name), overflow="fold")
+        table.add_column(label(name), overflow="fold")
     for line in lines:
         table.add_row(*line)
     return table
@@ -175,7 +181,7 @@ def _grid(pairs: Iterable[tuple[str, Text]]) -> Table:
     grid.add_column(style="cyan", overflow="fold")
     grid.add_column(overflow="fold")
     for name, value in pairs:
-        grid.add_row(cell(name, longest=40), value)
+        grid.add_row(label(name, longest=40), value)
     return grid
 
 

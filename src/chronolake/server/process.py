@@ -196,6 +196,8 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     # Before the lake, which takes seconds to open, and after it, because Spark sets its own.
     _on_signals(stop)
     try:
+        # What is wrong with the options is told at once, and not after Spark has started.
+        _real_folder(options.files_root)
         lake = Lake.open(config.path, config=config)
         _on_signals(stop)
         server = Server(lake, options)

@@ -29,7 +29,7 @@ DELETE: Final = 3
 
 
 def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
-    """The row that each key ends with; none for a key that ends deleted.
+    """The row that each key ends with; none for a key that ends deleted, or was never there.
 
     Args:
         events: rows sorted by key, `KIND` and place in the batch, with the table's columns and
@@ -44,8 +44,11 @@ def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
     kind = integers(events.column(KIND))
     bits = Unmodified(events, layout.carried)
     updates, stored = kind == UPDATE, kind == STORED
-    itself = np.arange(len(kind))
-    chosen = np.flatnonzero((runs.last == itself) & (updates | (kind == REPLACE)))
+    has_row = runs.last_at_or_before(stored | (kind == REPLACE)) != NONE
+    ignored = np.where(has_row, 0, runs.count_so_far(updates))
+    # A key that ends deleted says nothing but what it has ignored.
+    says = updates | (kind == REPLACE) | (ignored > 0)
+    chosen = np.flatnonzero((runs.last == np.arange(len(kind))) & says)
     columns = {}
     for name in layout.columns:
         if name in layout.key or (name in layout.carried and name not in layout.unmodified):
@@ -54,6 +57,4 @@ def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
         # A column that the batch does not carry keeps its stored value, whatever the row is.
         given = ~(updates & bits[name]) if name in layout.carried else stored
         columns[name] = taken(events, name, runs.last_at_or_before(given)[chosen])
-    has_row = runs.last_at_or_before(stored | (kind == REPLACE)) != NONE
-    ignored = np.where(has_row, 0, runs.count_so_far(updates))
     return pa.table({**columns, IGNORED: pa.array(ignored[chosen])})

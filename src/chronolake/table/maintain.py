@@ -172,7 +172,11 @@ def planned(lake: Lake, name: TableName) -> MaintenancePlan:
     """
     table = lake.catalog.find(name)
     if table is None:
-        raise TableNotFoundError("The table does not exist.", table=str(name))
+        raise TableNotFoundError(
+            "The table does not exist.",
+            table=str(name),
+            hint="`chronolake tables` lists those that do.",
+        )
     config = lake.config.maintenance
     return plan_maintenance(name, files_of(table, config), config)
 

@@ -344,7 +344,9 @@ def _attempt(
 ) -> None:
     table = lake.catalog.find(name)
     if table is None:
-        raise TableNotFoundError("The table does not exist.", table=str(name))
+        raise TableNotFoundError(
+            "The table does not exist any more.", table=str(name), hint="Create it again."
+        )
     attempted = begin(table)
     try:
         properties = write(attempted)

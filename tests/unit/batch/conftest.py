@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,12 +33,16 @@ def decode(tmp_path: Path) -> Decode:
         block_size: int = 4 << 20,
         null: str = batch_writer.NULL,
         unmodified: str = batch_writer.UNMODIFIED,
+        primary_key: Sequence[str] = (),
     ) -> pa.Table:
         plain = content.encode() if isinstance(content, str) else content
         path = batch_writer.write(tmp_path / "file", plain, compression=compression, key=key)
         reading = Reading(
             FileForm(form, compression, key is not None, null, unmodified),  # type: ignore[arg-type]
-            columns_of(kinds),
+            tuple(
+                replace(column, primary_key=column.name in primary_key)
+                for column in columns_of(kinds)
+            ),
             {op: frozenset(required)},
             "sample.table",
             "batch-1",

@@ -173,6 +173,17 @@ def test_the_unmodified_marker_outside_update_files_is_refused(
     assert (caught.value.row, caught.value.column) == (2, "v")
 
 
+@pytest.mark.parametrize("kind", [Kind.STRING, Kind.INT])
+def test_the_unmodified_marker_in_a_key_is_refused(decode: Decode, kind: Kind) -> None:
+    rows = [f"{number},{UNMODIFIED}" for number in range(1, 40)]
+    content = "\n".join(["k,v", *rows, f"{UNMODIFIED},x", f"41,{UNMODIFIED}"])
+    kinds = {"k": kind, "v": Kind.STRING}
+    assert decode(content, kinds, op=Op.UPDATE).num_rows == 41
+    with pytest.raises(ValueRefusedError, match="unmodified marker, in a key") as caught:
+        decode(content, kinds, op=Op.UPDATE, primary_key=["k"], block_size=64)
+    assert (caught.value.row, caught.value.column) == (40, "k")
+
+
 def test_the_unmodified_marker_in_a_column_nobody_wants_is_ignored(decode: Decode) -> None:
     table = decode(f"k,v\n1,{UNMODIFIED}\n", {"k": Kind.INT})
     assert values(table, "k") == [1]

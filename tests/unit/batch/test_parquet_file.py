@@ -170,6 +170,14 @@ def test_markers_in_columns_of_text_are_honoured(decode: Decode) -> None:
     assert values(found, WORDS) == [None, [7], None, None]
 
 
+def test_the_unmodified_marker_in_a_key_is_refused(decode: Decode) -> None:
+    table = pa.table({"k": ["1", UNMODIFIED], "v": [UNMODIFIED, "x"]})
+    kinds = {"k": Kind.LONG, "v": Kind.STRING}
+    with pytest.raises(ValueRefusedError, match="unmodified marker, in a key") as caught:
+        decode(parquet(table), kinds, form="parquet", op=Op.UPDATE, primary_key=["k"])
+    assert (caught.value.row, caught.value.column) == (2, "k")
+
+
 def test_an_empty_text_is_a_value_where_no_marker_is_named(decode: Decode) -> None:
     table = pa.table({"text": ["", None], "binary": [b"", None]})
     kinds = {"text": Kind.STRING, "binary": Kind.BINARY}
