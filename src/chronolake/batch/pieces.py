@@ -65,7 +65,9 @@ def present(
     return {places[column.name]: column for column in columns if column.name in places}
 
 
-def refused(file: BatchFile, row: int, column: Column, reason: str) -> ValueRefusedError:
+def refused(
+    file: BatchFile, row: int, column: Column, reason: str, *, hint: str = _MEND
+) -> ValueRefusedError:
     """The error for a cell that does not fit its column.
 
     Args:
@@ -73,13 +75,21 @@ def refused(file: BatchFile, row: int, column: Column, reason: str) -> ValueRefu
         row: its row in the file, from 1.
         column: its column.
         reason: why, without the value.
+        hint: what to do.
     """
-    return _refused(file, row, column, reason, _MEND)
+    return ValueRefusedError(
+        f"A cell does not fit its column of type {column.type}: {reason}.",
+        hint=hint,
+        file=file.path,
+        row=row,
+        column=column.name,
+    )
 
 
 def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> ValueRefusedError:
     """The error for an unmodified marker in a place where it has no meaning."""
-    return _refused(file, row, column, f"it is the unmodified marker, {where}", _MEND_MARK)
+    reason = f"it is the unmodified marker, {where}"
+    return refused(file, row, column, reason, hint=_MEND_MARK)
 
 
 def expect_whole_keys(piece: Piece, columns: Iterable[Column], file: BatchFile, rows: int) -> None:
@@ -99,15 +109,3 @@ def expect_whole_keys(piece: Piece, columns: Iterable[Column], file: BatchFile, 
         at = -1 if mask is None else pc.index(mask, True).as_py()
         if at >= 0:
             raise refused_mark(file, rows + at + 1, column, "in a key")
-
-
-def _refused(
-    file: BatchFile, row: int, column: Column, reason: str, hint: str
-) -> ValueRefusedError:
-    return ValueRefusedError(
-        f"A cell does not fit its column of type {column.type}: {reason}.",
-        hint=hint,
-        file=file.path,
-        row=row,
-        column=column.name,
-    )
