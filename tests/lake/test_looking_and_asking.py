@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -245,8 +244,16 @@ def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
         list(ask(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
 
 
+#: How Python tells of an import, with `PYTHONPROFILEIMPORTTIME`.
+_PYSPARK = "pyspark\n"
+
+
 def _told(lake: Lake, *words: str) -> str:
-    """By the installed program, in a process of its own, beside a lake that is open here."""
+    return _ran(lake, *words).stdout
+
+
+def _ran(lake: Lake, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The installed program, in a process of its own, beside a lake that is open here."""
     return subprocess.run(
         [
             Path(sys.executable).with_name("chronolake"),
@@ -255,20 +262,26 @@ def _told(lake: Lake, *words: str) -> str:
             lake.config.path,
             "--json",
         ],
-        env={**os.environ, "CHRONOLAKE_SPARK_MASTER": "local[1]"},
+        env={**os.environ, "CHRONOLAKE_SPARK_MASTER": "local[1]", **environment},
         check=True,
         capture_output=True,
         text=True,
         timeout=300,
-    ).stdout
+    )
 
 
-def test_the_commands_answer_in_json(lake: Lake) -> None:
+def test_the_commands_answer_in_json_and_looking_needs_no_spark(lake: Lake) -> None:
+    """Looking does not even import it, or it would not answer at once (`bench/looking.py`)."""
     question = f"SELECT count(*) AS n, max(name) AS last FROM {SQL_NAME}"
-    lines = _told(lake, "query", question).splitlines()
-    assert [json.loads(line) for line in lines] == [{"n": 49, "last": "n9"}]
-    history = json.loads(_told(lake, "history", NAMED, "--key", f"{KEY}=3"))
-    assert history["versions"][1]["changes"]
+    asked = _ran(lake, "query", question, PYTHONPROFILEIMPORTTIME="1")
+    assert [json.loads(line) for line in asked.stdout.splitlines()] == [{"n": 49, "last": "n9"}]
+    assert _PYSPARK in asked.stderr
+    looked = _ran(lake, "history", NAMED, "--key", f"{KEY}=3", PYTHONPROFILEIMPORTTIME="1")
+    assert json.loads(looked.stdout)["versions"][1]["changes"]
+    assert _PYSPARK not in looked.stderr
+    listed = _ran(lake, "tables", PYTHONPROFILEIMPORTTIME="1")
+    assert {each["table"] for each in json.loads(listed.stdout)} >= {str(NAME)}
+    assert _PYSPARK not in listed.stderr
 
 
 @pytest.mark.long
@@ -279,53 +292,3 @@ def test_commands_that_look_after_tables_answer_in_json(lake: Lake) -> None:
     lines = _told(lake, "maintain", NAMED, "--dry-run").splitlines()
     (plan,) = [json.loads(line) for line in lines]
     assert plan["table"] == str(NAME)
-
-
-@pytest.mark.long
-def test_looking_at_a_million_versions_takes_less_than_two_seconds(tmp_path: Path) -> None:
-    """From the shell, start of the interpreter included; the best of three, before and after
-    maintenance."""
-    keys, versions = 100_000, 10
-    with Lake.open(tmp_path, config=lake_config(tmp_path)) as lake:
-        table.create(lake, NAME, COLUMNS)
-        day = 86_400_000_000
-        number = F.col("id") % versions
-        last = number == versions - 1
-        start = F.timestamp_micros(number * day)
-        rows = lake.spark.range(keys * versions).select(
-            ((F.col("id") / versions).cast("bigint") * 7919 % keys).alias(KEY),
-            F.concat(F.lit("name "), F.col("id")).alias("Name"),
-            start.alias("_fivetran_synced"),
-            start.alias("_fivetran_start"),
-            F.when(last, F.lit(TMAX_TEXT).cast("timestamp"))
-            .otherwise(F.timestamp_micros((number + 1) * day - 1000))
-            .alias("_fivetran_end"),
-            last.alias("_fivetran_active"),
-        )
-        rows.repartition(16).writeTo(f"chronolake.{NAME.sql}").append()
-        before = seconds_of_looking(tmp_path)
-        table.maintain(lake, NAME)
-        after = seconds_of_looking(tmp_path)
-    assert max(*before, *after) < 2, (before, after)
-
-
-def seconds_of_looking(folder: Path) -> list[float]:
-    program = str(Path(sys.executable).with_name("chronolake"))
-    named = f"{quoted(NAME.schema)}.{quoted(NAME.table)}"
-    best = []
-    for words in (["tables"], ["history", named, "--key", f"{KEY}=77"]):
-        took = []
-        for _ in range(3):
-            began = time.monotonic()
-            done = subprocess.run(
-                [program, *words, "--lake", str(folder), "--json"],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            took.append(time.monotonic() - began)
-            told = json.loads(done.stdout)
-            count = len(told["versions"]) if words[0] == "history" else told[0]["rows"]
-            assert count in {10, 1_000_000}
-        best.append(min(took))
-    return best
