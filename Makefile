@@ -59,8 +59,9 @@ demo-destination: setup  ## start a destination, replay real batch files, show t
 test: setup  ## what CI runs: everything but the long tests
 	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) -m "not long" $(ARGS)
 
-test-all: setup $(COMPAT)  ## every test, with other random examples each time
-	@JAVA_HOME="$$(scripts/find-java)" $(PYTEST) --hypothesis-profile=random $(ARGS)
+test-all: setup $(COMPAT)  ## every test, with other random examples each time, or those of SEED=n
+	@seed="$${SEED:-$$RANDOM}"; CHRONOLAKE_SEED="$$seed" JAVA_HOME="$$(scripts/find-java)" \
+	  $(PYTEST) --hypothesis-profile=random --hypothesis-seed="$$seed" $(ARGS)
 
 test-compat: setup $(COMPAT)  ## read manifests as airbyte-cdk does, side by side with it
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)

@@ -10,12 +10,17 @@ from hypothesis import HealthCheck, settings
 from chronolake.lake import Lake
 from chronolake.leftovers import settle
 from lakes import lake_config
+from seeds import SEED
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same examples every time; `make test-all` looks for others.
 settings.register_profile("seeded", settings.get_profile("random"), derandomize=True)
 settings.load_profile("seeded")
+
+
+def pytest_report_header() -> str:
+    return f"seed: {SEED}"
 
 
 @pytest.fixture(scope="session")

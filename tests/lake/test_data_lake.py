@@ -41,6 +41,7 @@ from chronolake.types import (
 )
 from datalakes import DataLake, file_row, iceberg
 from landed import LandedRow
+from seeds import and_drawn
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
@@ -758,9 +759,7 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))]
-)
+@pytest.mark.parametrize("seed", and_drawn(1, test="data lake", number=10))
 def test_a_table_is_a_function_of_its_files(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from chronolake.table.pulled import create_pulled
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
 from lakes import lake_config
 from landed import LandedRow
+from seeds import drawn
 
 _T: Final = 1_704_067_200_000_000
 _MS: Final = 1_000
@@ -203,7 +204,7 @@ _WORLDS: Final = [
     pytest.param(3, 1, 1, False, marks=pytest.mark.long),
     *(
         pytest.param(seed, *world, marks=pytest.mark.long)
-        for seed in range(4, 12)
+        for seed in drawn("pulled", 4)
         for world in [(_MS, 400, False), (1, 3_600_000_000, True)]
     ),
 ]
@@ -218,7 +219,7 @@ _WORLDS: Final = [
         *(
             pytest.param(mode, seed, *world, erases, marks=pytest.mark.long)
             for mode in Mode
-            for seed in range(3, 7)
+            for seed in drawn("pulled log", 2)
             for world in [(1, 3_600_000_000, True), (_MS, 400, False), (1, 1, True)]
             for erases in (False, True)
         ),

@@ -26,6 +26,7 @@ from chronolake.types import ACTIVE, END, START
 from datalakes import iceberg
 from landed import LandedRow
 from processes import killed
+from seeds import and_drawn
 
 _T: Final = 1_767_225_600_000_000
 _PROGRAM: Final = f"""
@@ -178,9 +179,7 @@ def test_who_lost_the_lease_lands_nothing(tmp_path: Path) -> None:
 _POINTS: Final = [name for name in FAILPOINTS if not name.startswith("rewrite.")]
 
 
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))]
-)
+@pytest.mark.parametrize("seed", and_drawn(1, test="pulling", number=4))
 def test_whatever_fails_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

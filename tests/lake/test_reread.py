@@ -25,6 +25,7 @@ from chronolake.source.offered import raw_folder
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind
 from datalakes import iceberg, project
 from landed import LandedRow
+from seeds import and_drawn
 
 _PIPELINES: Final = (
     "  shop:\n    source: {{type: data_lake_v2, path: none, org: X}}\n    mode: {}\n"
@@ -202,7 +203,7 @@ def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mode", ["history", *(pytest.param(n, marks=pytest.mark.long) for n in ("soft-delete", "live"))]
 )
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 4))])
+@pytest.mark.parametrize("seed", and_drawn(1, test="reread", number=2))
 def test_whatever_fails_reading_anew_finds_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
 ) -> None:

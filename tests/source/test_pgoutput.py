@@ -19,6 +19,7 @@ from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, Decoded, Decoder
 from chronolake.source.postgres.versions import sequence_of, sequences_of
+from seeds import and_drawn
 
 _PEEK: Final = (
     "SELECT data FROM pg_logical_slot_peek_binary_changes('s', NULL, NULL, "
@@ -158,9 +159,7 @@ def _change(database: psycopg.Connection, chance: random.Random, number: int) ->
                 database.execute("TRUNCATE two, plain")
 
 
-@pytest.mark.parametrize(
-    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 40))]
-)
+@pytest.mark.parametrize("seed", and_drawn(1, 2, test="pgoutput", number=20))
 def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed: int) -> None:
     chance = random.Random(seed)
     _happen(database, chance)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import orjson
 
@@ -26,7 +25,16 @@ from chronolake.table.hashes import HASHED_PROPERTY, hashed_columns, property_fo
 from chronolake.table.incoming import ends_since, same_key
 from chronolake.table.measured import measured
 from chronolake.table.pulled import ensure_hidden, layout_of
-from chronolake.table.sql import KEYS, TABLE, broadcast, kept, listed, numbered, same_row
+from chronolake.table.sql import (
+    KEYS,
+    TABLE,
+    broadcast,
+    kept,
+    listed,
+    numbered,
+    same_row,
+    viewed,
+)
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -147,10 +155,8 @@ def write_versions(
     ensure_hidden(table)
     watch = Stopwatch()
     result = PullResult(batch, 0, 0, 0, watch.seconds)
-    view = f"chronolake_{uuid4().hex}"
     spark = versions.sparkSession
-    versions.createOrReplaceTempView(view)
-    try:
+    with viewed(versions) as view:
         with watch.stage("read"):
             pulled = measured(spark, view, description, layout, has_each_once=has_each_once)
             layout = replace(layout, untold=tuple(dict.fromkeys([*layout.untold, *pulled.untold])))
@@ -172,8 +178,6 @@ def write_versions(
             }
 
         staged(lake, name, write, watch, spark=spark, guard=guard, also_pulled=True)
-    finally:
-        spark.catalog.dropTempView(view)
     return result
 
 
@@ -229,15 +233,11 @@ def _stage(
 
 def _fill(write: StagedWrite, resolved: DataFrame, pulled: Pulled, layout: Layout) -> _Outcome:
     """Stage the first rows of a table: nothing has to go, and nothing is kept in memory."""
-    view = f"chronolake_{uuid4().hex}"
-    resolved.createOrReplaceTempView(view)
-    try:
+    with viewed(resolved) as view:
         reach("write.planned")
         write.append(_added(view, layout))
         if pulled.marks or layout.mode is Mode.LIVE:
             write.hidden.append(_concealed(view, layout))
-    finally:
-        write.spark.catalog.dropTempView(view)
     written = write.table.refreshed().rows_of(write.branch)
     return _Outcome(written or 0, 0, pulled.sketch)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 from chronolake.changes import OP, RESERVED, SEQ, UNMODIFIED, Op
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
@@ -25,7 +24,7 @@ from chronolake.table import usage
 from chronolake.table.history import stage
 from chronolake.table.incoming import incoming
 from chronolake.table.result import BatchResult
-from chronolake.table.sql import TABLE, listed
+from chronolake.table.sql import TABLE, listed, viewed
 from chronolake.table.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -205,18 +204,14 @@ def _changes(
         f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in description.record_key
     )
     stored = f"{TABLE}.{START} = {_SOURCE}.{START}" if has_start else f"{TABLE}.{ACTIVE}"
-    view = f"chronolake_{uuid4().hex}"
-    source = f"{view} AS {_SOURCE} LEFT JOIN {write.source} AS {TABLE} ON {stored} AND {same_key}"
     kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
     # The view is needed only until Spark knows what the statement means.
-    rows.createOrReplaceTempView(view)
-    try:
+    with viewed(rows) as view:
         return write.spark.sql(
             f"SELECT explode({kinds}) AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
-            f"{UNMODIFIED}, {cells} FROM {source}"
+            f"{UNMODIFIED}, {cells} FROM {view} AS {_SOURCE} "
+            f"LEFT JOIN {write.source} AS {TABLE} ON {stored} AND {same_key}"
         )
-    finally:
-        write.spark.catalog.dropTempView(view)
 
 
 def _expect_one_row_a_key(

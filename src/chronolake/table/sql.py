@@ -34,19 +34,28 @@ BATCH: Final = f"{RESERVED}batch"
 
 
 @contextmanager
+def viewed(frame: DataFrame) -> Iterator[str]:
+    """A name in SQL for a frame while the block runs. It is computed by every statement."""
+    name = f"chronolake_{uuid4().hex}"
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        frame.sparkSession.catalog.dropTempView(name)
+
+
+@contextmanager
 def kept(frame: DataFrame) -> Iterator[str]:
     """A name in SQL for a frame that is computed once and kept while the block runs.
 
     The rows stay in executors: in memory, and on disk where that is short. Spark lets go of them as
     soon as any view of the frame is dropped, so there is one view and it lives as long as they do.
     """
-    name = f"chronolake_{uuid4().hex}"
     frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
-        frame.createOrReplaceTempView(name)
-        yield name
+        with viewed(frame) as name:
+            yield name
     finally:
-        frame.sparkSession.catalog.dropTempView(name)
         frame.unpersist()
 
 
