@@ -1,12 +1,14 @@
-"""Words for people: the known name that an unknown one is nearest to, and things counted."""
+"""Words for people: the known name that an unknown one is nearest to, things counted, and bytes."""
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_STEP: Final = 1024
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -27,3 +29,13 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 def counted(number: int, thing: str) -> str:
     """So many of a thing: "1 stream", "2 streams", "1,000 records"."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def size(count: int) -> str:
+    """Bytes in words: 1.5 MiB."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < _STEP:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= _STEP
+    return f"{amount:,.1f} TiB"

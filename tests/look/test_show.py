@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from chronolake.cells import instant
 from chronolake.config import LakeConfig
 from chronolake.look import history, show, tables
+from chronolake.spelling import size
+from chronolake.terminal import cell
 from chronolake.types import TMAX_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, TableName
 
 ORDERS = TableName("shop", "orders")
@@ -75,8 +77,8 @@ def test_a_wide_record_shows_its_first_columns_and_says_that_there_are_more(
 
 def test_no_value_is_told_from_texts_that_look_like_it() -> None:
     words = ("null", "", " ", "x")
-    assert [show.cell(word).plain for word in words] == ['"null"', '""', " ", "x"]
-    assert show.cell(None).plain == "null"
+    assert [cell(word).plain for word in words] == ['"null"', '""', " ", "x"]
+    assert cell(None).plain == "null"
 
 
 def test_rows_too_wide_for_a_table_become_blocks() -> None:
@@ -108,4 +110,4 @@ def test_every_instant_has_a_text(micros: int, text: str) -> None:
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5.0 TiB")],
 )
 def test_sizes_are_words(count: int, text: str) -> None:
-    assert show.size(count) == text
+    assert size(count) == text

@@ -21,9 +21,9 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from chronolake.cli.app import console
-from chronolake.look.show import size
 from chronolake.pipeline.reporting import EventKind
 from chronolake.pipeline.runs import Status
+from chronolake.spelling import size
 
 if TYPE_CHECKING:
     from types import TracebackType

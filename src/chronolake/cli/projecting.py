@@ -162,7 +162,7 @@ def status(
 
 
 def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
-    from chronolake.look.show import size
+    from chronolake.spelling import size
 
     grid = grid_of("table", "mode", "sees", "applied up to", "waiting", "last run", "fresh as of")
     for row in rows:

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.look.show import cell, label, size
+from chronolake.spelling import size
+from chronolake.terminal import cell, label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chronolake.look.versions import Ending, Version
+from chronolake.spelling import size
+from chronolake.terminal import LONGEST, cell, label
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -20,34 +22,9 @@ if TYPE_CHECKING:
     from chronolake.look.tables import TableSummary
     from chronolake.look.usage import MonthlyUsage
 
-_LONGEST: Final = 120
 _MOST_COLUMNS: Final = 24
-_STEP: Final = 1024
 _MINUTES: Final = len("2024-01-01T00:00")
 _STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELETED: "red"}
-
-
-def cell(value: Cell) -> Text:
-    """A cell on one line, as `label`; texts that would look like no value stand in quotes."""
-    if value is None:
-        return Text("null", style="dim italic")
-    if isinstance(value, bool):
-        return Text("true" if value else "false")
-    if value in {"", "null"}:
-        return Text(f'"{value}"')
-    return label(str(value))
-
-
-def label(text: str, *, longest: int = _LONGEST) -> Text:
-    """A text on one line: unprintable characters spelled out, long texts cut short."""
-    # Spelled out, a value can neither break the layout nor steer the terminal.
-    shown = "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text[:longest]
-    )
-    if len(text) > longest:
-        shown += f"… ({len(text):,} characters)"
-    return Text(shown)
 
 
 def tables(summaries: Sequence[TableSummary]) -> RenderableType:
@@ -102,16 +79,6 @@ def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
     return Group(table, notes)
 
 
-def size(count: int) -> str:
-    """Bytes in words: 1.5 MiB."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < _STEP:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= _STEP
-    return f"{amount:,.1f} TiB"
-
-
 def timeline(found: Timeline) -> RenderableType:
     """A record's versions from the oldest to the newest, one block each."""
     count = len(found.versions)
@@ -154,7 +121,7 @@ def rows(names: Sequence[str], content: Iterable[Sequence[Cell]], *, width: int)
     """
     lines = [[cell(value) for value in row] for row in content]
     widest = [
-        max([len(name), *(min(line[place].cell_len, _LONGEST) for line in lines)])
+        max([len(name), *(min(line[place].cell_len, LONGEST) for line in lines)])
         for place, name in enumerate(names)
     ]
     if sum(widest) + 3 * len(names) > width and sum(min(one, 12) + 3 for one in widest) > width:

@@ -343,9 +343,7 @@ def _first_rows(fragment: ds.ParquetFileFragment) -> list[int]:
 def _batches(
     fragment: ds.ParquetFileFragment, physical: pa.Schema, names: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    scanner = ds.Scanner.from_fragment(
-        fragment, schema=physical, columns=names, batch_size=_BATCH_ROWS
-    )
+    scanner = fragment.scanner(schema=physical, columns=names, batch_size=_BATCH_ROWS)
     yield from scanner.to_batches()
 
 

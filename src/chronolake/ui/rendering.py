@@ -13,7 +13,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from chronolake.errors import LakeError, TableNotFoundError
-from chronolake.look.show import size
+from chronolake.spelling import size
 from chronolake.types import (
     DELETED,
     HASH,
