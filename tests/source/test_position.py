@@ -43,7 +43,9 @@ def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], 
 
 def test_a_position_is_stored_as_it_is() -> None:
     columns = (SourceColumn(1, "Ü", 25, -1), SourceColumn(None, "x", 25, -1))
-    position = LogPosition(2**60, 5, columns, 7, (1, 4), (8, 9), 10, -11, has_unlogged=True)
+    position = LogPosition(
+        2**60, 5, columns, 7, (1, 4), (8, 9), 10, -11, has_unlogged=True, greatest=12
+    )
     assert LogPosition.from_json(position.as_json()) == position
 
 
@@ -108,11 +110,20 @@ def test_a_column_is_never_taken_for_another(
         return [SourceColumn(number if numbers else None, name, 25, -1) for number, name in every]
 
     described = columns(states[told], numbers=False)
-    found = numbered(described, columns(states[before]), columns(states[-1]))
+    ever = set[int]().union(*states[: before + 1])
+    found = numbered(described, columns(states[before]), columns(states[-1]), greatest=max(ever))
+    gone_before = ever - states[before].keys()
+    gone = set(range(1, last + 1)) - table.keys()
     for column, number in zip(found, sorted(states[told]), strict=True):
         assert column.number in {number, None}
-        # Nothing that has ever been there was dropped: nothing is uncertain.
-        assert column.number == number or len(table) < last
+        # Nothing was dropped since the log was last read: nothing is uncertain.
+        assert column.number == number or gone != gone_before
+
+
+def test_a_number_that_was_dropped_before_is_given_to_no_other_column() -> None:
+    described, before, now = _columns("id a y"), _columns("id:1 a:2"), _columns("id:1 a:2 x:4")
+    assert [one.number for one in numbered(described, before, now)] == [1, 2, None]
+    assert [one.number for one in numbered(described, before, now, greatest=3)] == [1, 2, 4]
 
 
 def _columns(text: str) -> list[SourceColumn]:

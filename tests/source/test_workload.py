@@ -13,6 +13,7 @@ import workload
 from databases import Shop
 
 from chronolake.failpoints import FAILPOINTS
+from chronolake.pipeline.runs import Status
 from processes import COMMAND, killed
 from seeds import drawn
 
@@ -36,15 +37,17 @@ def test_history_is_what_triggers_saw(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, seed: int, syncs: int
 ) -> None:
     chance = random.Random(seed)
+    alterations = workload.Alterations()
     shop.prepare()
     shop.synced()
     for _ in range(syncs):
         for _ in range(3):
             workload.work(shop.dsn, chance, 20)
-            workload.alter(shop.dsn, chance)
+            alterations.alter(shop.dsn, chance)
         with monkeypatch.context() as patched:
             patched.setenv("CHRONOLAKE_FAILPOINT", f"{chance.choice(_POINTS)}=raise")
-            shop.sync()
+            if shop.sync().status is Status.SUCCEEDED:
+                alterations.looked()
     shop.synced()
 
     for table in workload.TABLES:

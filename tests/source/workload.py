@@ -120,35 +120,66 @@ def looked(dsn: str) -> tuple[datetime, dict[str, list[dict[str, Any]]]]:
     return at["at"], rows
 
 
-def alter(dsn: str, chance: random.Random) -> None:
-    """Add a column to a table, or drop, rename or widen one that was added before.
+class Alterations:
+    """Columns that are added to tables, and dropped, renamed and widened there.
 
-    What triggers saw is told by the columns' names of now.
+    What triggers saw is told by the columns' names of now. So no column gets a name that the lake
+    cannot know to be its own: one that is neither there when a run looks nor when the next one
+    does, while another column of the table was dropped (docs/postgresql.md, "Columns").
     """
-    table = chance.choice(list(TABLES))
-    name = f"extra_{chance.randrange(10**9)}"
-    with psycopg.connect(dsn) as connection:
-        known = _extras(connection)[table]
-        if not known or chance.random() < 0.4:
-            kind = chance.choice(["int", "bigint", "text"])
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}".encode())
-            return
-        old = chance.choice(known)
-        kind = chance.choice(
-            ["DROP COLUMN {old}", "RENAME {old} TO {name}", "ALTER {old} TYPE {type}"]
-        )
-        types = dict(_types(connection, table))
-        wider = {"integer": "bigint"}.get(types[old], types[old])
-        change = kind.format(old=old, name=name, type=wider)
-        connection.execute(f"ALTER TABLE {table} {change}".encode())
-        if kind.startswith("ALTER"):
-            return
-        told = f"row - '{old}'"
-        if kind.startswith("RENAME"):
-            told += f" || jsonb_build_object('{name}', row -> '{old}')"
-        connection.execute(
-            f"UPDATE oracle.audit SET row = {told} WHERE tab = '{table}' AND row ? '{old}'".encode()
-        )
+
+    def __init__(self) -> None:
+        #: Columns with names that they did not have when a run looked last.
+        self._new: set[str] = set()
+        #: Tables of which a column was dropped, and such where a name came and went.
+        self._dropped: set[str] = set()
+        self._passing: set[str] = set()
+
+    def looked(self) -> None:
+        """A run has looked at all tables, and nothing has happened in them since."""
+        for each in (self._new, self._dropped, self._passing):
+            each.clear()
+
+    def alter(self, dsn: str, chance: random.Random) -> None:
+        """Add a column to a table, or drop, rename or widen one that was added before."""
+        table = chance.choice(list(TABLES))
+        name = f"extra_{chance.randrange(10**9)}"
+        with psycopg.connect(dsn) as connection:
+            types = dict(_types(connection, table))
+            if not types or chance.random() < 0.4:
+                kind = chance.choice(["int", "bigint", "text"])
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}".encode())
+                self._new.add(name)
+                return
+            old = chance.choice(list(types))
+            kind = chance.choice(["DROP", "RENAME", "WIDEN"])
+            if kind == "RENAME" and not (old in self._new and table in self._dropped):
+                self._rename(connection, table, old, name)
+            elif kind == "DROP" and table not in self._passing:
+                self._drop(connection, table, old)
+            else:
+                wider = {"integer": "bigint"}.get(types[old], types[old])
+                connection.execute(f"ALTER TABLE {table} ALTER {old} TYPE {wider}".encode())
+
+    def _rename(self, connection: psycopg.Connection, table: str, old: str, name: str) -> None:
+        if old in self._new:
+            self._passing.add(table)
+        self._new.add(name)
+        connection.execute(f"ALTER TABLE {table} RENAME {old} TO {name}".encode())
+        moved = f"row - '{old}' || jsonb_build_object('{name}', row -> '{old}')"
+        _tell(connection, table, old, moved)
+
+    def _drop(self, connection: psycopg.Connection, table: str, old: str) -> None:
+        self._dropped.add(table)
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN {old}".encode())
+        _tell(connection, table, old, f"row - '{old}'")
+
+
+def _tell(connection: psycopg.Connection, table: str, column: str, row: str) -> None:
+    """Tell what triggers saw of rows with a column otherwise."""
+    connection.execute(
+        f"UPDATE oracle.audit SET row = {row} WHERE tab = '{table}' AND row ? '{column}'".encode()
+    )
 
 
 def _types(connection: psycopg.Connection, table: str) -> list[tuple[str, str]]:

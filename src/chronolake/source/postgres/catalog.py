@@ -52,7 +52,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        array_agg(CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE base.modifier END
                  ORDER BY a.attnum),
        array_agg(a.attgenerated <> '' ORDER BY a.attnum),
-       parts.storage, coalesce(parts.tell_all, false)
+       parts.storage, coalesce(parts.tell_all, false), c.relnatts
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
@@ -69,7 +69,7 @@ CROSS JOIN LATERAL (
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
-GROUP BY c.oid, n.nspname, c.relname, c.relreplident, key.numbers, distinct_by.numbers,
+GROUP BY c.oid, n.nspname, c.relname, c.relreplident, c.relnatts, key.numbers, distinct_by.numbers,
          parts.storage, parts.tell_all
 ORDER BY n.nspname, c.relname
 """
@@ -110,6 +110,7 @@ class SourceTable:
         storage: what holds the rows; anything else does after a rewrite, a truncate, or when
             partitions come or go.
         tells_old_rows: whether the log has whole old rows of it, and of all of its partitions.
+        greatest: the greatest number that a column of it ever had, dropped ones included.
     """
 
     oid: int
@@ -122,6 +123,7 @@ class SourceTable:
     generated: frozenset[str]
     storage: tuple[int, ...]
     tells_old_rows: bool
+    greatest: int
 
     @property
     def followed_by(self) -> tuple[str, ...]:
@@ -205,7 +207,8 @@ def tables_in(
     with understood():
         rows = connection.execute(_TABLES.encode(), (list(schemas), oid, oid)).fetchall()
     found = []
-    for number, schema, name, identity, key, distinct_by, *columns_told, storage, tells in rows:
+    for number, schema, name, identity, key, distinct_by, *rest in rows:
+        *columns_told, storage, tells, greatest = rest
         of_table = list(zip(*columns_told, strict=True))
         columns = tuple(SourceColumn(*one[:4]) for one in of_table if not one[4])
         by_number = {column.number: column.name for column in columns}
@@ -221,6 +224,7 @@ def tables_in(
                 frozenset(one[1] for one in of_table if one[4]),
                 tuple(storage or ()),
                 tells,
+                greatest,
             )
         )
     return found

@@ -185,6 +185,8 @@ def numbered(
     described: Sequence[SourceColumn],
     before: Sequence[SourceColumn],
     now: Sequence[SourceColumn],
+    *,
+    greatest: int = 0,
 ) -> tuple[SourceColumn, ...]:
     """Give columns that the log describes their numbers.
 
@@ -196,6 +198,7 @@ def numbered(
         described: columns without numbers, as they were at some time.
         before: as they were when the log was last read.
         now: as the catalog has them, at that time or after further changes.
+        greatest: the greatest number that a column is known to have had when the log was last read.
 
     Returns:
         The same columns; where it is not certain which one is meant, without a number.
@@ -210,7 +213,7 @@ def numbered(
     of_before = {column.name: column.number for column in before}
     of_now = {column.name: column.number for column in now}
     found = [of_before.get(name, of_now.get(name)) for name in names]
-    _fill_in(found, sorted(_numbers(now)), _dropped(before))
+    _fill_in(found, sorted(_numbers(now)), _dropped(before, greatest))
     certain = [number for number in found if number is not None]
     if certain != sorted(set(certain)):
         # Names have changed places: which is which cannot be told.
@@ -224,11 +227,12 @@ def _numbers(columns: Sequence[SourceColumn]) -> list[int]:
     return [column.number for column in columns if column.number is not None]
 
 
-def _dropped(columns: Sequence[SourceColumn]) -> set[int]:
-    """The numbers that no column has any more, as far as they are known."""
+def _dropped(columns: Sequence[SourceColumn], greatest: int) -> set[int]:
+    """The numbers up to the greatest that no column has any more, as far as they are known."""
     known = _numbers(columns)
-    is_whole = len(known) == len(columns)
-    return set(range(1, max(known, default=0))) - set(known) if is_whole else set()
+    if len(known) < len(columns):
+        return set()
+    return set(range(1, max([greatest, *known]) + 1)) - set(known)
 
 
 def _fill_in(found: list[int | None], live: Sequence[int], dropped: set[int]) -> None:
@@ -249,7 +253,11 @@ def _fill_in(found: list[int | None], live: Sequence[int], dropped: set[int]) ->
             end += 1
         least = (found[place - 1] if place else None) or 0
         greatest = found[end] if end < len(found) else None
-        following = range(least + 1, least + 1 + end - place)
+        following = [
+            number
+            for number in range(least + 1, least + 1 + end - place + len(dropped))
+            if number not in dropped
+        ][: end - place]
         if greatest is not None:
             there = [number for number in live if least < number < greatest]
             possible = [number for number in range(least + 1, greatest) if number not in dropped]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chronolake.source.offered import Piece, Snapshot
-from chronolake.source.postgres.columns import SourceColumn, numbered
+from chronolake.source.postgres.columns import SourceColumn, numbered, numbers_of
 from chronolake.source.postgres.position import Clock, LogPosition
 from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.spool import Spool
@@ -62,12 +62,14 @@ class Following:
     domains: Mapping[int, tuple[int, int]]
     _has_unlogged: bool = False
     _columns: tuple[SourceColumn, ...] = ()
+    _greatest: int = 0
     _clock: Clock = field(default_factory=lambda: Clock(0))
     _steps: list[Spool | _Emptied] = field(default_factory=list)
     _spools: int = 0
 
     def __post_init__(self) -> None:
         self._columns = self.position.columns
+        self._greatest = self.position.greatest
         self._has_unlogged = self.position.has_unlogged
         self._clock = Clock(self.position.last_micros)
 
@@ -151,7 +153,7 @@ class Following:
             for column in relation.columns
             if column.name not in self.table.generated
         ]
-        return numbered(described, self._columns, self.table.columns)
+        return numbered(described, self._columns, self.table.columns, greatest=self._greatest)
 
     def _note_altered(self, columns: tuple[SourceColumn, ...]) -> None:
         before = {column.number: column for column in self._columns}
@@ -160,6 +162,7 @@ class Following:
             is_same = old is not None and old.same_type(column)
             self._has_unlogged = self._has_unlogged or not is_same
         self._columns = columns
+        self._greatest = max(self._greatest, *numbers_of(columns).values(), 0)
 
     def _key_in(self, columns: tuple[SourceColumn, ...]) -> RowKey:
         """What identifies a record while the table has some columns."""
@@ -188,6 +191,7 @@ class Following:
             last_micros=self._clock.last_micros,
             columns=self._columns,
             has_unlogged=self._has_unlogged,
+            greatest=self._greatest,
         )
         steps, self._steps = self._steps, []
         for number, step in enumerate(steps):

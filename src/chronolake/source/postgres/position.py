@@ -36,6 +36,7 @@ class LogPosition:
         has_unlogged: whether there may be values of which the log says nothing: a column was added
             or got another type, a record got another key and kept a large value, or the table was
             not published for a while.
+        greatest: the greatest number that a column is known to have had up to then.
     """
 
     lsn: int
@@ -48,6 +49,7 @@ class LogPosition:
     server: int
     is_numbered: bool = True
     has_unlogged: bool = False
+    greatest: int = 0
 
     @classmethod
     def before_all_of(
@@ -62,7 +64,15 @@ class LogPosition:
             server: which database it is of.
         """
         return cls(
-            lsn, 0, table.columns, table.oid, table.key_numbers, table.storage, published, server
+            lsn,
+            0,
+            table.columns,
+            table.oid,
+            table.key_numbers,
+            table.storage,
+            published,
+            server,
+            greatest=table.greatest,
         )
 
     @classmethod
@@ -80,6 +90,7 @@ class LogPosition:
             told["server"],
             told["is_numbered"],
             told["has_unlogged"],
+            told.get("greatest", 0),
         )
 
     @property
@@ -115,6 +126,7 @@ class LogPosition:
             server=server,
             is_numbered=self.is_numbered and self.table == table.oid,
             has_unlogged=False,
+            greatest=table.greatest,
         )
 
     def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
@@ -136,6 +148,7 @@ class LogPosition:
             "server": self.server,
             "is_numbered": self.is_numbered,
             "has_unlogged": self.has_unlogged,
+            "greatest": self.greatest,
         }
 
 
