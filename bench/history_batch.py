@@ -12,7 +12,7 @@ DuckDB's time for the same change stands beside them: what one machine can do wi
 Iceberg. All ways apply the same batches to copies of one table, in turns, and must end in the same
 table. A second part sends batches in which some customers are late by two versions.
 
-    python bench/history_batch.py [--quick] [--active N] [--repeat N] [--profile]
+    python bench/history_batch.py [--quick] [--active N] [--repeat N] [--only-growth] [--profile]
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def growth(lake: Lake, folder: Path, size: Size) -> None:
     )
 
 
-def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) -> int:
+def compared(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) -> bool:
+    """Ours beside the other ways; whether all tables are the same at the end."""
     say(f"Making {size.active * VERSIONS:,} versions, and copies")
     copies = Copies(lake, folder, size)
     contest = copies.contest()
@@ -165,14 +166,18 @@ def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) ->
         with profiled(lake.spark, "One history batch of ours, from files"):
             result = lakes.apply(lake, copies.ours, batch, history=True)
         show("Its stages", ("stage", "s"), list(result.seconds.items()))
-        return 0
+        return True
     what = f"{size.batch:,} customers into {size.active:,} active versions with {VERSIONS} each"
     contest.run(copies.pairs(size.repeat))
     contest.show(what)
     contest.run(copies.pairs(max(1, size.repeat // 2), late=flags.late))
     contest.show(f"{what}; {flags.late:.1%} of them late by two versions")
-    same = copies.agree()
-    if not flags.no_growth:
+    return copies.agree()
+
+
+def measured(lake: Lake, folder: Path, size: Size, flags: argparse.Namespace) -> int:
+    same = flags.only_growth or compared(lake, folder, size, flags)
+    if not (flags.no_growth or flags.profile):
         say(f"\nMaking {size.growth * VERSIONS * (1 + LONGER + WIDER):,} versions for the growth")
         growth(lake, folder, size)
     return 0 if same else 1
@@ -184,7 +189,9 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=20_000, help="customers of a batch")
     parser.add_argument("--late", type=float, default=0.01, help="part of a late batch's customers")
     parser.add_argument("--active-growth", type=int, default=500_000, help="the same, for growth")
-    parser.add_argument("--no-growth", action="store_true", help="leave growth out")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--no-growth", action="store_true", help="leave growth out")
+    part.add_argument("--only-growth", action="store_true", help="leave all but growth out")
     parser.add_argument("--profile", action="store_true", help="only show where the time goes")
     flags = parser.parse_args()
     size = Size(flags.active, flags.active_growth, flags.batch, flags.repeat)
