@@ -93,6 +93,24 @@ def _alter(sent: SentTable, columns: Sequence[str]) -> None:
 
 _BATCH: Final = ("write.planned", *_STAGED, "staged.appended", *_PUBLISHED)
 OPERATIONS: Final = {
+    "first-write": Operation(
+        _LIVE,
+        Batch(),
+        ("write.planned", "staged.branch-created", "staged.appended", *_PUBLISHED),
+        repeats=True,
+        send=SentTable.send,
+        request=lambda sent: sent.request(_FIRST_LIVE),
+        tell=lambda model: model.write(**_FIRST_LIVE.rows),
+    ),
+    "first-history": Operation(
+        _HISTORY,
+        Batch(),
+        ("write.planned", "staged.branch-created", "staged.appended", *_PUBLISHED),
+        repeats=True,
+        send=SentTable.send,
+        request=lambda sent: sent.request(_FIRST_HISTORY),
+        tell=lambda model: model.write(**_FIRST_HISTORY.rows),
+    ),
     "write": Operation(
         _LIVE,
         _FIRST_LIVE,
@@ -142,7 +160,7 @@ OPERATIONS: Final = {
 }
 
 EVERY: Final = [(name, point) for name, each in OPERATIONS.items() for point in each.points]
-SOME: Final = [("history", "staged.appended")]
+SOME: Final = [("first-write", "staged.appended"), ("history", "staged.appended")]
 
 
 def test_every_failpoint_is_on_the_way_of_some_operation() -> None:

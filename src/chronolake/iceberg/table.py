@@ -164,7 +164,9 @@ class IcebergTable:
     def branches(self) -> dict[str, int]:
         """Branches other than `main`, and their snapshots."""
         refs = self.metadata.refs()
-        names = [str(name) for name in refs.keySet() if name != MAIN] if refs.size() > 1 else []
+        # A table that was never written to has no `main`.
+        has_others = refs.size() > int(refs.containsKey(MAIN))
+        names = [str(name) for name in refs.keySet() if name != MAIN] if has_others else []
         return {name: int(refs.get(name).snapshotId()) for name in names if refs[name].isBranch()}
 
     def branch(self, name: str) -> int | None:

@@ -169,6 +169,8 @@ class StagedBranch:
 
     def _make_branch(self) -> None:
         if self.table.branch(self.of) is None:
+            if any(map(is_abandoned, self.table.branches())):
+                swap(self.table, _cleared)
             # A branch needs a snapshot to point at: Iceberg makes an empty one.
             self.table.java.manageSnapshots().createBranch(self.branch).commit()
         else:
@@ -178,11 +180,7 @@ class StagedBranch:
 
     def _branched(self, current: IcebergTable) -> Any:
         expect_unmoved(self.table, current)
-        builder = current.builder()
-        for leftover in filter(is_abandoned, current.branches()):
-            log.warning("leftover_dropped", table=str(current.name), branch=leftover)
-            builder.removeRef(leftover)
-        return builder.setBranchSnapshot(current.branch(self.of), self.branch)
+        return _cleared(current).setBranchSnapshot(current.branch(self.of), self.branch)
 
     def publish_with(self, builder: Any, current: IcebergTable) -> None:
         """Put the changes, if there are any, into new metadata of the table."""
@@ -247,6 +245,15 @@ class StagedWrite(StagedBranch):
         """Drop the branches; their files are removed as orphans by maintenance."""
         super().abandon()
         self.hidden.abandon()
+
+
+def _cleared(current: IcebergTable) -> Any:
+    """New metadata of a table without the branches that killed processes left behind."""
+    builder = current.builder()
+    for leftover in filter(is_abandoned, current.branches()):
+        log.warning("leftover_dropped", table=str(current.name), branch=leftover)
+        builder.removeRef(leftover)
+    return builder
 
 
 def drop_branch(table: IcebergTable, branch: str) -> None:
