@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
-from caller import SYNCED, Caller, said
+from caller import HISTORY, SYNCED, Caller, said
 
 T1 = "2024-01-01T00:00:00Z"
 
@@ -102,6 +102,39 @@ def test_a_key_that_would_not_be_unique_is_a_task_and_changes_nothing(caller: Ca
     assert "secret" not in answer.task.message
     assert caller.snapshot("t") == before
     assert columns_of(caller) == columns
+
+
+def test_a_key_after_none_has_to_be_unique_as_well(caller: Caller) -> None:
+    columns = ["id*:LONG", "s:STRING", SYNCED]
+    assert caller.create("t", columns).success
+    stored = [row(id="1", s="same"), row(id="2", s="same")]
+    assert caller.write("t", columns, replace=stored).success
+    assert caller.alter("t", ["id:LONG", "s:STRING", SYNCED]).success
+    before = caller.snapshot("t")
+    answer = caller.alter("t", ["id:LONG", "s*:STRING", SYNCED])
+    assert answer.WhichOneof("response") == "task"
+    assert caller.snapshot("t") == before
+    assert caller.alter("t", columns).success
+
+
+def test_a_key_under_which_versions_would_overlap_is_a_task(caller: Caller) -> None:
+    columns = ["id*:LONG", "s:STRING", *HISTORY]
+    assert caller.create("t", columns).success
+    times = {"_fivetran_end": "9999-12-31T23:59:59.999Z", "_fivetran_active": "true"}
+    stored = [
+        row(id="1", s="same", _fivetran_start="2024-01-01T00:00:00Z", **times),
+        row(id="2", s="same", _fivetran_start="2024-02-01T00:00:00Z", **times),
+    ]
+    request = caller.request("t", columns, history=True, replace=[caller.file("r", stored)])
+    assert caller.stub.WriteHistoryBatch(request).success
+    other = ["id:LONG", "s*:STRING", *HISTORY]
+    for before in (columns, ["id:LONG", "s:STRING", *HISTORY]):
+        assert caller.alter("t", before).success
+        answer = caller.alter("t", other)
+        assert answer.WhichOneof("response") == "task"
+        assert "overlap" in answer.task.message
+        assert columns_of(caller) == before
+    assert caller.rows("t", "id", "s") == [(1, "same"), (2, "same")]
 
 
 def test_a_key_column_is_dropped_with_its_data_only_when_told(caller: Caller) -> None:
@@ -207,7 +240,20 @@ def test_values_that_do_not_fit_the_new_type_are_a_task_and_change_nothing(calle
         ("LONG", "5", "BOOLEAN"),
         ("UTC_DATETIME", "2024-01-01T05:06:07Z", "NAIVE_DATE"),
         ("UTC_DATETIME", "2024-01-01T05:06:07.5Z", "LONG"),
+        ("UTC_DATETIME", "2024-01-01T05:06:07Z", "LONG"),
+        ("LONG", "1704067200", "UTC_DATETIME"),
+        ("NAIVE_TIME", "10:15:30", "UTC_DATETIME"),
         ("DOUBLE", "1.5", "LONG"),
+        # What no cell of a batch file could be is no value of a text, either.
+        ("STRING", "10:15:30", "UTC_DATETIME"),
+        ("STRING", "2024-2-9 junk", "NAIVE_DATE"),
+        ("STRING", "2024", "NAIVE_DATE"),
+        ("STRING", "2024-02-09T10:11:12", "NAIVE_DATE"),
+        ("STRING", "2024-01-01T00:00:00+05:00", "NAIVE_DATETIME"),
+        ("STRING", "2024-01-01T00:00:00 America/New_York", "UTC_DATETIME"),
+        ("STRING", "yes", "BOOLEAN"),
+        ("STRING", "12d", "DOUBLE"),
+        ("STRING", "24:00:00", "NAIVE_TIME"),
     ],
 )
 def test_a_value_that_would_come_back_as_another_does_not_fit(
@@ -220,6 +266,50 @@ def test_a_value_that_would_come_back_as_another_does_not_fit(
     answer = caller.alter("t", ["id*:LONG", f"v:{after}", SYNCED])
     assert answer.WhichOneof("response") == "task"
     assert caller.snapshot("t") == stored
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("", "INT", None),
+        (" 12 ", "INT", 12),
+        ("TRUE", "BOOLEAN", True),
+        ("1e2", "DOUBLE", 100.0),
+        ("3.4028237E+38", "FLOAT", 3.4028234663852886e38),
+        ("1.005", "DECIMAL(10,2)", Decimal("1.01")),
+        ("0000-01-01", "NAIVE_DATE", date(1, 1, 1)),
+        ("2024-01-01T00:00:00+05:00", "UTC_DATETIME", datetime(2023, 12, 31, 19, tzinfo=UTC)),
+        ("2024-02-09", "NAIVE_DATETIME", datetime(2024, 2, 9)),
+        ("10:15", "NAIVE_TIME", "10:15:00"),
+        ("23:59:59.123456789", "NAIVE_TIME", "23:59:59.123456"),
+    ],
+)
+def test_a_text_becomes_what_a_batch_file_would_make_of_it(
+    caller: Caller, text: str, kind: str, value: object
+) -> None:
+    columns = ["id*:LONG", "v:STRING", SYNCED]
+    assert caller.create("t", columns).success
+    assert caller.write("t", columns, replace=[row(id="1", v=text), row(id="2", v=None)]).success
+    wanted = ["id*:LONG", f"v:{kind}", SYNCED]
+    assert caller.alter("t", wanted).success
+    assert caller.rows("t", "id", "v") == [(1, value), (2, None)]
+    assert caller.write("t", wanted, replace=[row(id="1", v=text)]).success
+    assert caller.rows("t", "id", "v") == [(1, value), (2, None)]
+
+
+KINDS = [
+    "BOOLEAN", "SHORT", "INT", "LONG", "DECIMAL(20,3)", "FLOAT", "DOUBLE", "NAIVE_DATE",
+    "NAIVE_DATETIME", "UTC_DATETIME", "BINARY", "XML", "STRING", "JSON", "NAIVE_TIME",
+]  # fmt: skip
+
+
+def test_every_type_becomes_every_other_where_there_are_no_values(caller: Caller) -> None:
+    for before in KINDS:
+        columns = ["id*:LONG", *(f"v{n}:{before}" for n in range(len(KINDS))), SYNCED]
+        wanted = ["id*:LONG", *(f"v{n}:{kind}" for n, kind in enumerate(KINDS)), SYNCED]
+        assert caller.create(before, columns).success
+        assert caller.alter(before, wanted).success, before
+        assert columns_of(caller, before) == wanted
 
 
 @pytest.mark.parametrize("name", ["desc", "a`b", "a.b", "🦆"])

@@ -1,14 +1,13 @@
 """Batch files to change sets: decrypt, decompress and parse in Spark's executors.
 
 `read` gives the lazy DataFrame of a request's files, `error_of` the typed error inside a Spark
-failure; `value_of` and `instant_of` read single values that come in requests themselves. Nothing
-decrypted is written to disk by this room, and memory is bounded whatever a file's size: one row may
-have 64 MiB, a Parquet file that is encrypted or compressed 128 MiB.
+failure; `chronolake.texts` knows what the texts of cells mean. Nothing decrypted is written to disk
+by this room, and memory is bounded whatever a file's size: one row may have 64 MiB, a Parquet file
+that is encrypted or compressed 128 MiB.
 """
 
 from chronolake.batch.failure import error_of
 from chronolake.batch.files import BatchFile, FileForm
 from chronolake.batch.spread import read, size_of
-from chronolake.batch.texts import instant_of, value_of
 
-__all__ = ["BatchFile", "FileForm", "error_of", "instant_of", "read", "size_of", "value_of"]
+__all__ = ["BatchFile", "FileForm", "error_of", "read", "size_of"]

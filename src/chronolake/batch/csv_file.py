@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from chronolake.batch import records
-from chronolake.batch.columns import EMPTY_IS_VALUE, CellRefusedError, direct, settled, typed
 from chronolake.batch.pieces import Piece, present, refused, refused_mark
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError
+from chronolake.texts.columns import EMPTY_IS_VALUE, CellRefusedError, direct, settled, typed
 from chronolake.types import Kind
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
 from chronolake.batch.access import open_file
-from chronolake.batch.columns import CellRefusedError, direct, settled, typed
 from chronolake.batch.pieces import Piece, present, refused, refused_mark
 from chronolake.batch.plain import opened
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError
+from chronolake.texts.columns import CellRefusedError, direct, settled, spelled, typed
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
@@ -256,8 +256,6 @@ def _native(array: pa.Array, kind: ColumnType) -> pa.Array | None:  # noqa: PLR0
             times = array.cast(pa.timestamp("us", tz=of.tz))
             return times.cast(pa.int64()).cast(kind.arrow)
         case Kind.NAIVE_TIME if pa.types.is_time(of):
-            return pc.replace_substring_regex(
-                array.cast(pa.time64("us"), safe=False).cast(pa.string()), r"\.0+$", ""
-            )
+            return spelled(array.cast(pa.time64("us"), safe=False).cast(pa.string()))
         case _:
             return None

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 
-from chronolake.batch import instant_of, value_of
 from chronolake.errors import SchemaError, ValueRefusedError
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.server import wire
 from chronolake.table import migration
+from chronolake.texts import instant_of, value_of
 from chronolake.types import DELETED, Mode, TableName, stored_name
 
 if TYPE_CHECKING:

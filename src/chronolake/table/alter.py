@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import RESERVED
@@ -20,12 +21,12 @@ from chronolake.errors import (
     TypeChangeError,
 )
 from chronolake.session import CATALOG
-from chronolake.table.convert import converted, is_in_place
+from chronolake.table.convert import converted, is_in_place, is_lost
 from chronolake.table.create import check_columns
 from chronolake.table.publishing import until_published
 from chronolake.table.rewrite import drop_abandoned, publish_columns, rewrite
 from chronolake.table.sql import col
-from chronolake.types import Column, Mode, mode_of
+from chronolake.types import END, START, Column, Mode, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 _SAME: Final = f"{RESERVED}same"
+_NEXT: Final = f"{RESERVED}next"
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,13 @@ def plan_alter(
         and not is_in_place(before[column.name].type, column.type)
         and before[column.name].type != column.type
     }
-    old_key = set(description.primary_key)
+    old_key = set(description.record_key)
     new_key = {column.name for column in columns if column.primary_key}
-    return AlterPlan(
-        tuple(columns), retyped, bool(new_key) and not (old_key <= new_key - retyped.keys())
-    )
+    if after is Mode.HISTORY:
+        new_key.discard(START)
+    # Rows that a key tells apart are told apart by a greater one; without a key nothing is known.
+    is_greater = bool(old_key) and old_key <= new_key - retyped.keys()
+    return AlterPlan(tuple(columns), retyped, bool(new_key) and not is_greater)
 
 
 def alter(
@@ -159,6 +163,7 @@ def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
 
 
 def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> DataFrame:
+    types = {column.name: column.type for column in plan.columns}
     new = {
         column.name: converted(col(column.name), plan.converted[column.name].type, column.type)
         for column in plan.columns
@@ -166,15 +171,16 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
     }
     lost = stored.agg(
         *(
-            F.count_if(col(name).isNotNull() & value.isNull()).alias(f"lost{number}")
+            F.count_if(is_lost(col(name), value, plan.converted[name].type, types[name])).alias(
+                f"lost{number}"
+            )
             for number, (name, value) in enumerate(new.items())
         )
     ).first()
     for column, count in zip(plan.converted.values(), lost or (), strict=False):
         if count:
-            wanted = next(item.type for item in plan.columns if item.name == column.name)
             raise TypeChangeError(
-                f"{count} stored values of type {column.type} do not fit {wanted}.",
+                f"{count} stored values of type {column.type} do not fit {types[column.name]}.",
                 table=str(table.name),
                 column=column.name,
                 hint="Choose a type that holds them, or correct them at the source.",
@@ -192,12 +198,22 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
 
 def _check_key(rows: DataFrame, table: IcebergTable, plan: AlterPlan) -> None:
     have = set(rows.columns)
-    key = [col(name) for name in plan.primary_key if name in have]
-    counted = rows.groupBy(*key).agg(F.count(F.lit(1)).alias(_SAME))
-    repeated = counted.where(F.col(_SAME) > 1).limit(1).count()
-    if repeated:
+    named = f"({', '.join(plan.primary_key)})"
+    if mode_of(have) is Mode.HISTORY:
+        what = f"Versions of one record would overlap with the key {named}."
+        in_order = Window.partitionBy(
+            *(col(name) for name in plan.primary_key if name in have and name != START)
+        ).orderBy(START)
+        following = rows.select(START, END, F.lead(START).over(in_order).alias(_NEXT))
+        repeated = following.where(col(_NEXT) <= F.greatest(col(START), col(END)))
+    else:
+        what = f"Rows of the table would have the same key {named}."
+        key = [col(name) for name in plan.primary_key if name in have]
+        counted = rows.groupBy(*key).agg(F.count(F.lit(1)).alias(_SAME))
+        repeated = counted.where(col(_SAME) > 1)
+    if not repeated.isEmpty():
         raise DuplicateKeyError(
-            f"Rows of the table would have the same key ({', '.join(plan.primary_key)}).",
+            what,
             table=str(table.name),
             hint="Choose a key that tells them apart, or re-sync the table.",
         )

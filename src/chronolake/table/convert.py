@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa  # noqa: TC002 - Spark reads the annotation
 from pyspark.sql import functions as F  # noqa: N812
 
+from chronolake.texts import fitting
 from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 _TEXTS: Final = {Kind.STRING, Kind.JSON, Kind.XML}
 _WHOLE: Final = {Kind.SHORT, Kind.INT, Kind.LONG}
 _FLOATING: Final = {Kind.FLOAT, Kind.DOUBLE}
+_NUMBERS: Final = _WHOLE | _FLOATING | {Kind.DECIMAL, Kind.BOOLEAN}
+_TIMES: Final = {Kind.NAIVE_DATE, Kind.NAIVE_DATETIME, Kind.UTC_DATETIME}
 _SHORT_LIMITS: Final = (-(2**15), 2**15 - 1)
 _WIDENING: Final = {
     (Kind.SHORT, Kind.INT),
@@ -37,22 +41,47 @@ def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression
     """A value in its new type, or null where it does not fit.
 
     Texts are read and written as batch files do (`seeds/destination-connector.txt`, "Examples of
-    data types"). Decimals with fewer fraction digits are rounded half up, and floating-point
-    numbers must stay finite; to every other type a value fits if it would come back as it was.
+    data types"), but for bytes, which are a text's UTF-8. Numbers are no times, and times no
+    numbers: no unit is theirs. Decimals with fewer fraction digits are rounded half up, and
+    floating-point numbers must stay finite; to every other type a value fits if it would come back
+    as it was.
     """
-    if new.kind in {*_TEXTS, Kind.NAIVE_TIME} and old.kind is not Kind.BINARY:
-        text = _as_text(value, old.kind)
-        return text if new.kind is not Kind.NAIVE_TIME else F.when(_is_time(text), text)
-    if old.kind is Kind.BINARY and new.kind in _TEXTS:
-        return F.when(F.call_function("is_valid_utf8", value.cast("string")), value.cast("string"))
     if new.kind is Kind.BINARY:
         return _as_text(value, old.kind).cast("binary")
-    result = value.try_cast(new.sql)
+    if new.kind in _TEXTS and old.kind is Kind.BINARY:
+        return F.when(F.call_function("is_valid_utf8", value.cast("string")), value.cast("string"))
+    if new.kind in _TEXTS:
+        return _as_text(value, old.kind)
     if old.kind in _TEXTS:
-        result = F.trim(value).try_cast(new.sql)
+        return _read(value, new)
+    if not any({old.kind, new.kind} <= alike for alike in (_NUMBERS, _TIMES)):
+        return F.lit(None).cast(new.sql)
+    return _cast(value, old, new)
+
+
+def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnType) -> Expression:
+    """Whether `converted` made null of a value that is something.
+
+    An empty text is nothing where it is no value of the new type, as in batch files.
+    """
+    is_value = value.isNotNull()
+    if old.kind in _TEXTS and new.kind not in {*_TEXTS, Kind.BINARY}:
+        is_value &= value != ""
+    return is_value & result.isNull()
+
+
+def _read(text: Expression, kind: ColumnType) -> Expression:
+    def read(texts: pa.Array) -> pa.Array:
+        return fitting(texts, kind)
+
+    return F.arrow_udf(read, kind.sql)(text)
+
+
+def _cast(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
+    result = value.try_cast(new.sql)
     if new.kind is Kind.SHORT:
         result = F.when(result.between(*_SHORT_LIMITS), result)
-    if old.kind not in _TEXTS and new.kind not in {*_FLOATING, Kind.DECIMAL}:
+    if new.kind not in {*_FLOATING, Kind.DECIMAL}:
         # What does not come back as it was has lost something: a fraction, a time of day, a number
         # that became true.
         result = F.when(result.try_cast(old.sql).eqNullSafe(value), result)
@@ -78,7 +107,3 @@ def _iso(value: Expression) -> Expression:
     seconds = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss")
     fraction = F.regexp_replace(F.date_format(value, "SSSSSS"), "0+$", "")
     return F.concat(seconds, F.when(fraction != "", F.concat(F.lit("."), fraction)).otherwise(""))
-
-
-def _is_time(text: Expression) -> Expression:
-    return text.rlike(r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?$")

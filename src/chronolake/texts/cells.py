@@ -35,7 +35,8 @@ _FLOAT_MAX: Final = float(np.finfo(np.float32).max)
 # The largest FLOAT in the documents' own example rounds beyond the largest single-precision number.
 _FLOAT_EXAMPLE_MAX: Final = 3.4028237e38
 _EPOCH: Final = date(1970, 1, 1).toordinal()
-FIRST_DAY: Final = 1 - _EPOCH
+FIRST_DAY: Final = date.min.toordinal() - _EPOCH
+LAST_DAY: Final = date.max.toordinal() - _EPOCH
 _SECOND: Final = 1_000_000
 _LONGEST_NUMBER: Final = 4096
 _EXACT: Final = Context(prec=100, Emax=999_999_999, Emin=-999_999_999)
@@ -145,7 +146,7 @@ def day(text: str) -> tuple[int, bool]:
 
 
 def micros(text: str, kind: Kind) -> tuple[int, bool]:
-    """Microseconds since 1970-01-01T00:00:00Z, and whether it was moved to 0001-01-01T00:00:00Z.
+    """Microseconds since 1970-01-01T00:00:00Z, and whether it was moved into the years 1 to 9999.
 
     Digits beyond microseconds are cut off. A NAIVE_DATETIME may end in Z; an UTC_DATETIME may
     lack it or have an offset.
@@ -163,13 +164,14 @@ def micros(text: str, kind: Kind) -> tuple[int, bool]:
         if kind is Kind.NAIVE_DATETIME:
             raise RefusedError("it has an offset, and the column has no zone")
         moved -= _offset(zone)
-    if moved > LAST_MICROS:
-        raise RefusedError("it is after the year 9999")
-    return (TMIN_MICROS, True) if early or moved < TMIN_MICROS else (moved, False)
+    kept = min(max(moved, TMIN_MICROS), LAST_MICROS)
+    return kept, early or kept != moved
 
 
 def clock(text: str) -> str:
-    """A time of day as `HH:MM:SS`, with the fraction as written up to microseconds.
+    """A time of day as `HH:MM:SS`, with its fraction up to microseconds and without final zeros.
+
+    So the same time is the same text, also in a key.
 
     Raises:
         RefusedError: no time of day.
@@ -179,8 +181,8 @@ def clock(text: str) -> str:
         raise RefusedError("it is not a time HH:MM:SS")
     _clock(found)
     whole = f"{found['hour']}:{found['minute']}:{found['second'] or '00'}"
-    fraction = found["fraction"]
-    return f"{whole}.{fraction[:6]}" if fraction else whole
+    fraction = (found["fraction"] or "")[:6].rstrip("0")
+    return f"{whole}.{fraction}" if fraction else whole
 
 
 def octets(text: bytes) -> tuple[bytes, bool]:

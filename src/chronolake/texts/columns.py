@@ -6,6 +6,7 @@ that the careful way decides, or finds the cell that must be refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -13,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.batch import cells
+from chronolake.texts import cells
 from chronolake.types import LAST_MICROS, MAX_PRECISION, TMIN_MICROS, Kind
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable
 
     from chronolake.types import ColumnType
@@ -44,7 +44,7 @@ _DIRECT: Final[dict[Kind, pa.DataType]] = {
 # More digits than a decimal of this scale has any use for would remain below 38 - scale.
 _LARGEST_DIRECT_SCALE: Final = 19
 
-MOVED: Final = "moved_to_year_1"
+MOVED: Final = "moved_into_years_1_to_9999"
 ROUNDED: Final = "rounded_to_scale"
 NOT_BASE64: Final = "not_base64_kept_as_text"
 
@@ -106,7 +106,7 @@ def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array 
         case Kind.DECIMAL:
             return _within(array, kind)
         case Kind.NAIVE_DATE:
-            return _bounded(array, pa.int32(), cells.FIRST_DAY, None, tally)
+            return _bounded(array, pa.int32(), cells.FIRST_DAY, cells.LAST_DAY, tally)
         case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
             return _bounded(array, pa.int64(), TMIN_MICROS, LAST_MICROS, tally)
         case _:
@@ -140,6 +140,22 @@ def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
     return _careful(text, kind, tally) if array is None else array
 
 
+def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
+    """Cell texts as an array of the column's Arrow type, and null where one does not fit.
+
+    Args:
+        texts: as of `typed`.
+        kind: the column's type.
+    """
+    tally: Counter[str] = Counter()
+    try:
+        return typed(texts, kind, tally)
+    except CellRefusedError:
+        is_empty = pc.equal(texts, "")
+        told = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
+        return _careful(told, kind, tally, refuses=False)
+
+
 def _utf8(texts: pa.Array) -> pa.Array:
     try:
         text = texts.cast(pa.string())
@@ -157,7 +173,9 @@ def _utf8(texts: pa.Array) -> pa.Array:
     raise CellRefusedError(refused, "it is not UTF-8")
 
 
-def _careful(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
+def _careful(
+    text: pa.Array, kind: ColumnType, tally: Counter[str], *, refuses: bool = True
+) -> pa.Array:
     read = cells.READERS[kind.kind]
     note = ROUNDED if kind.kind is Kind.DECIMAL else MOVED
     values: list[cells.Value | None] = []
@@ -170,6 +188,9 @@ def _careful(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
         try:
             value, changed = read(cell, kind)
         except cells.RefusedError as error:
+            if not refuses:
+                values.append(None)
+                continue
             refused = CellRefusedError(index, str(error))
             break
         adjusted += changed
@@ -203,22 +224,20 @@ def _octets(texts: pa.Array, tally: Counter[str]) -> pa.Array:
 
 
 def _bounded(
-    array: pa.Array, width: pa.DataType, low: int, high: int | None, tally: Counter[str]
-) -> pa.Array | None:
-    """Times from `low` on, earlier ones moved there; None if one is later than `high`."""
+    array: pa.Array, width: pa.DataType, low: int, high: int, tally: Counter[str]
+) -> pa.Array:
+    """Times from `low` to `high`, others moved to the nearest of these."""
     numbers = array.cast(width)
     span = pc.min_max(numbers)
     first, last = span["min"].as_py(), span["max"].as_py()
-    if first is None:
+    if first is None or (low <= first and last <= high):
         return array
-    if high is not None and last > high:
-        return None
-    if first >= low:
-        return array
-    bound = pa.scalar(low, width)
-    early = pc.less(numbers, bound)
-    tally[MOVED] += pc.sum(early).as_py()
-    return pc.if_else(early, bound, numbers).cast(array.type)
+    bounds = pa.scalar(low, width), pa.scalar(high, width)
+    kept = pc.max_element_wise(
+        pc.min_element_wise(numbers, bounds[1], skip_nulls=False), bounds[0], skip_nulls=False
+    )
+    tally[MOVED] += pc.sum(pc.not_equal(kept, numbers)).as_py()
+    return kept.cast(array.type)
 
 
 def _within(array: pa.Array, kind: ColumnType) -> pa.Array | None:
@@ -270,7 +289,13 @@ def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array
 
 def _clocks(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     del kind, tally
-    return text if _all_match(text, _CLOCKS) else None
+    return spelled(text) if _all_match(text, _CLOCKS) else None
+
+
+def spelled(clocks: pa.Array) -> pa.Array:
+    """Times of day `HH:MM:SS[.ffffff]` without the zeros that end a fraction."""
+    cut = pc.replace_substring_regex(clocks, r"(\.[0-9]*?)0+$", r"\1")
+    return pc.replace_substring_regex(cut, r"\.$", "")
 
 
 def _decimals(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from chronolake.batch import cells
-from chronolake.batch.columns import CellRefusedError, typed
 from chronolake.errors import ValueRefusedError
+from chronolake.texts import cells
+from chronolake.texts.columns import CellRefusedError, typed
 from chronolake.types import Kind
 
 if TYPE_CHECKING:

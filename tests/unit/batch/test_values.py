@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 
 from batch_columns import Decode, values
-from chronolake.batch.columns import (
+from chronolake.errors import ValueRefusedError
+from chronolake.texts.columns import (
     MOVED,
     NOT_BASE64,
     ROUNDED,
     CellRefusedError,
     typed,
 )
-from chronolake.errors import ValueRefusedError
 from chronolake.types import LAST_MICROS, TMAX_MICROS, TMIN_MICROS, ColumnType, Kind
 
 D15 = ColumnType(Kind.DECIMAL, 38, 15)
@@ -104,11 +104,15 @@ ACCEPTED: list[tuple[Kind | ColumnType, str, Any]] = [
     (Kind.UTC_DATETIME, "0001-01-01T00:00:00+01:00", TMIN_MICROS),
     (Kind.UTC_DATETIME, "9999-12-31T23:59:59.999Z", TMAX_MICROS),
     (Kind.UTC_DATETIME, "9999-12-31T23:59:59.999999999Z", LAST_MICROS),
+    (Kind.UTC_DATETIME, "9999-12-31T23:59:59-01:00", LAST_MICROS),
     (Kind.NAIVE_TIME, "10:15:30", "10:15:30"),
     (Kind.NAIVE_TIME, "15:00", "15:00:00"),
     (Kind.NAIVE_TIME, "23:59:59.123456", "23:59:59.123456"),
     (Kind.NAIVE_TIME, "23:59:59.123456789", "23:59:59.123456"),
-    (Kind.NAIVE_TIME, "10:15:30.100", "10:15:30.100"),
+    (Kind.NAIVE_TIME, "10:15:30.100", "10:15:30.1"),
+    (Kind.NAIVE_TIME, "10:15:30.000", "10:15:30"),
+    (Kind.NAIVE_TIME, "10:20:00", "10:20:00"),
+    (Kind.NAIVE_TIME, "10:20:00.0000001", "10:20:00"),
     (Kind.BINARY, "AAEC/w==", b"\x00\x01\x02\xff"),
     (Kind.BINARY, "[B@7d4991ad", b"[B@7d4991ad"),
     (Kind.BINARY, "", b""),
@@ -165,7 +169,6 @@ REFUSED: list[tuple[Kind | ColumnType, str]] = [
     (Kind.UTC_DATETIME, "2024-01-01T10:00:60Z"),
     (Kind.UTC_DATETIME, "2024-01-01T10:00:00.Z"),
     (Kind.UTC_DATETIME, "2024-01-01T10:00:00+24:00"),
-    (Kind.UTC_DATETIME, "9999-12-31T23:59:59-01:00"),
     (Kind.UTC_DATETIME, "yesterday"),
     (Kind.NAIVE_TIME, "24:00:00"),
     (Kind.NAIVE_TIME, "10"),
@@ -233,6 +236,7 @@ def test_nan_is_a_number(decode: Decode) -> None:
         (D10, ["1.00000000001", "1e-30", "2"], ROUNDED, 2),
         (Kind.NAIVE_DATE, ["0000-01-01", "0001-01-01", "0000-12-31"], MOVED, 2),
         (Kind.UTC_DATETIME, ["0000-01-01T00:00:00Z", "2024-01-01T00:00:00Z"], MOVED, 1),
+        (Kind.UTC_DATETIME, ["9999-12-31T23:59:59-01:00", "2024-01-01T00:00:00Z"], MOVED, 1),
         (Kind.NAIVE_DATETIME, ["0000-01-01T00:00:00Z", "2024-01-01T00:00:00Z"], MOVED, 1),
         (Kind.BINARY, ["AAEC", "[B@", "AAE", "===="], NOT_BASE64, 3),
     ],
