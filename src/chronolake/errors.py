@@ -24,6 +24,7 @@ ChronolakeError
 │       ├── DecryptionError   no key, wrong key, or a truncated file
 │       ├── DecompressionError
 │       ├── MalformedFileError  not the CSV or Parquet that was promised
+│       ├── OversizeError       more in one piece than memory is kept for
 │       └── ValueRefusedError   one value does not fit its column
 ├── CommitError
 │   ├── CommitConflictError   another writer was first (retryable)
@@ -197,6 +198,10 @@ class DecompressionError(BatchFileError):
 
 class MalformedFileError(BatchFileError):
     """The content is not the CSV or Parquet that was promised."""
+
+
+class OversizeError(BatchFileError):
+    """A row, or a file that has to be held as a whole, is larger than memory is kept for."""
 
 
 class ValueRefusedError(BatchFileError):

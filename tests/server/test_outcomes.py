@@ -43,6 +43,7 @@ def test_a_short_status_text_is_left_alone() -> None:
         (errors.DuplicateKeyError, True),
         (errors.BatchError, True),
         (errors.ValueRefusedError, True),
+        (errors.OversizeError, True),
         (errors.RefusedPathError, True),
         (errors.FileAccessError, False),
         (errors.DecryptionError, False),

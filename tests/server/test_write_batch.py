@@ -206,7 +206,8 @@ def test_only_a_full_match_of_a_composite_key_counts(caller: Caller) -> None:
         "t",
         columns,
         update=[row(1, "b", "new"), row(2, "b", "no")],
-        delete=[row(2, "a", None), row(3, "a", None)],
+        # The other cells of a deleted row mean nothing.
+        delete=[row(2, "a", UNMODIFIED), row(3, "a", None)],
     ).success
     assert caller.rows("t", "k1", "k2", "v") == [(1, "a", "1a"), (1, "b", "new")]
 
@@ -221,6 +222,8 @@ def test_only_a_full_match_of_a_composite_key_counts(caller: Caller) -> None:
         (["UTC_DATETIME"], ["2024-02-29T10:00:12Z"], ["2024-02-29T10:00:12.000Z"]),
         (["STRING"], [" É "], [" É "]),
         (["BINARY"], ["AAA="], ["AAA="]),
+        (["NAIVE_TIME"], ["10:15:30"], ["10:15:30.000"]),
+        (["NAIVE_TIME"], ["10:15:30.5"], ["10:15:30.500"]),
     ],
 )
 def test_keys_match_by_value_not_by_spelling(

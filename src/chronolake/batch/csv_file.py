@@ -19,7 +19,7 @@ from pyarrow import csv as pa_csv
 from chronolake.batch import records
 from chronolake.batch.pieces import Piece, present, refused, refused_mark
 from chronolake.changes import Op
-from chronolake.errors import MalformedFileError
+from chronolake.errors import MalformedFileError, OversizeError
 from chronolake.texts.columns import EMPTY_IS_VALUE, CellRefusedError, direct, settled, typed
 from chronolake.types import Kind
 
@@ -34,11 +34,13 @@ _BLAMED: Final = re.compile(r"In CSV column #(\d+):")
 _RAGGED: Final = re.compile(r"CSV parse error: Row #(\d+): Expected \d+ columns, got (\d+)")
 #: How often a block is parsed again with one more column as text, before all become text.
 _PATIENCE: Final = 4
+#: A block of more bytes is one of large records.
+_LARGE: Final = 2 * records.BLOCK_SIZE
 _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """Whole records without the header, and what their bytes tell before they are parsed.
 
     Attributes:
@@ -90,7 +92,7 @@ class CsvFile:
         """Whether a header was seen: false for a file without a byte."""
         return bool(self._names)
 
-    def surveyed(self, blocks: Iterable[bytes]) -> Iterator[_Block]:
+    def surveyed(self, blocks: Iterable[bytes]) -> Iterator[Block]:
         """The file's records, looked at byte by byte; nothing for a file without a byte.
 
         It depends on nothing that `pieces` does, so that one thread may survey the next block while
@@ -103,18 +105,19 @@ class CsvFile:
             MalformedFileError: no header, or a missing column.
             BatchFileError: whatever taking a block raises.
         """
-        marker = self.form.unmodified_string.encode()
         for block in blocks:
             rows = block if self._names else self._begin(block)
             if rows:
-                yield _Block(
+                yield Block(
                     rows,
                     flaw=records.flaw(rows, width=len(self._names)),
-                    marked=bool(marker) and marker in rows,
+                    marked=_may_hold(rows, self.form.unmodified_string),
                     hexadecimal=bool(self._integers) and records.has_hexadecimal(rows),
                 )
+            # It may be large, and the next one is made now.
+            del block, rows
 
-    def pieces(self, blocks: Iterator[_Block]) -> Iterator[Piece]:
+    def pieces(self, blocks: Iterator[Block]) -> Iterator[Piece]:
         """The file's rows; nothing for a file without a byte.
 
         Args:
@@ -122,21 +125,27 @@ class CsvFile:
 
         Raises:
             MalformedFileError: not the dialect, a missing column, a row of another width.
+            OversizeError: a row that is too long.
             ValueRefusedError: a cell that does not fit its column.
             BatchFileError: whatever taking a block raises.
         """
         overlong = False
         try:
             for block in blocks:
-                yield self._piece(block)
+                piece = self._piece(block)
+                del block
+                yield piece
+                del piece
         except records.OverlongRecordError:
             overlong = True
         if overlong:
-            raise self._malformed(
-                0,
+            raise OversizeError(
                 f"The row is longer than {records.RECORD_LIMIT >> 20} MiB, the most that is held "
                 "in memory.",
-                hint="Quotes that do not match look like this, too.",
+                hint="Leave its long values out at the source. Quotes that do not match look like "
+                "this, too.",
+                file=self.file.path,
+                row=self._rows + 1,
             )
 
     def _begin(self, block: bytes) -> bytes:
@@ -165,7 +174,7 @@ class CsvFile:
         }
         return block[length:]
 
-    def _piece(self, block: _Block) -> Piece:
+    def _piece(self, block: Block) -> Piece:
         if block.flaw is not None:
             before, what = block.flaw
             raise self._malformed(before, f"The row is not well-formed CSV: {what}.")
@@ -180,7 +189,7 @@ class CsvFile:
         self._rows += piece.rows
         return piece
 
-    def _typed(self, block: _Block, nulls: list[str]) -> tuple[Piece, set[int]]:
+    def _typed(self, block: Block, nulls: list[str]) -> tuple[Piece, set[int]]:
         """Parse a block; cells that equal one of `nulls` are null.
 
         Returns:
@@ -216,7 +225,7 @@ class CsvFile:
             if piece.arrays[column.name].null_count
         }
         known: dict[int, pa.Array] = {}
-        if self.form.null_string and self.form.null_string.encode() not in block:
+        if self.form.null_string and not _may_hold(block, self.form.null_string):
             # Then every null is an unmodified cell, unless an empty text became NULL.
             known = {
                 place: array
@@ -232,7 +241,7 @@ class CsvFile:
                 masks[self._wanted[place].name] = pc.equal(texts_of[place], marker)
         return masks
 
-    def _unmarked(self, block: _Block) -> Piece:
+    def _unmarked(self, block: Block) -> Piece:
         """Parse a block that holds the unmodified marker where it has no meaning."""
         texts = self._texts(block.content, self._wanted, [])
         marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())
@@ -308,6 +317,9 @@ class CsvFile:
             # The words quote the cell or the row: only the numbers leave this place.
             said = str(error)
         else:
+            if len(block) > _LARGE:
+                # What the parser needed stays with Arrow, for the next block, unless it is told.
+                pa.default_memory_pool().release_unused()
             arrays = {
                 place: column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
                 for place, column in zip(wanted, table.columns, strict=True)
@@ -330,3 +342,10 @@ class CsvFile:
         return MalformedFileError(
             message, hint=hint, file=self.file.path, row=self._rows + rows_before + 1
         )
+
+
+def _may_hold(block: bytes, marker: str) -> bool:
+    """Whether a marker stands anywhere in a block; within quotes, its own are doubled."""
+    plain = marker.encode()
+    doubled = plain.replace(b'"', b'""')
+    return bool(marker) and (plain in block or (doubled != plain and doubled in block))

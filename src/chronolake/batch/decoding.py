@@ -6,6 +6,7 @@ from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
+from threading import Condition
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.batch import parquet_file, records
-from chronolake.batch.csv_file import CsvFile
+from chronolake.batch.csv_file import Block, CsvFile
 from chronolake.batch.pieces import expect_whole_keys
 from chronolake.batch.plain import opened
 from chronolake.batch.remarks import logged
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
 
 #: At most so many rows go to the JVM at once.
 ROWS_PER_BATCH: Final = 32_768
-#: So many items of a stage are made before the next stage asks for them.
+#: So many items of a stage are made before the next stage asks for them,
 _AHEAD: Final = 3
+#: but none more while those that are made, and the one in use, take so many bytes.
+_BYTES_AHEAD: Final = 32 << 20
+#: The operations whose rows only name a record and a time: their other cells mean nothing.
+_NAMING: Final = frozenset({Op.EARLIEST, Op.DELETE})
 _WORDS: Final = pa.list_(pa.int64())
 
 T = TypeVar("T")
@@ -81,6 +86,8 @@ def decoded(
             row += piece.rows
             for start in range(0, rows.num_rows, ROWS_PER_BATCH):
                 yield rows.slice(start, ROWS_PER_BATCH)
+            # It may be large, and the next one is made now.
+            del piece, rows
     place = {"table": reading.table, "batch": reading.batch, "file": file.path}
     for column, tally in tallies.items():
         if tally:
@@ -91,18 +98,26 @@ def _pieces(
     file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]], remark: Remark
 ) -> Generator[Piece, None, None]:
     required = reading.required.get(file.op, frozenset())
+    columns = reading.columns
+    if required and file.op in _NAMING:
+        columns = tuple(column for column in columns if column.name in required)
     if reading.form.format == "parquet":
         yield from parquet_file.pieces(
-            file, reading.form, columns=reading.columns, required=required, tallies=tallies
+            file, reading.form, columns=columns, required=required, tallies=tallies
         )
         return
-    csv = CsvFile(file, reading.form, reading.columns, required, tallies)
+    csv = CsvFile(file, reading.form, columns, required, tallies)
     # Closed in this order, and never left to the garbage collector: that may run in any thread,
     # and closing waits for the thread that works ahead.
     with (
         opened(file, reading.form) as plain,
-        closing(ahead(csv.surveyed(records.blocks(plain.read, size=reading.block_size)))) as blocks,
-        closing(ahead(csv.pieces(blocks))) as pieces,
+        closing(
+            ahead(
+                csv.surveyed(records.blocks(plain.read, size=reading.block_size)),
+                weigh=_bytes_of_block,
+            )
+        ) as blocks,
+        closing(ahead(csv.pieces(blocks), weigh=_bytes_of_piece)) as pieces,
     ):
         yield from pieces
     if not csv.begun:
@@ -110,31 +125,75 @@ def _pieces(
         remark("batch_file_without_header", place)
 
 
-def ahead(items: Iterable[T]) -> Generator[T, None, None]:
+def _bytes_of_block(block: Block) -> int:
+    return len(block.content)
+
+
+def _bytes_of_piece(piece: Piece) -> int:
+    return sum(array.nbytes for array in piece.arrays.values())
+
+
+def ahead(
+    items: Iterable[T], *, weigh: Callable[[T], int] = lambda _: 0
+) -> Generator[T, None, None]:
     """The same items, the next ones made by a thread while this one is used.
 
     Closing this iterator waits for the item in the making and closes `items`.
 
     Args:
-        items: what may be asked again after its end or its error, as a generator may.
+        items: what is made by the thread.
+        weigh: an item's bytes: where they are many, fewer items are made ahead.
+
+    Raises:
+        Exception: whatever `items` raises, after the items before.
     """
     source = iter(items)
-    end = object()
+    changed = Condition()
+    made: deque[tuple[T, int]] = deque()
+    held, is_over, is_wanted = 0, False, True
 
-    def following() -> object:
-        return next(source, end)
+    def make() -> None:
+        nonlocal held, is_over
+        try:
+            for item in source:
+                with changed:
+                    made.append((item, weight := weigh(item)))
+                    held += weight
+                    changed.notify_all()
+                    del item
+                    changed.wait_for(has_room)
+                    if not is_wanted:
+                        return
+        finally:
+            with changed:
+                is_over = True
+                changed.notify_all()
+
+    def has_room() -> bool:
+        return not is_wanted or (len(made) < _AHEAD and held <= _BYTES_AHEAD)
 
     with ThreadPoolExecutor(1) as thread:
-        made = deque(thread.submit(following) for _ in range(_AHEAD))
+        making = thread.submit(make)
         try:
-            while (item := made.popleft().result()) is not end:
-                made.append(thread.submit(following))
-                yield item  # type: ignore[misc]
+            while True:
+                with changed:
+                    changed.wait_for(lambda: made or is_over)
+                    if not made:
+                        break
+                    item, weight = made.popleft()
+                    changed.notify_all()
+                yield item
+                del item
+                with changed:
+                    held -= weight
+                    changed.notify_all()
+            making.result()
         finally:
             # Wait, so that the source is idle when it is closed.
-            for future in made:
-                future.cancel()
-            wait(made)
+            with changed:
+                is_wanted = False
+                changed.notify_all()
+            wait([making])
             close = getattr(source, "close", None)
             if close is not None:
                 close()

@@ -1,7 +1,9 @@
 """Parquet batch files to typed columns.
 
 Parquet needs random access, so an encrypted or compressed file is held in memory, up to a limit;
-a file that is neither is read in place. Rows are decoded a few thousand at a time.
+a file that is neither is read in place. Rows are decoded a few thousand at a time, fewer where they
+are large. A dictionary of large values is written out for a few rows at a time: a file of some
+kilobytes may stand for gigabytes.
 
 Values have the types of `seeds/destination-connector.txt` ("Data types mapping"): times and dates
 come as text. Real timestamps, dates and times of day are taken as well. A column of text is read
@@ -12,8 +14,10 @@ only bytes are never written as text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet as pq
@@ -22,13 +26,13 @@ from chronolake.batch.access import open_file
 from chronolake.batch.pieces import Piece, present, refused, refused_mark
 from chronolake.batch.plain import opened
 from chronolake.changes import Op
-from chronolake.errors import MalformedFileError
+from chronolake.errors import MalformedFileError, OversizeError
 from chronolake.texts.columns import CellRefusedError, direct, settled, spelled, typed
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from chronolake.batch.files import BatchFile, FileForm
     from chronolake.batch.plain import Plain
@@ -37,7 +41,13 @@ if TYPE_CHECKING:
 #: The most plain bytes of an encrypted or compressed Parquet file that are held in memory.
 CONTENT_LIMIT: Final = 128 << 20
 ROWS_AT_ONCE: Final = 16_384
+#: Rows that are decoded together take about so many bytes at most.
+BYTES_AT_ONCE: Final = 16 << 20
 _STEP: Final = 1 << 20
+#: A value of a dictionary that is longer is not written out in as many rows as may be.
+_LARGE: Final = BYTES_AT_ONCE // ROWS_AT_ONCE
+#: A file that is read in place is read in steps of so many bytes, for each column.
+_BUFFER: Final = 64 << 10
 
 _INTEGERS: Final = {
     Kind.SHORT: {pa.int8(), pa.int16(), pa.int32()},
@@ -79,6 +89,7 @@ def pieces(
 
     Raises:
         MalformedFileError: no Parquet, a missing column, a column of another type.
+        OversizeError: a file that has to be held as a whole, and is too large for that.
         ValueRefusedError: a value that does not fit its column.
         BatchFileError: the content cannot be had.
     """
@@ -96,7 +107,7 @@ def _content(file: BatchFile, plain: Plain) -> bytearray:
     while step := plain.read(_STEP):
         content += step
         if len(content) > CONTENT_LIMIT:
-            raise MalformedFileError(
+            raise OversizeError(
                 f"The Parquet file has more than {CONTENT_LIMIT >> 20} MiB of plain content, the "
                 "most that is held in memory.",
                 hint="Send smaller files, or Parquet files without encryption and compression "
@@ -118,25 +129,30 @@ class _ParquetFile:
     _rows: int = 0
 
     def pieces(self, source: pa.NativeFile) -> Iterator[Piece]:
-        reader = self._attempt(lambda: pq.ParquetFile(source, pre_buffer=False))
-        wanted = present(reader.schema_arrow.names, self.columns, self.required, self.file)
-        batches = self._attempt(
-            lambda: reader.iter_batches(
-                batch_size=ROWS_AT_ONCE,
-                columns=[column.name for column in wanted.values()] or None,
-                use_threads=False,
-            )
-        )
-        while (batch := self._attempt(lambda: next(batches, None))) is not None:
-            arrays: dict[str, pa.Array] = {}
-            unmodified: dict[str, pa.Array] = {}
-            for column in wanted.values():
-                array, mask = self._column(batch.column(column.name), column)
-                arrays[column.name] = array
-                if mask is not None:
-                    unmodified[column.name] = mask
-            yield Piece(batch.num_rows, arrays, unmodified)
-            self._rows += batch.num_rows
+        whole = self._attempt(lambda: pq.ParquetFile(source, pre_buffer=False))
+        wanted = present(whole.schema_arrow.names, self.columns, self.required, self.file)
+        names = [column.name for column in wanted.values()]
+        octets = [name for name in names if _is_octets(whole.schema_arrow.field(name).type)]
+        for number in range(whole.num_row_groups):
+            group = _RowGroup(source, whole.metadata, number, names)
+            for batch in self._taken(self._attempt(partial(group.batches, octets))):
+                for rows in _portions(batch):
+                    yield self._piece(rows, wanted.values())
+
+    def _taken(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        while (batch := self._attempt(partial(next, batches, None))) is not None:
+            yield batch
+
+    def _piece(self, rows: pa.RecordBatch, columns: Iterable[Column]) -> Piece:
+        arrays: dict[str, pa.Array] = {}
+        unmodified: dict[str, pa.Array] = {}
+        for column in columns:
+            array, mask = self._column(rows.column(column.name), column)
+            arrays[column.name] = array
+            if mask is not None:
+                unmodified[column.name] = mask
+        self._rows += rows.num_rows
+        return Piece(rows.num_rows, arrays, unmodified)
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
         """What the library makes of the content; its own words may quote values and stay here."""
@@ -218,6 +234,93 @@ class _ParquetFile:
         except CellRefusedError as error:
             cell = error
         raise refused(self.file, self._rows + cell.index + 1, column, cell.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    """One row group of a Parquet file.
+
+    Attributes:
+        source: the file.
+        metadata: what stands in its footer.
+        number: the group's place in the file.
+        names: the wanted columns; none: all, to count the rows.
+    """
+
+    source: pa.NativeFile
+    metadata: pq.FileMetaData
+    number: int
+    names: Sequence[str]
+
+    def batches(self, octets: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows, so many at once as are not large; large dictionaries are not written out.
+
+        Args:
+            octets: those of the columns that are byte arrays.
+        """
+        group = self.metadata.row_group(self.number)
+        longest = self._longest(group, octets)
+        kept = [name for name, size in longest.items() if size > _LARGE]
+        told = group.total_byte_size // max(1, group.num_rows)
+        size = 1 + told + sum(size for size in longest.values() if size <= _LARGE)
+        rows = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // size))
+        return self._read(self.names or None, rows, kept)
+
+    def _longest(self, group: pq.RowGroupMetaData, octets: Sequence[str]) -> dict[str, int]:
+        """The bytes of the longest value in each column's dictionary, or a bound that is small."""
+        chunks = (group.column(place) for place in range(group.num_columns))
+        sizes = {
+            chunk.path_in_schema: chunk.total_uncompressed_size
+            for chunk in chunks
+            if chunk.has_dictionary_page
+        }
+        found = {name: sizes[name] for name in octets if name in sizes}
+        unknown = [name for name, size in found.items() if size > _LARGE]
+        if unknown:
+            # One row comes with all of its dictionary.
+            row = next(self._read(unknown, 1, unknown))
+            for name in unknown:
+                values = row.column(name)
+                if pa.types.is_dictionary(values.type):
+                    values = values.dictionary
+                found[name] = pc.max(pc.binary_length(values)).as_py() or 0
+        return found
+
+    def _read(
+        self, names: Sequence[str] | None, rows: int, kept: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        reader = pq.ParquetFile(
+            self.source,
+            metadata=self.metadata,
+            pre_buffer=False,
+            buffer_size=_BUFFER,
+            read_dictionary=kept,
+        )
+        batches: Iterator[pa.RecordBatch] = reader.iter_batches(
+            batch_size=rows, row_groups=[self.number], columns=names, use_threads=False
+        )
+        return batches
+
+
+def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows in parts, so that the dictionaries among their columns are small when written out."""
+    sizes = np.zeros(rows.num_rows, dtype=np.int64)
+    for column in rows.columns:
+        if pa.types.is_dictionary(column.type):
+            lengths = pc.binary_length(column.dictionary).take(column.indices)
+            sizes += pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
+    ends = sizes.cumsum()
+    begin = 0
+    while begin < len(ends):
+        limit = ends[begin] - sizes[begin] + BYTES_AT_ONCE
+        end = max(begin + 1, int(np.searchsorted(ends, limit, side="right")))
+        yield rows.slice(begin, end - begin)
+        begin = end
+
+
+def _is_octets(kind: pa.DataType) -> bool:
+    """Whether Parquet keeps such a column as byte arrays, which it may have in a dictionary."""
+    return _is_text(kind) or kind in (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -43,7 +44,7 @@ def blocks(
     Raises:
         OverlongRecordError: one record is longer than `limit` bytes.
     """
-    pending: list[bytes] = []
+    pending: list[bytes | memoryview] = []
     held = 0
     inside = False
     while chunk := read(size):
@@ -56,15 +57,23 @@ def blocks(
             if held > limit:
                 raise OverlongRecordError
             continue
-        # Views, so that what makes up a block is copied once.
-        block = b"".join([*pending, memoryview(chunk)[:cut]])
+        # Views, so that what makes up a block is copied once; and no name for it, so that it goes
+        # when who asked for it has done with it.
+        pending.append(memoryview(chunk)[:cut])
         rest = chunk[cut:]
-        pending, held = ([rest], len(rest)) if rest else ([], 0)
         # A cut is outside quotes, so only the quotes after it count.
         inside = bool(rest.count(b'"') & 1)
-        yield block
+        yield _joined(pending)
+        pending, held = ([rest], len(rest)) if rest else ([], 0)
     if held:
-        yield b"".join(pending)
+        yield _joined(pending)
+
+
+def _joined(parts: list[bytes | memoryview]) -> bytes:
+    """The parts as one; the list is empty afterwards."""
+    whole = b"".join(parts)
+    parts.clear()
+    return whole
 
 
 def _last_end(chunk: bytes, quotes: int, *, inside: bool) -> int:
@@ -116,27 +125,97 @@ def flaw(block: bytes, *, width: int) -> tuple[int, str] | None:
         The number of records before the flaw and what is wrong, or None.
     """
     content = np.frombuffer(block, dtype=np.uint8)
-    quotes = np.flatnonzero(content == _QUOTE) if b'"' in block else np.empty(0, dtype=np.intp)
-    if len(quotes) and (place := _stray_quote(content, quotes)) is not None:
-        return _records_before(content, quotes, place[0]), place[1]
-    if b"\r" in block:
-        returns = _outside(np.flatnonzero(content == _CR), quotes)
-        following = content[np.minimum(returns + 1, len(content) - 1)]
-        lone = returns[(following != _LF) | (returns == len(content) - 1)]
-        if len(lone):
-            return (
-                _records_before(content, quotes, int(lone[0])),
-                "a carriage return stands outside quotes without a line feed",
-            )
-    if width > 1 and (b"\r" in block or block.startswith(b"\n") or _has_pair(block, b"\n\n")):
-        ends = np.flatnonzero(content == _LF)
-        # The first line has one place less before it than the others.
-        gaps = np.diff(ends, prepend=-1)
-        blank = ends[(gaps == 1) | ((gaps == 2) & (content[ends - 1] == _CR))]  # noqa: PLR2004
-        blank = _outside(blank, quotes)
-        if len(blank):
-            return _records_before(content, quotes, int(blank[0])), "a line is empty"
+    look = _Look(
+        content,
+        at_quotes=b'"' in block,
+        at_returns=b"\r" in block,
+        at_blanks=width > 1
+        and (b"\r" in block or block.startswith(b"\n") or _has_pair(block, b"\n\n")),
+    )
+    if not (look.at_quotes or look.at_returns or look.at_blanks):
+        return None
+    # In steps: where every byte is a quote, their places take eight times as much memory.
+    for begin in range(0, len(content), BLOCK_SIZE):
+        found = look.further(begin, begin + BLOCK_SIZE)
+        if found is not None:
+            return _records_before(content, found[0]), found[1]
+    if look.opened is not None:
+        return _records_before(content, look.opened), "a quoted cell is not closed"
     return None
+
+
+@dataclass
+class _Look:
+    """A look at the bytes of a block, from its begin to its end.
+
+    Attributes:
+        content: the block.
+        at_quotes: whether it has any.
+        at_returns: whether it has carriage returns.
+        at_blanks: whether it may have lines without a cell.
+        opened: the place of the quote that is open by now.
+    """
+
+    content: NDArray[np.uint8]
+    at_quotes: bool
+    at_returns: bool
+    at_blanks: bool
+    opened: int | None = None
+
+    def further(self, begin: int, end: int) -> tuple[int, str] | None:
+        """Look at the bytes from one place to another; gives the place of a flaw, and its words."""
+        part = self.content[begin:end]
+        inside = self.opened is not None
+        quotes = np.empty(0, dtype=np.intp)
+        if self.at_quotes:
+            quotes = np.flatnonzero(part == _QUOTE) + begin
+            if len(quotes):
+                opening, closing = quotes[inside::2], quotes[1 - inside :: 2]
+                stray = self._stray(opening, closing)
+                if stray is not None:
+                    return stray
+                if (len(quotes) & 1) ^ inside:
+                    self.opened = int(opening[-1]) if len(opening) else self.opened
+                else:
+                    self.opened = None
+        if self.at_returns:
+            returns = _outside(np.flatnonzero(part == _CR) + begin, quotes, inside=inside)
+            lone = returns[self._beside(returns, 1) != _LF]
+            if len(lone):
+                return int(lone[0]), "a carriage return stands outside quotes without a line feed"
+        if self.at_blanks:
+            ends = np.flatnonzero(part == _LF) + begin
+            before = self._beside(ends, -1)
+            blank = (before == _LF) | ((before == _CR) & (self._beside(ends, -2) == _LF))
+            blank = _outside(ends[blank], quotes, inside=inside)
+            if len(blank):
+                return int(blank[0]), "a line is empty"
+        return None
+
+    def _stray(
+        self, opening: NDArray[np.intp], closing: NDArray[np.intp]
+    ) -> tuple[int, str] | None:
+        """The first place where the quotes do not open, double or close as they must."""
+        before, after = self._beside(opening, -1), self._beside(closing, 1)
+        # A quote beside a closing one doubles it.
+        fits = (before == _COMMA) | (before == _LF) | (before == _QUOTE)
+        ends = (after == _COMMA) | (after == _LF) | (after == _CR) | (after == _QUOTE)
+        ends |= closing == len(self.content) - 1
+        stray: list[tuple[int, str]] = []
+        if not fits.all():
+            place = int(opening[np.argmin(fits)])
+            stray.append((place, "a quote stands within a cell that is not quoted"))
+        if not ends.all():
+            stray.append((int(closing[np.argmin(ends)]), "text follows a closing quote"))
+        return min(stray, default=None)
+
+    def _beside(self, places: NDArray[np.intp], distance: int) -> NDArray[np.uint8]:
+        """The bytes so far after some places; a line feed before the first, none after the last."""
+        beside = places + distance
+        found = self.content[np.clip(beside, 0, len(self.content) - 1)]
+        found[beside < 0] = _LF
+        found[beside >= len(self.content)] = 0
+        return found
 
 
 def has_hexadecimal(block: bytes) -> bool:
@@ -159,37 +238,21 @@ def _count(content: bytes, value: int) -> int:
     return int(np.count_nonzero(np.frombuffer(content, dtype=np.uint8) == value))
 
 
-def _stray_quote(content: NDArray[np.uint8], quotes: NDArray[np.intp]) -> tuple[int, str] | None:
-    """The first place where the quotes do not open, double or close as they must."""
-    opening, closing = quotes[0::2], quotes[1::2]
-    last = len(content) - 1
-    before = content[np.maximum(opening - 1, 0)]
-    fits = (opening == 0) | (before == _COMMA) | (before == _LF)
-    doubled = opening[1:] == closing[: len(opening) - 1] + 1
-    fits[1:] |= doubled
-    after = content[np.minimum(closing + 1, last)]
-    ends = (closing == last) | (after == _COMMA) | (after == _LF) | (after == _CR)
-    ends[: len(doubled)] |= doubled
-    stray: list[tuple[int, str]] = []
-    if not fits.all():
-        stray.append(
-            (int(opening[np.argmin(fits)]), "a quote stands within a cell that is not quoted")
-        )
-    if not ends.all():
-        stray.append((int(closing[np.argmin(ends)]), "text follows a closing quote"))
-    if len(opening) > len(closing):
-        stray.append((int(opening[-1]), "a quoted cell is not closed"))
-    return min(stray, default=None)
-
-
-def _outside(places: NDArray[np.intp], quotes: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The places that have an even number of quotes before them."""
+def _outside(
+    places: NDArray[np.intp], quotes: NDArray[np.intp], *, inside: bool
+) -> NDArray[np.intp]:
+    """The places outside quotes; `inside` says whether the first of them are within some."""
     if not len(quotes):
-        return places
-    outside: NDArray[np.intp] = places[np.searchsorted(quotes, places) % 2 == 0]
+        return places[:0] if inside else places
+    outside: NDArray[np.intp] = places[np.searchsorted(quotes, places) % 2 == inside]
     return outside
 
 
-def _records_before(content: NDArray[np.uint8], quotes: NDArray[np.intp], place: int) -> int:
-    newlines = np.flatnonzero(content[:place] == _LF)
-    return len(_outside(newlines, quotes[quotes < place]))
+def _records_before(content: NDArray[np.uint8], place: int) -> int:
+    count, inside = 0, False
+    for begin in range(0, place, BLOCK_SIZE):
+        part = content[begin : min(begin + BLOCK_SIZE, place)]
+        quotes = np.flatnonzero(part == _QUOTE)
+        count += len(_outside(np.flatnonzero(part == _LF), quotes, inside=inside))
+        inside ^= bool(len(quotes) & 1)
+    return count

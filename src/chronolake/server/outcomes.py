@@ -21,6 +21,7 @@ from chronolake.errors import (
     ConfigurationError,
     LakeError,
     MissingRequirementError,
+    OversizeError,
     RefusedPathError,
     SchemaError,
     TableExistsError,
@@ -52,10 +53,11 @@ def is_actionable(error: ChronolakeError) -> bool:
     """Whether somebody can mend what is wrong, so that the answer is a task.
 
     A batch file that cannot be read is written anew when the caller starts again; a value that its
-    column cannot hold, and a folder that files may not lie in, do not change by themselves.
+    column cannot hold, a row that is too long, and a folder that files may not lie in, do not
+    change by themselves.
     """
     if isinstance(error, BatchFileError):
-        return isinstance(error, ValueRefusedError | RefusedPathError)
+        return isinstance(error, ValueRefusedError | OversizeError | RefusedPathError)
     return isinstance(error, _ACTIONABLE)
 
 

@@ -21,6 +21,8 @@ from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from _typeshed import ReadableBuffer
+
     from chronolake.types import ColumnType
 
 #: What a cell becomes; times are microseconds or days since 1970-01-01.
@@ -185,12 +187,12 @@ def clock(text: str) -> str:
     return f"{whole}.{fraction}" if fraction else whole
 
 
-def octets(text: bytes) -> tuple[bytes, bool]:
+def octets(text: ReadableBuffer) -> tuple[bytes, bool]:
     """The bytes that Base64 text stands for; other text stands for itself (and False)."""
     try:
         return binascii.a2b_base64(text, strict_mode=True), True
     except binascii.Error:
-        return text, False
+        return bytes(text), False
 
 
 def _days(found: re.Match[str]) -> tuple[int, bool]:

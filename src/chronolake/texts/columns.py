@@ -211,16 +211,23 @@ def _careful(
 def _octets(texts: pa.Array, tally: Counter[str]) -> pa.Array:
     values: list[bytes | None] = []
     strange = 0
-    for cell in texts.cast(pa.binary()).to_pylist():
-        if cell is None:
+    for cell in texts.cast(pa.binary()):
+        if not cell.is_valid:
             values.append(None)
             continue
-        value, fits = cells.octets(cell)
+        # Not copied: a cell may be large.
+        value, fits = cells.octets(cell.as_buffer())
         strange += not fits
         values.append(value)
     if strange:
         tally[NOT_BASE64] += strange
-    return pa.array(values, pa.binary())
+    lengths = np.fromiter((len(value or b"") for value in values), np.int32, len(values))
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    are_there = pa.array([value is not None for value in values], pa.bool_())
+    # Copied once; an array that grows with its values is copied several times.
+    content = pa.py_buffer(b"".join(filter(None, values)))
+    buffers = [are_there.buffers()[1], pa.py_buffer(offsets), content]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
 def _bounded(

@@ -14,7 +14,7 @@ from batch_writer import NULL, UNMODIFIED
 from chronolake.batch import records
 from chronolake.changes import OP, SEQ, Op
 from chronolake.changes import UNMODIFIED as WORDS
-from chronolake.errors import MalformedFileError, ValueRefusedError
+from chronolake.errors import MalformedFileError, OversizeError, ValueRefusedError
 from chronolake.types import ColumnType, Kind
 
 TRICKY = [
@@ -163,6 +163,28 @@ def test_unmodified_words_cover_wide_tables(decode: Decode) -> None:
     assert len(values(table, WORDS)[1]) == 4
 
 
+@pytest.mark.parametrize("kind", [Kind.STRING, Kind.INT])
+@pytest.mark.parametrize("with_null", [True, False])
+def test_markers_may_hold_quotes(decode: Decode, kind: Kind, *, with_null: bool) -> None:
+    content = 'k,v\n1,"un""mod"\n2,7\n' + ('3,"n""ull"\n' if with_null else "")
+    kinds = {"k": Kind.INT, "v": kind}
+    table = decode(content, kinds, op=Op.UPDATE, null='n"ull', unmodified='un"mod')
+    assert flags(table, ["k", "v"]) == [{"v"}, None, *([None] * with_null)]
+    seven = "7" if kind is Kind.STRING else 7
+    assert values(table, "v") == [None, seven, *([None] * with_null)]
+
+
+@pytest.mark.parametrize("op", [Op.EARLIEST, Op.DELETE])
+@pytest.mark.parametrize("cell", ["text", f'"{UNMODIFIED}"', "1e99", ""])
+def test_rows_that_only_name_a_record_may_hold_anything_besides(
+    decode: Decode, op: Op, cell: str
+) -> None:
+    kinds = {"k": Kind.INT, "v": Kind.INT}
+    table = decode(f"k,v\n1,{cell}\n", kinds, op=op, required=["k"])
+    assert values(table, "k") == [1]
+    assert values(table, "v") == [None]
+
+
 @pytest.mark.parametrize("op", [Op.EARLIEST, Op.REPLACE, Op.DELETE])
 @pytest.mark.parametrize("kind", [Kind.STRING, Kind.INT, Kind.BINARY])
 def test_the_unmodified_marker_outside_update_files_is_refused(
@@ -308,7 +330,7 @@ def test_a_cell_of_27_mib_is_read(decode: Decode, key: bytes) -> None:
 
 def test_a_row_beyond_the_limit_is_refused_with_the_limit(decode: Decode) -> None:
     content = b"id,text\n1,a\n2," + b"x" * (records.RECORD_LIMIT + (1 << 23)) + b"\n"
-    with pytest.raises(MalformedFileError, match="64 MiB") as caught:
+    with pytest.raises(OversizeError, match="64 MiB") as caught:
         decode(content, {"id": Kind.INT, "text": Kind.STRING})
     assert caught.value.row == 2
 

@@ -17,7 +17,7 @@ from batch_writer import NULL, UNMODIFIED
 from chronolake.batch import parquet_file
 from chronolake.changes import SEQ, Op
 from chronolake.changes import UNMODIFIED as WORDS
-from chronolake.errors import MalformedFileError, ValueRefusedError
+from chronolake.errors import MalformedFileError, OversizeError, ValueRefusedError
 from chronolake.types import ColumnType, Kind
 
 KINDS: dict[str, Kind | ColumnType] = {
@@ -216,6 +216,6 @@ def test_a_sealed_file_beyond_the_limit_is_refused_with_the_limit(
 ) -> None:
     monkeypatch.setattr(parquet_file, "CONTENT_LIMIT", 1 << 20)
     table = pa.table({"v": [np.random.default_rng(1).bytes(1 << 21)]})
-    with pytest.raises(MalformedFileError, match="1 MiB"):
+    with pytest.raises(OversizeError, match="1 MiB"):
         decode(parquet(table), {"v": Kind.BINARY}, form="parquet", compression="zstd")
     assert decode(parquet(table), {"v": Kind.BINARY}, form="parquet").num_rows == 1
