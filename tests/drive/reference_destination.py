@@ -85,10 +85,13 @@ class Files:
             yield {name: None if v == params.null_string else v for name, v in row.items()}
 
     def _parquet(self, content):
+        marker = self.request.file_params.unmodified_string
         for row in pq.read_table(io.BytesIO(content)).to_pylist():
             cells = {}
             for name, value in row.items():
-                if isinstance(value, bytes):
+                if value == marker.encode():
+                    cells[name] = marker
+                elif isinstance(value, bytes):
                     cells[name] = base64.b64encode(value).decode()
                 elif isinstance(value, bool):
                     cells[name] = str(value).lower()

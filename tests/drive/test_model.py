@@ -127,6 +127,17 @@ def test_a_late_update_shortens_the_closed_version_and_starts_history_again_ther
     ]
 
 
+def test_a_version_that_ends_within_the_millisecond_before_is_closed_at_its_begin():
+    first = [version(1, "x", "y", "01-01", "TMAX", active=True)]
+    deleted = {**ended(1, "01-10"), "_fivetran_end": "2024-01-09T23:59:59.999500Z"}
+    again = [version(1, "z", "y", "01-10", "TMAX", active=True)]
+    model = history(
+        batch(earliest=[earliest(1, "01-01")], upsert=first, delete=[deleted]),
+        batch(earliest=[earliest(1, "01-10")], upsert=again),
+    )
+    assert timeline(model)[0] == (1, "x", "y", day("01-01"), day("-01-10"), False)
+
+
 def test_an_update_older_than_everything_takes_what_it_removes_as_its_base():
     older = batch(update=[version(8, "new", UNMOD, "01-01", "TMAX", active=True)])
     assert timeline(history(STORED, older))[2] == (8, "new", "q", day("01-01"), TMAX_TEXT, True)

@@ -63,12 +63,16 @@ def test_json_values_become_the_texts_that_the_tester_writes():
         (Kind.SHORT, "-32768", -32768),
         (Kind.LONG, "9223372036854775807", 2**63 - 1),
         (Kind.FLOAT, "10.12", 10.119999885559082),
-        (Kind.FLOAT, "3.4028237E+38", float("inf")),
+        (Kind.FLOAT, "3.4028237E+38", 3.4028234663852886e38),
+        (Kind.FLOAT, "Infinity", float("inf")),
         (Kind.DOUBLE, "200", 200.0),
         (Kind.NAIVE_DATE, "1970-01-02", 1),
         (Kind.NAIVE_DATE, "0000-01-01", TMIN_MICROS // 86_400_000_000),
         (Kind.NAIVE_TIME, "15:00", "15:00:00"),
         (Kind.NAIVE_TIME, "23:59:59.123456", "23:59:59.123456"),
+        (Kind.NAIVE_TIME, "10:15:30.123456789", "10:15:30.123456"),
+        (Kind.NAIVE_TIME, "10:20:00.500", "10:20:00.5"),
+        (Kind.NAIVE_TIME, "10:20:00.0000001", "10:20:00"),
         (Kind.UTC_DATETIME, TMAX_TEXT, TMAX_MICROS),
         (Kind.UTC_DATETIME, TMIN_TEXT, TMIN_MICROS),
         (Kind.UTC_DATETIME, "0000-01-01T00:00:00Z", TMIN_MICROS),
@@ -111,6 +115,10 @@ def test_decimals_are_rounded_half_up_to_their_scale(text, value):
         (column(Kind.NAIVE_DATE), "2023-02-30"),
         (column(Kind.NAIVE_TIME), "24:00:00"),
         (column(Kind.DECIMAL, 6, 3), "NaN"),
+        (column(Kind.DECIMAL, 38, 2), "1E99"),
+        (column(Kind.DECIMAL, 38, 2), "1E999999"),
+        (column(Kind.FLOAT), "1E39"),
+        (column(Kind.DOUBLE), "1E999"),
     ],
 )
 def test_what_does_not_fit_a_column_is_refused_without_naming_the_value(spec, text):
@@ -147,10 +155,36 @@ def test_times_carry_as_many_digits_as_they_need():
             Decimal("1234567890123.457"),
         ),
         (None, column(Kind.INT), column(Kind.BOOLEAN), None),
+        (True, column(Kind.BOOLEAN), column(Kind.INT), 1),
+        (1, column(Kind.INT), column(Kind.BOOLEAN), True),
+        (2.0, column(Kind.DOUBLE), column(Kind.INT), 2),
+        (2, column(Kind.NAIVE_DATE), column(Kind.UTC_DATETIME), 2 * 86_400_000_000),
+        (2 * 86_400_000_000, column(Kind.NAIVE_DATETIME), column(Kind.NAIVE_DATE), 2),
+        ("", column(Kind.STRING), column(Kind.INT), None),
+        (1234, column(Kind.LONG), column(Kind.BINARY), b"1234"),
     ],
 )
 def test_stored_values_follow_a_change_of_type(value, old, new, after):
     assert cast(value, old, new) == after
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "new"),
+    [
+        (2.5, column(Kind.DOUBLE), column(Kind.INT)),
+        (2, column(Kind.INT), column(Kind.BOOLEAN)),
+        (1e99, column(Kind.DOUBLE), column(Kind.DECIMAL, 38, 2)),
+        (1e99, column(Kind.DOUBLE), column(Kind.FLOAT)),
+        (float("inf"), column(Kind.DOUBLE), column(Kind.LONG)),
+        (1, column(Kind.UTC_DATETIME), column(Kind.NAIVE_DATE)),
+        (1, column(Kind.LONG), column(Kind.UTC_DATETIME)),
+        ("10:15:30", column(Kind.NAIVE_TIME), column(Kind.NAIVE_DATETIME)),
+        (b"1", column(Kind.BINARY), column(Kind.INT)),
+    ],
+)
+def test_what_would_come_back_as_something_else_does_not_fit(value, old, new):
+    with pytest.raises(ValueError, match=r".+"):
+        cast(value, old, new)
 
 
 def test_a_change_that_would_lose_integer_digits_is_refused():

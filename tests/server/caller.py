@@ -105,7 +105,10 @@ class Caller:
             synced_column=synced,
         )
         if before is not None:
-            request.utc_delete_before.FromMilliseconds(int(before))
+            # Not with the library's own way, which takes the years 1 to 9999 only.
+            seconds, millis = divmod(int(before), 1_000)
+            request.utc_delete_before.seconds = seconds
+            request.utc_delete_before.nanos = millis * 1_000_000
         if soft is not None:
             request.soft.deleted_column = soft
         return self.stub.Truncate(request)

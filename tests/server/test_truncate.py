@@ -36,6 +36,13 @@ def test_a_hard_truncate_removes_exactly_what_was_synced_before(table: Caller) -
     assert table.rows("t", "id") == [(2,), (3,)]
 
 
+def test_a_time_that_no_column_can_hold_is_before_all_rows_or_after_them(table: Caller) -> None:
+    assert table.truncate("t", -(2**62) * 1000).success
+    assert len(table.rows("t", "id")) == len(ROWS)
+    assert table.truncate("t", 2**62 * 1000).success
+    assert table.rows("t", "id") == []
+
+
 def test_a_soft_truncate_marks_exactly_those_and_changes_nothing_else(table: Caller) -> None:
     before = table.rows("t", "id", "v", "_fivetran_synced")
     assert table.truncate("t", CUTOFF, soft="_fivetran_deleted").success

@@ -247,12 +247,14 @@ def parquet_bytes(records: Sequence[Record], columns: Sequence[ColumnSpec]) -> b
     """Rows as one Parquet file, with the types that the vendor's guide maps to.
 
     Times and dates are strings, BINARY is raw bytes. A column with unmodified cells is a string
-    column with the marker and the CSV texts.
+    column with the marker and the CSV texts; of BINARY it is bytes, the marker among them.
     """
     arrays, fields = [], []
     for column in columns:
         cells = [record[column.name] for record in records]
-        as_text = column.kind not in _TYPED_IN_PARQUET or Marker.UNMODIFIED in cells
+        as_text = column.kind not in _TYPED_IN_PARQUET or (
+            Marker.UNMODIFIED in cells and column.kind is not Kind.BINARY
+        )
         kind = pa.string() if as_text else column.type.arrow
         arrays.append(pa.array([_parquet_cell(cell, column, as_text) for cell in cells], kind))
         fields.append(pa.field(column.name, kind))
@@ -266,7 +268,7 @@ def _parquet_cell(cell: Cell, column: ColumnSpec, as_text: bool) -> object:  # n
         case Marker.NULL:
             return None
         case Marker.UNMODIFIED:
-            return UNMODIFIED_STRING
+            return UNMODIFIED_STRING if as_text else UNMODIFIED_STRING.encode()
         case text:
             return text if as_text else parsed(text, column)
 

@@ -282,7 +282,7 @@ def _merged(
     kept = [row for row in stored if _micros(row, START) < begin]
     removed = {_micros(row, START): row for row in stored if _micros(row, START) >= begin}
     for row in kept:
-        if row[ACTIVE] or _micros(row, END) >= begin:
+        if row[ACTIVE] or _micros(row, END) > begin - EPSILON_MICROS:
             row[ACTIVE], row[END] = False, begin - EPSILON_MICROS
     versions = {_micros(row, START): row for row in kept}
     later = sorted(start for start in removed if start not in incoming)

@@ -40,9 +40,18 @@ _PLAIN_FROM, _PLAIN_BELOW = 1e-3, 1e7
 _MICROS_PER_DAY: Final = 86_400_000_000
 _INTEGER_BITS: Final = {Kind.SHORT: 16, Kind.INT: 32, Kind.LONG: 64}
 _INTEGER = re.compile(r"[+-]?\d+")
-_TIME_OF_DAY = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d(:[0-5]\d(?:\.\d{1,9})?)?")
-_EXACT: Final = Context(prec=100, rounding=ROUND_HALF_UP)
+_TIME_OF_DAY = re.compile(
+    r"(?P<minutes>(?:[01]\d|2[0-3]):[0-5]\d)(?:(?P<seconds>:[0-5]\d)(?P<fraction>\.\d{1,9})?)?"
+)
+#: The greatest FLOAT of the documents' own example, just beyond the type's: it stands for that one.
+_FLOAT_EXAMPLE_MAX: Final = 3.4028237e38
+_EXACT: Final = Context(
+    prec=100, rounding=ROUND_HALF_UP, Emax=999_999_999, Emin=-999_999_999, traps=[]
+)
 _TEXTS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
+_NUMBERS: Final = frozenset(
+    {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.DECIMAL, Kind.FLOAT, Kind.DOUBLE}
+)
 # The kinds whose text in another column is the same in every engine.
 _PLAIN_TEXT: Final = frozenset(
     {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.NAIVE_DATE, Kind.NAIVE_TIME, *_TEXTS}
@@ -112,7 +121,10 @@ def parsed(text: str, column: ColumnSpec) -> Value:
     if column.kind in _INTEGER_BITS:
         return _integer(text, column.kind)
     if column.kind in {Kind.FLOAT, Kind.DOUBLE}:
-        return _floating(float(text), column.kind)
+        number = float(text)
+        if math.isinf(number) and "inf" not in text.lower():
+            raise ValueError("too great")
+        return _floating(number, column.kind)
     return _other(text, column)
 
 
@@ -133,7 +145,9 @@ def _other(text: str, column: ColumnSpec) -> Value:
             match = _TIME_OF_DAY.fullmatch(text)
             if match is None:
                 raise ValueError("not a time of the form HH:MM:SS")
-            return text if match[1] else text + ":00"
+            # As many digits as a table has, and one spelling of each time.
+            fraction = (match["fraction"] or "")[:7].rstrip("0").rstrip(".")
+            return f"{match['minutes']}{match['seconds'] or ':00'}{fraction}"
         case Kind.BINARY:
             try:
                 return base64.b64decode(text, validate=True)
@@ -156,10 +170,15 @@ def _integer(text: str, kind: Kind) -> int:
 
 
 def _floating(number: float, kind: Kind) -> float:
-    if kind is Kind.FLOAT:
-        with np.errstate(over="ignore"):
-            return float(np.float32(number))
-    return number
+    if kind is not Kind.FLOAT or not math.isfinite(number):
+        return number
+    with np.errstate(over="ignore"):
+        nearest = float(np.float32(number))
+    if math.isfinite(nearest):
+        return nearest
+    if abs(number) > _FLOAT_EXAMPLE_MAX:
+        raise ValueError("too great")
+    return math.copysign(float(np.finfo(np.float32).max), number)
 
 
 def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
@@ -172,10 +191,12 @@ def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
         raise ValueError("not a finite number")
     if column.precision is None:
         return number
-    rounded = number.quantize(Decimal(1).scaleb(-(column.scale or 0)), context=_EXACT)
-    if rounded and rounded.adjusted() >= column.precision - (column.scale or 0):
-        raise ValueError(f"more digits than {column.spelled}")
-    return rounded
+    digits = column.precision - (column.scale or 0)
+    if not number or number.adjusted() < digits:
+        rounded = number.quantize(Decimal(1).scaleb(-(column.scale or 0)), context=_EXACT)
+        if not rounded or rounded.adjusted() < digits:
+            return rounded
+    raise ValueError(f"more digits than {column.spelled}")
 
 
 def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case a kind
@@ -202,22 +223,57 @@ def cast(  # noqa: PLR0911 - one case a pair of kinds
 ) -> Value:
     """A stored value after its column's type was changed.
 
+    The guides say little of what becomes of which type: this is what `docs/architecture.md`
+    ("Changes of a column's type") promises.
+
     Raises:
         ValueError: the value does not fit the new type.
     """
     if value is None or old.kind is new.kind is not Kind.DECIMAL:
         return value
-    if isinstance(value, bytes) and new.kind in _TEXTS:
+    if isinstance(value, bytes):
+        if new.kind not in _TEXTS:
+            raise ValueError("bytes are only texts")
         return value.decode()
-    if isinstance(value, str) and old.kind in _TEXTS and new.kind is Kind.BINARY:
-        return value.encode()
-    if new.kind in {Kind.FLOAT, Kind.DOUBLE} and isinstance(value, int | float | Decimal):
+    if new.kind is Kind.BINARY:
+        return text_of(value, old.kind).encode()
+    if new.kind in _TEXTS:
+        return text_of(value, old.kind)
+    if isinstance(value, str):
+        if old.kind not in _TEXTS:
+            raise ValueError("a time of day is only a text")
+        return parsed(value, new)
+    if old.kind in _NUMBERS and new.kind in _NUMBERS:
+        return _as_number(value, new)
+    if old.kind not in _NUMBERS and new.kind not in _NUMBERS and isinstance(value, int):
+        return _as_time(value, old.kind, new.kind)
+    raise ValueError("numbers are no times")
+
+
+def _as_number(value: float | Decimal, new: ColumnSpec) -> Value:
+    if new.kind in {Kind.FLOAT, Kind.DOUBLE}:
         return _floating(float(value), new.kind)
-    if new.kind is Kind.DECIMAL and isinstance(value, int | Decimal):
-        return fitted(Decimal(value), new)
-    if new.kind in _INTEGER_BITS and isinstance(value, float | Decimal):
-        return _integer(str(int(value)), new.kind)
-    return parsed(text_of(value, old.kind), new)
+    if new.kind is Kind.DECIMAL:
+        return fitted(Decimal(repr(value)) if isinstance(value, float) else Decimal(value), new)
+    if not math.isfinite(value) or int(value) != value:
+        raise ValueError("not a whole number")
+    if new.kind is Kind.BOOLEAN:
+        if value not in {0, 1}:
+            raise ValueError("neither true nor false")
+        return bool(value)
+    return _integer(str(int(value)), new.kind)
+
+
+def _as_time(value: int, old: Kind, new: Kind) -> Value:
+    if new is Kind.NAIVE_TIME:
+        raise ValueError("only a text is a time of day")
+    if old is Kind.NAIVE_DATE:
+        return value * _MICROS_PER_DAY
+    if new is not Kind.NAIVE_DATE:
+        return value
+    if value % _MICROS_PER_DAY:
+        raise ValueError("a date has no time of day")
+    return value // _MICROS_PER_DAY
 
 
 def cast_is_exact(old: ColumnSpec, new: ColumnSpec) -> bool:
@@ -225,7 +281,7 @@ def cast_is_exact(old: ColumnSpec, new: ColumnSpec) -> bool:
 
     They do not where numbers or times become text: engines print them differently.
     """
-    if old.kind is new.kind or new.kind not in _TEXTS:
+    if old.kind is new.kind or new.kind not in {*_TEXTS, Kind.BINARY}:
         return True
     return old.kind in _PLAIN_TEXT or old.kind is Kind.BINARY
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.staging import Stopwatch, staged
-from chronolake.types import Kind, quoted
+from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,9 @@ def truncate(
     if before_micros is None:
         return TruncateResult(exists=True)
     rows = 0
-    condition = f"{quoted(synced_column)} < timestamp_micros({before_micros})"
+    # Beyond what a time can be, all rows are before it, or none.
+    instant = min(max(before_micros, TMIN_MICROS), LAST_MICROS + 1)
+    condition = f"{quoted(synced_column)} < timestamp_micros({instant}L)"
     if deleted_column is not None:
         condition += f" AND {quoted(deleted_column)} IS DISTINCT FROM true"
 
