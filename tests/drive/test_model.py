@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 
@@ -315,6 +316,18 @@ def test_a_key_that_rows_would_share_is_refused_and_nothing_changes():
     with pytest.raises(ModelRefusal, match="share a key"):
         model.alter("t", shared)
     assert model.tables["t"].definition == PLAIN
+
+
+def test_a_key_under_which_versions_would_overlap_is_refused():
+    rows = [
+        version(1, "same", "x", "01-01", "TMAX", active=True),
+        version(2, "same", "y", "02-01", "TMAX", active=True),
+    ]
+    model = history(batch(earliest=[earliest(1, "01-01"), earliest(2, "02-01")], upsert=rows))
+    without = HISTORY.with_column(replace(KEY, key=False))
+    with pytest.raises(ModelRefusal, match="overlap"):
+        model.alter("t", without.with_column(replace(A, key=True)))
+    model.alter("t", without.with_column(replace(B, key=True)))
 
 
 def test_values_that_do_not_fit_a_new_type_are_refused_and_nothing_changes():

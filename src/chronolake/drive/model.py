@@ -7,6 +7,7 @@ knows files, gRPC or an engine. `evolution` has the effects of schema migrations
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.drive.definition import ColumnSpec, TableDefinition
@@ -318,7 +319,20 @@ def _recast(
 
 
 def _refuse_duplicates(table: ModelTable) -> None:
-    names = [column.name for column in table.definition.columns if column.key]
+    if table.definition.history:
+        _refuse_overlaps(table)
+        return
+    names = table.definition.key
     keys = [tuple(row[name] for name in names) for row in table.rows]
     if names and len(set(keys)) < len(keys):
         raise ModelRefusal("rows would share a key")
+
+
+def _refuse_overlaps(table: ModelTable) -> None:
+    if not table.definition.key:
+        return
+    for versions in table.by_key().values():
+        ordered = sorted(versions, key=lambda row: _micros(row, START))
+        for one, following in pairwise(ordered):
+            if _micros(following, START) <= max(_micros(one, START), _micros(one, END)):
+                raise ModelRefusal("versions of one record would overlap")
