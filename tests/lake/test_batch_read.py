@@ -222,7 +222,7 @@ def test_warnings_of_executors_are_logged_by_the_driver(
     odd_place = {**place, "event": "batch_file_values_adjusted", "file": files[0].path}
     assert sorted(logs, key=lambda log: str(log.get("column"))) == [
         {**place, "event": "batch_file_without_header", "file": str(empty)},
-        {**odd_place, "column": "local", "moved_to_year_1": 2},
+        {**odd_place, "column": "local", "moved_into_years_1_to_9999": 2},
         {**odd_place, "column": "raw", "not_base64_kept_as_text": 2},
     ]
 
