@@ -36,16 +36,35 @@ if TYPE_CHECKING:
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]*)\] *(.*)")
 _CASE: Final = "spark.sql.caseSensitive"
 # Statements that are no queries, but only tell about tables.
-_TELLING: Final = (
-    "DescribeColumn",
-    "DescribeNamespace",
-    "DescribeRelation",
-    "ShowColumns",
-    "ShowNamespaces",
-    "ShowNamespacesCommand",
-    "ShowTableProperties",
-    "ShowTables",
+_TELLING: Final = frozenset(
+    {
+        "DescribeColumn",
+        "DescribeFunction",
+        "DescribeNamespace",
+        "DescribeQueryCommand",
+        "DescribeRelation",
+        "DescribeRelationJsonCommand",
+        "ShowCatalogsCommand",
+        "ShowColumns",
+        "ShowCreateTable",
+        "ShowCurrentNamespaceCommand",
+        "ShowFunctions",
+        "ShowIcebergViews",
+        "ShowNamespaces",
+        "ShowNamespacesCommand",
+        "ShowPartitions",
+        "ShowProceduresCommand",
+        "ShowTableProperties",
+        "ShowTables",
+        "ShowTablesExtended",
+        "ShowViews",
+    }
 )
+#: Times within arrays, structs and maps, with all the digits that they have.
+_JSON_TIMES: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 # Kinds of plan node that change something, or run statements of their own.
 _DOING: Final = ("Command", "ParsedStatement", "CompoundPlanStatement")
 
@@ -213,7 +232,7 @@ def _form(  # noqa: PLR0911 - one line a type
         case FloatType():
             return (lambda column: column), single
         case StructType() | ArrayType() | MapType():
-            return F.to_json, plain
+            return (lambda column: F.to_json(column, _JSON_TIMES)), plain
         case DayTimeIntervalType() | YearMonthIntervalType() | VariantType():
             return (lambda column: column.cast("string")), plain
         case _:

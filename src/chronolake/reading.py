@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake import cells
@@ -33,8 +34,6 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from datetime import date
-
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame, SparkSession
 
@@ -69,7 +68,7 @@ class LakeTable:
             raise TableNotFoundError("The table was dropped.", table=str(self.name))
         return describe_loaded(table)
 
-    def history(self, **key: Any) -> DataFrame:
+    def history(self, /, **key: Any) -> DataFrame:
         """Versions ordered by key and start; of one record, if its key columns are given.
 
         Versions that were deleted before a table was switched to history begin and end in the year
@@ -231,19 +230,36 @@ class LakeTable:
         """A value as a literal of a Spark type, checked now and not when Spark comes to it."""
         # As a text, a whole number of any size becomes a literal.
         is_whole = isinstance(value, int) and not isinstance(value, bool)
-        literal = F.lit(str(value) if is_whole else value).try_cast(kind)
-        if value is not None:
-            row = self._spark.range(1).select(literal.isNull()).first()
-            if row is None or row[0]:
-                raise ValueRefusedError(
-                    f"{value!r} is no {kind}.",
-                    table=str(self.name),
-                    column=column,
-                    hint="Times are written as 2024-05-02T00:00:00Z."
-                    if kind.startswith("timestamp")
-                    else "Give a value of the column's type.",
-                )
-        return literal
+        literal = F.lit(str(value) if is_whole else value)
+        if value is not None and not self._fits(value, literal, kind):
+            raise ValueRefusedError(
+                f"{value!r} is no {kind}.",
+                table=str(self.name),
+                column=column,
+                hint="Times are written as 2024-05-02T00:00:00Z."
+                if kind.startswith("timestamp")
+                else "Give a value of the column's type.",
+            )
+        return literal.try_cast(kind)
+
+    def _fits(self, value: Any, literal: Expression, kind: str) -> bool:
+        is_time, wants_time = isinstance(value, date), kind.startswith(("timestamp", "date"))
+        if not isinstance(value, str) and kind != "string" and is_time != wants_time:
+            # No unit is theirs.
+            return False
+        if isinstance(value, bool) and kind != "boolean":
+            return False
+        row = self._spark.range(1).select(literal.alias("given"))
+        given = F.col("given")
+        try:
+            fits = given.try_cast(kind).isNotNull()
+            if not isinstance(value, int | str) and kind != "float":
+                # What comes back as another value is another one: 1.5 is not 1.
+                fits &= given.try_cast(kind).try_cast(row.schema[0].dataType).eqNullSafe(given)
+            found = row.select(fits).first()
+        except PySparkException:
+            return False
+        return found is not None and bool(found[0])
 
     def _history_description(self) -> TableDescription:
         description = self.describe()

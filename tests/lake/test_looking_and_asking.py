@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,12 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
         versions.history(Name="n3")
     with pytest.raises(ValueRefusedError, match="'abc' is no bigint"):
         versions.history(**{KEY: "abc"})
+    for other in (1.5, Decimal("1.9"), True, b"1", [1], datetime(2024, 1, 1)):
+        with pytest.raises(ValueRefusedError, match="is no bigint"):
+            versions.history(**{KEY: other})
+    assert versions.history(**{KEY: 3.0}).count() == versions.history(**{KEY: Decimal(3)}).count()
+    with pytest.raises(UnknownColumnError):
+        versions.history(self=1)
     with pytest.raises(ValueRefusedError, match="'last week' is no timestamp"):
         versions.as_of("last week")
 
@@ -186,10 +193,26 @@ def test_the_ends_of_every_type_have_a_text(lake: Lake) -> None:
         "WITH a AS (SELECT 1 x) SELECT * FROM a WHERE x IN (SELECT 1)",
         "VALUES (1), (2)",
         f"TABLE {SQL_NAME}",
+        "SHOW FUNCTIONS",
+        "SHOW CATALOGS",
+        "SHOW CURRENT NAMESPACE",
+        "DESCRIBE FUNCTION abs",
+        "DESCRIBE QUERY SELECT 1",
     ],
 )
 def test_what_only_reads_is_answered(lake: Lake, statement: str) -> None:
     assert list(ask(lake, statement).rows(1))
+
+
+def test_times_within_other_values_have_all_their_digits(lake: Lake) -> None:
+    at = "timestamp'2024-01-02 00:00:00.000500'"
+    naive = "timestamp_ntz'2024-01-02 00:00:00.000500'"
+    (row,) = ask(lake, f"SELECT array({at}), struct({at} AS at), array({naive})").rows()
+    assert row == (
+        '["2024-01-02T00:00:00.000500Z"]',
+        '{"at":"2024-01-02T00:00:00.000500Z"}',
+        '["2024-01-02T00:00:00.000500"]',
+    )
 
 
 @pytest.mark.parametrize(

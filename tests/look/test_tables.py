@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from contextlib import closing
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from layout import HISTORY, TMAX, Make
@@ -36,6 +39,42 @@ def test_a_file_that_is_no_catalog_is_said_to_be_none(config: LakeConfig) -> Non
 
     with pytest.raises(LakeError, match="cannot be read"):
         tables(config)
+
+
+def test_tables_may_be_dropped_and_made_while_they_are_looked_at(
+    config: LakeConfig, make: Make
+) -> None:
+    make(ORDERS, ["id*:LONG"], [(1,)])
+    make(TableName("shop", "stays"), ["id*:LONG"], [(1,)])
+    with closing(sqlite3.connect(config.catalog_file)) as connection:
+        (row,) = connection.execute("SELECT * FROM iceberg_tables WHERE table_name = 'orders'")
+        (location,) = connection.execute(
+            "SELECT metadata_location FROM iceberg_tables WHERE table_name = 'orders'"
+        ).fetchone()
+    metadata = Path(unquote(urlsplit(location).path))
+    content = metadata.read_bytes()
+    is_done = threading.Event()
+
+    def drop_and_make() -> None:
+        with closing(sqlite3.connect(config.catalog_file, timeout=30)) as connection:
+            while not is_done.is_set():
+                with connection:
+                    connection.execute("DELETE FROM iceberg_tables WHERE table_name = 'orders'")
+                metadata.unlink()
+                metadata.write_bytes(content)
+                places = ", ".join("?" for _ in row)
+                with connection:
+                    connection.execute(f"INSERT INTO iceberg_tables VALUES ({places})", row)
+
+    other = threading.Thread(target=drop_and_make)
+    other.start()
+    try:
+        for _ in range(200):
+            found = {table.name.table for table in tables(config)}
+            assert found in ({"stays"}, {"stays", "orders"})
+    finally:
+        is_done.set()
+        other.join()
 
 
 def test_a_history_table_is_summed_up(config: LakeConfig, make: Make) -> None:

@@ -196,6 +196,12 @@ def test_a_text_s_length_hint_limits_nothing(caller: Caller) -> None:
     assert caller.rows("t", "v") == [("y" * 100,)]
 
 
+def test_a_name_with_nul_is_a_task(caller: Caller) -> None:
+    answer = caller.create("a\0b", ["id*:LONG"])
+    assert answer.WhichOneof("response") == "task"
+    assert "NUL" in answer.task.message
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
@@ -203,6 +209,7 @@ def test_a_text_s_length_hint_limits_nothing(caller: Caller) -> None:
         (["id*:LONG", "id:LONG"], "same name"),
         (["id*:LONG", "__chronolake_op:LONG"], "reserved"),
         (["id*:LONG", ":LONG"], "no name"),
+        (["id*:LONG", "a\0b:LONG"], "NUL"),
         ([], "at least one column"),
     ],
 )

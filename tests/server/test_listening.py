@@ -82,6 +82,21 @@ def test_loopback_is_listened_on_in_both_kinds_of_address(server: Server) -> Non
         assert capabilities(grpc.insecure_channel(f"{host}:{server.port}")) is not None
 
 
+@pytest.mark.parametrize("hosts", [("0.0.0.0", "::"), ("::", "0.0.0.0")])
+@pytest.mark.parametrize("picks_port", [True, False])
+def test_all_addresses_are_listened_on_as_in_a_container(
+    lake: Lake, hosts: tuple[str, ...], *, picks_port: bool
+) -> None:
+    port = 0
+    if not picks_port:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    with Server(lake, ServeOptions(port=port, hosts=hosts, allow_plaintext=True)) as server:
+        for host in ["127.0.0.1", *(["[::1]"] if has_ipv6() else [])]:
+            assert capabilities(grpc.insecure_channel(f"{host}:{server.port}")) is not None
+
+
 def test_the_server_answers_what_batch_files_it_was_told_to_ask_for(lake: Lake) -> None:
     with Server(lake, ServeOptions(port=0, batch_format="parquet")) as server:
         answer = capabilities(grpc.insecure_channel(f"127.0.0.1:{server.port}"))

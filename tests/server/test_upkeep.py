@@ -65,6 +65,24 @@ def test_a_server_puts_small_files_in_order(lake: Lake, tmp_path: Path) -> None:
     assert sorted(caller.rows("t", "id")) == [(number,) for number in range(8)]
 
 
+@pytest.mark.parametrize("cell", [None, "no number"])
+def test_maintenance_comes_again_after_a_batch_without_files_or_success(
+    lake: Lake, tmp_path: Path, cell: str | None
+) -> None:
+    send(lake, tmp_path, range(SMALL_FILES + 1), automatic=False)
+    maintenance = lake.config.maintenance.model_copy(update={"automatic": True})
+    lake.config = lake.config.model_copy(update={"maintenance": maintenance})
+    with (
+        Server(lake, ServeOptions(port=0, grace=20)) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        caller = Caller(channel, lake.config.path, tmp_path, NAME.schema)
+        row = {"id": cell, "_fivetran_synced": "2024-01-01T00:00:00Z"}
+        answer = caller.write(NAME.table, COLUMNS, replace=[row] if cell else [])
+        assert answer.success == (cell is None)
+        until(lambda: data_files(lake) < SMALL_FILES)
+
+
 def test_a_table_that_is_written_waits_unless_it_is_far_beyond(lake: Lake, tmp_path: Path) -> None:
     caller = send(lake, tmp_path, range(6), automatic=False)
     upkeep = Upkeep(lake)

@@ -54,6 +54,22 @@ def table(caller: Caller) -> Caller:
     return caller
 
 
+def test_a_table_whose_start_is_not_in_its_key_takes_batches_of_rows(caller: Caller) -> None:
+    columns = [column.replace("_start*", "_start") for column in COLUMNS]
+    assert caller.create("t", columns).success
+    twice = [version(1, "x0", "y0", "2024-01-01"), version(1, "x1", "y1", "2024-02-01")]
+    assert caller.write("t", columns, replace=twice).success
+    assert caller.rows("t", "k", "a", "b") == [(1, "x1", "y1")]
+    changes = [
+        version(1, "x2", UNMODIFIED, "2024-02-01"),
+        version(1, UNMODIFIED, "y2", "2024-02-01"),
+    ]
+    assert caller.write("t", columns, update=changes).success
+    assert caller.rows("t", "k", "a", "b") == [(1, "x2", "y2")]
+    assert caller.write("t", columns, delete=[{"k": "1"}]).success
+    assert caller.rows("t", "k") == []
+
+
 @pytest.mark.parametrize("start_is_in_the_key", [True, False])
 def test_the_worked_example_gives_its_table_once_and_twice(
     table: Caller, *, start_is_in_the_key: bool

@@ -109,6 +109,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one(
         ("lake: {warehouse: 'ftp://h/d'}", "s3://"),
         ("lake: [1]", "dictionary"),
         ("- 1", "must hold keys and values"),
+        ("lake: {warehouse: 2024-13-45}", "another type"),
         ("lake: {a: 1\n", "line 2 is not valid YAML"),
         ("lake: {spark: {master: a}}\nlake: {}", "given twice"),
         ("lake: {warehouse: '${}'}", "no name of an environment variable"),

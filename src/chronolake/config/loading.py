@@ -190,6 +190,11 @@ def _read(source: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{source}{line} is not valid YAML: {failure.problem}.") from None
     except yaml.YAMLError:
         raise ConfigurationError(f"{source} is not valid YAML.") from None
+    except ValueError as failure:
+        raise ConfigurationError(
+            f"{source} holds a value that YAML takes for another type: {failure}.",
+            hint="Put quotes around texts that look like dates or numbers.",
+        ) from None
     if content is None:
         return {}
     if not isinstance(content, dict):

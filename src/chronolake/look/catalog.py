@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 CATALOG: Final = "chronolake"
 _COLUMNS: Final = "chronolake.columns"
 _BUSY_SECONDS: Final = 30
+#: How often a table is looked for again that others change meanwhile.
+_TRIES: Final = 3
 
 # The kinds that columns written by other engines are shown as.
 _INFERRED: Final = {
@@ -138,7 +140,9 @@ def look_up(config: LakeConfig, name: TableName) -> LookedUp:
     if config.catalog.kind is CatalogKind.REST:
         return _described(name, _from_rest(config, name))
     for _, _, location in _rows(config, name):
-        return _described(name, _from_metadata(config, name, location))
+        table = _current(config, name, location)
+        if table is not None:
+            return _described(name, table)
     raise _missing(name)
 
 
@@ -151,8 +155,9 @@ def every(config: LakeConfig) -> list[LookedUp]:
     if config.catalog.kind is CatalogKind.REST:
         return [look_up(config, name) for name in names(config)]
     rows = sorted(_rows(config, None))
-    found = ((TableName(schema, table), location) for schema, table, location in rows)
-    return [_described(name, _from_metadata(config, name, place)) for name, place in found]
+    named = ((TableName(schema, table), location) for schema, table, location in rows)
+    found = ((name, _current(config, name, place)) for name, place in named)
+    return [_described(name, table) for name, table in found if table is not None]
 
 
 def _missing(name: TableName) -> TableNotFoundError:
@@ -224,6 +229,19 @@ def _from_postgresql(
 
 def _properties(config: LakeConfig) -> dict[str, str]:
     return {**config.catalog.properties, "warehouse": config.warehouse_location}
+
+
+def _current(config: LakeConfig, name: TableName, location: str) -> Table | None:
+    """A table's current metadata, or None if it was dropped since its place was read."""
+    for _ in range(_TRIES):
+        try:
+            return _from_metadata(config, name, location)
+        except LakeError:
+            places = [place for _, _, place in _rows(config, name)]
+            if not places:
+                return None
+            (location,) = places
+    return _from_metadata(config, name, location)
 
 
 def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:

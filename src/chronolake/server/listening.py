@@ -31,6 +31,8 @@ _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
 )
 _ANY_PORT_TRIES: Final = 20
+#: All addresses of the machine.
+_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - who asks for it has to allow it, too
 
 
 class Health(health.HealthServicer):
@@ -87,6 +89,9 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
         hosts = (LOOPBACK[0],)
         _log.info("no_ipv6_loopback")
     port = options.port or _free_port(hosts)
+    if set(_WILDCARDS) <= set(hosts):
+        # gRPC listens on both for either: a second one would find the port in use.
+        hosts = tuple(host for host in hosts if host != _WILDCARDS[0])
     for host in hosts:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
@@ -15,7 +16,7 @@ from chronolake.server.configuration import TESTS, Configuration, form
 from chronolake.server.outcomes import text_of, unexpected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import grpc
 
@@ -227,13 +228,21 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
             )
             if migration is None:
                 return answer(unsupported=True)
-            self._arriving(migration.name)
-            migration.run(self._lake)
+            with self._writing(migration.name):
+                migration.run(self._lake)
             _log.info("table_migrated", table=str(migration.name), operation=migration.operation)
-            self._changed(migration.name)
             return answer(success=True)
 
         return self._answer("Migrate", context, work, lambda task: answer(task=task))
+
+    @contextmanager
+    def _writing(self, name: TableName) -> Iterator[None]:
+        """A write to a table: its maintenance gives way, and comes again whatever the end."""
+        self._arriving(name)
+        try:
+            yield
+        finally:
+            self._changed(name)
 
     def _write(
         self,
@@ -252,8 +261,8 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
                 prefix=Configuration.of(request.configuration).schema_prefix,
                 root=self._root,
             )
-            self._arriving(write.name)
-            written = writing.run(self._lake, write, history=history, batch=batch)
+            with self._writing(write.name):
+                written = writing.run(self._lake, write, history=history, batch=batch)
             if written.result is None:
                 _log.info("batch_empty", table=str(write.name))
                 return answer(success=True)
@@ -276,7 +285,6 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
                 size=written.size,
                 seconds=written.seconds,
             )
-            self._changed(write.name)
             return answer(success=True)
 
         return self._answer(rpc, context, work, lambda task: answer(task=task))

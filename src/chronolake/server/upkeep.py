@@ -40,6 +40,7 @@ class Upkeep:
         self._waiting: dict[TableName, None] = {}
         self._closed = False
         self._giving_way: TableName | None = None
+        self._was_overtaken = False
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
 
@@ -54,6 +55,7 @@ class Upkeep:
         with self._state:
             if self._giving_way != name:
                 return
+            self._was_overtaken = True
         self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
 
     def close(self) -> None:
@@ -74,6 +76,7 @@ class Upkeep:
                 return None
             name = next(iter(self._waiting))
             del self._waiting[name]
+            self._was_overtaken = False
             return name
 
     def _run(self) -> None:
@@ -83,7 +86,7 @@ class Upkeep:
             except TableNotFoundError:
                 continue
             except Exception as failure:  # noqa: BLE001 - the next table must not suffer
-                if not self._closed and not self._lake.is_written(name):
+                if not self._closed and not self._was_overtaken:
                     _log.warning("not_maintained", table=str(name), **unexpected(failure))
 
     def _maintain(self, name: TableName) -> None:

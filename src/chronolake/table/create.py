@@ -94,12 +94,20 @@ def check_columns(name: TableName, columns: Sequence[Column]) -> None:
             the type it needs.
     """
     table = str(name)
+    if "\0" in table:
+        raise SchemaError(
+            "The name holds the character NUL, which no catalog keeps.",
+            table=table.replace("\0", "␀"),
+            hint="Choose another name for the schema or the table.",
+        )
     if not columns:
         raise SchemaError("A table needs at least one column.", table=table)
     for column_name, count in Counter(column.name for column in columns).items():
         problem = (
             "A column has no name."
             if not column_name
+            else "A name holds the character NUL, which no catalog keeps."
+            if "\0" in column_name
             else f"Names that begin with {RESERVED} are reserved."
             if column_name.startswith(RESERVED)
             else "Iceberg keeps the name for itself: a table that has it cannot be read."

@@ -118,7 +118,9 @@ def write_history_batch(
         )
     watch = Stopwatch()
     outcome = Outcome(0, 0, 0, 0, None, None)
-    with incoming(changes, description, description.record_key, columns, watch) as batch_rows:
+    with incoming(
+        changes, description, description.record_key, columns, watch, is_history=True
+    ) as batch_rows:
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal outcome

@@ -15,7 +15,7 @@ from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.sql import KEYS, TABLE, kept, listed, numbered
 from chronolake.table.usage import sketching
-from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Kind, Mode, quoted
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -153,6 +153,8 @@ def incoming(
     key: Sequence[str],
     columns: Sequence[Column],
     watch: Stopwatch,
+    *,
+    is_history: bool,
 ) -> Iterator[Incoming]:
     """Decode a batch once, and keep it for as long as the block runs.
 
@@ -162,6 +164,7 @@ def incoming(
         key: the columns that identify a record.
         columns: the change set's data columns.
         watch: gets the time of the pass as the stage `read`.
+        is_history: whether it is a history batch, whose rows are versions with their times.
 
     Raises:
         UnknownColumnError: a column that the table does not have.
@@ -173,7 +176,9 @@ def incoming(
     _check_columns(description, key, names)
     with kept(changes) as rows:
         with watch.stage("read"):
-            measured = _measure(changes.sparkSession, rows, description, key, names)
+            measured = _measure(
+                changes.sparkSession, rows, description, key, names, is_history=is_history
+            )
         yield measured
 
 
@@ -209,8 +214,9 @@ def _measure(
     description: TableDescription,
     key: Sequence[str],
     names: tuple[str, ...],
+    *,
+    is_history: bool,
 ) -> Incoming:
-    is_history = description.mode is Mode.HISTORY and START not in key
     words = range((len(names) + BITS_PER_WORD - 1) // BITS_PER_WORD)
     ordered = {name for name in key if description.by_name[name].type.kind in ORDERED}
     statement = _measuring(rows, key, ordered, len(words), is_history=is_history)

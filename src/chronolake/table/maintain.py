@@ -270,14 +270,19 @@ def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
 
 def _expire(lake: Lake, name: TableName) -> int:
     config = lake.config.maintenance
-    before = len(list(lake.catalog.load(name).metadata.snapshots()))
+    before = _snapshots(lake, name)
     _call(
         lake,
         "expire_snapshots",
         f"table => {literal(name.sql)}, older_than => {_ago(config.snapshot_age_hours)}, "
         f"retain_last => {config.keep_snapshots}, clean_expired_metadata => true",
     )
-    return before - len(list(lake.catalog.load(name).metadata.snapshots()))
+    # Batches may have made new ones meanwhile.
+    return len(before - _snapshots(lake, name))
+
+
+def _snapshots(lake: Lake, name: TableName) -> set[int]:
+    return {int(one.snapshotId()) for one in lake.catalog.load(name).metadata.snapshots()}
 
 
 def _remove_orphans(lake: Lake, name: TableName) -> int:

@@ -113,7 +113,9 @@ def resync(
         expect_unaltered(attempt, description)
         changes = _changes(attempt, rows, description, at_micros)
         written = None
-        with incoming(changes, description, description.record_key, columns, watch) as brought:
+        with incoming(
+            changes, description, description.record_key, columns, watch, is_history=True
+        ) as brought:
             if not brought.is_empty:
                 _expect_one_row_a_key(attempt, brought, description)
                 written = stage(attempt, brought, description, watch).written

@@ -87,7 +87,9 @@ def write_batch(
         )
     watch = Stopwatch()
     outcome = _Outcome()
-    with incoming(changes, description, description.primary_key, columns, watch) as batch_rows:
+    with incoming(
+        changes, description, description.primary_key, columns, watch, is_history=False
+    ) as batch_rows:
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal outcome
