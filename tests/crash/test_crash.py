@@ -91,44 +91,25 @@ def _alter(sent: SentTable, columns: Sequence[str]) -> None:
     assert sent.caller.alter(sent.name, columns).success
 
 
-_BATCH: Final = ("write.planned", *_STAGED, "staged.appended", *_PUBLISHED)
+def _batch(columns: Sequence[str], first: Batch, sent_then: Batch) -> Operation:
+    # Of a table that has no rows yet, none are deleted.
+    staged = _STAGED if any(first.rows.values()) else _STAGED[:1]
+    return Operation(
+        columns,
+        first,
+        ("write.planned", *staged, "staged.appended", *_PUBLISHED),
+        repeats=True,
+        send=SentTable.send,
+        request=lambda sent: sent.request(sent_then),
+        tell=lambda model: model.write(**sent_then.rows),
+    )
+
+
 OPERATIONS: Final = {
-    "first-write": Operation(
-        _LIVE,
-        Batch(),
-        ("write.planned", "staged.branch-created", "staged.appended", *_PUBLISHED),
-        repeats=True,
-        send=SentTable.send,
-        request=lambda sent: sent.request(_FIRST_LIVE),
-        tell=lambda model: model.write(**_FIRST_LIVE.rows),
-    ),
-    "first-history": Operation(
-        _HISTORY,
-        Batch(),
-        ("write.planned", "staged.branch-created", "staged.appended", *_PUBLISHED),
-        repeats=True,
-        send=SentTable.send,
-        request=lambda sent: sent.request(_FIRST_HISTORY),
-        tell=lambda model: model.write(**_FIRST_HISTORY.rows),
-    ),
-    "write": Operation(
-        _LIVE,
-        _FIRST_LIVE,
-        _BATCH,
-        repeats=True,
-        send=SentTable.send,
-        request=lambda sent: sent.request(_live_batch()),
-        tell=lambda model: model.write(**_live_batch().rows),
-    ),
-    "history": Operation(
-        _HISTORY,
-        _FIRST_HISTORY,
-        _BATCH,
-        repeats=True,
-        send=SentTable.send,
-        request=lambda sent: sent.request(_history_batch()),
-        tell=lambda model: model.write(**_history_batch().rows),
-    ),
+    "first-write": _batch(_LIVE, Batch(), _FIRST_LIVE),
+    "first-history": _batch(_HISTORY, Batch(), _FIRST_HISTORY),
+    "write": _batch(_LIVE, _FIRST_LIVE, _live_batch()),
+    "history": _batch(_HISTORY, _FIRST_HISTORY, _history_batch()),
     "truncate": Operation(
         _HISTORY,
         _FIRST_HISTORY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -29,15 +30,21 @@ def lake(tmp_path: Path) -> Iterator[Lake]:
         yield opened
 
 
-def send(lake: Lake, files: Path, batches: range, *, automatic: bool) -> Caller:
-    """Send batches of one row each."""
+@contextmanager
+def serving(lake: Lake, files: Path, *, automatic: bool) -> Iterator[Caller]:
+    """A server that maintains tables by itself, or not, and who calls it."""
     maintenance = lake.config.maintenance.model_copy(update={"automatic": automatic})
     lake.config = lake.config.model_copy(update={"maintenance": maintenance})
     with (
         Server(lake, ServeOptions(port=0, grace=20)) as server,
         grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
-        caller = Caller(channel, lake.config.path, files, NAME.schema)
+        yield Caller(channel, lake.config.path, files, NAME.schema)
+
+
+def send(lake: Lake, files: Path, batches: range, *, automatic: bool) -> Caller:
+    """Send batches of one row each."""
+    with serving(lake, files, automatic=automatic) as caller:
         if not batches.start:
             assert caller.create(NAME.table, COLUMNS).success
         for number in batches:
@@ -70,13 +77,7 @@ def test_maintenance_comes_again_after_a_batch_without_files_or_success(
     lake: Lake, tmp_path: Path, cell: str | None
 ) -> None:
     send(lake, tmp_path, range(SMALL_FILES + 1), automatic=False)
-    maintenance = lake.config.maintenance.model_copy(update={"automatic": True})
-    lake.config = lake.config.model_copy(update={"maintenance": maintenance})
-    with (
-        Server(lake, ServeOptions(port=0, grace=20)) as server,
-        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
-    ):
-        caller = Caller(channel, lake.config.path, tmp_path, NAME.schema)
+    with serving(lake, tmp_path, automatic=True) as caller:
         row = {"id": cell, "_fivetran_synced": "2024-01-01T00:00:00Z"}
         answer = caller.write(NAME.table, COLUMNS, replace=[row] if cell else [])
         assert answer.success == (cell is None)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa  # noqa: TC002 - Spark reads the annotation
 from pyspark.sql import functions as F  # noqa: N812
 
-from chronolake.texts import fitting
+from chronolake.texts.columns import EMPTY_IS_VALUE, TEXT_KINDS, fitting
 from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
 
-_TEXTS: Final = {Kind.STRING, Kind.JSON, Kind.XML}
 _WHOLE: Final = {Kind.SHORT, Kind.INT, Kind.LONG}
 _FLOATING: Final = {Kind.FLOAT, Kind.DOUBLE}
 _NUMBERS: Final = _WHOLE | _FLOATING | {Kind.DECIMAL, Kind.BOOLEAN}
@@ -32,7 +31,7 @@ def is_in_place(old: ColumnType, new: ColumnType) -> bool:
     """Whether a column's type can change without touching its values."""
     if old.kind is Kind.DECIMAL and new.kind is Kind.DECIMAL:
         return old.scale == new.scale and (new.precision or 0) >= (old.precision or 0)
-    if old.kind in _TEXTS and new.kind in _TEXTS:
+    if old.kind in TEXT_KINDS and new.kind in TEXT_KINDS:
         return True
     return (old.kind, new.kind) in _WIDENING
 
@@ -48,11 +47,11 @@ def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression
     """
     if new.kind is Kind.BINARY:
         return _as_text(value, old.kind).cast("binary")
-    if new.kind in _TEXTS and old.kind is Kind.BINARY:
+    if new.kind in TEXT_KINDS and old.kind is Kind.BINARY:
         return F.when(F.call_function("is_valid_utf8", value.cast("string")), value.cast("string"))
-    if new.kind in _TEXTS:
+    if new.kind in TEXT_KINDS:
         return _as_text(value, old.kind)
-    if old.kind in _TEXTS:
+    if old.kind in TEXT_KINDS:
         return _read(value, new)
     if not any({old.kind, new.kind} <= alike for alike in (_NUMBERS, _TIMES)):
         return F.lit(None).cast(new.sql)
@@ -65,7 +64,7 @@ def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnT
     An empty text is nothing where it is no value of the new type, as in batch files.
     """
     is_value = value.isNotNull()
-    if old.kind in _TEXTS and new.kind not in {*_TEXTS, Kind.BINARY}:
+    if old.kind in TEXT_KINDS and new.kind not in EMPTY_IS_VALUE:
         is_value &= value != ""
     return is_value & result.isNull()
 

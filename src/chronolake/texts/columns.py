@@ -15,31 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.texts import cells
-from chronolake.types import LAST_MICROS, MAX_PRECISION, TMIN_MICROS, Kind
+from chronolake.types import LAST_MICROS, MAX_PRECISION, TMIN_MICROS, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from chronolake.types import ColumnType
 
 TEXT_KINDS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
 
 #: Where an empty cell is a value; elsewhere it is NULL.
 EMPTY_IS_VALUE: Final = TEXT_KINDS | {Kind.BINARY}
 
+#: The types that PyArrow's reader gives by itself; decimals it does not always.
 _DIRECT: Final[dict[Kind, pa.DataType]] = {
-    Kind.BOOLEAN: pa.bool_(),
+    **{
+        kind: ColumnType(kind).arrow
+        for kind in Kind
+        if kind not in {Kind.DECIMAL, Kind.BINARY, Kind.NAIVE_TIME}
+    },
+    # So it refuses what is out of range.
     Kind.SHORT: pa.int16(),
-    Kind.INT: pa.int32(),
-    Kind.LONG: pa.int64(),
-    Kind.FLOAT: pa.float32(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.NAIVE_DATE: pa.date32(),
-    Kind.NAIVE_DATETIME: pa.timestamp("us"),
-    Kind.UTC_DATETIME: pa.timestamp("us", tz="UTC"),
-    Kind.XML: pa.string(),
-    Kind.STRING: pa.string(),
-    Kind.JSON: pa.string(),
 }
 # More digits than a decimal of this scale has any use for would remain below 38 - scale.
 _LARGEST_DIRECT_SCALE: Final = 19
