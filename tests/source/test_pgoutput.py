@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from struct import pack
 from typing import Any, Final
 
@@ -110,14 +111,11 @@ def _happen(database: psycopg.Connection, chance: random.Random) -> None:
     database.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
     database.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     for number in range(60):
-        try:
-            with database.transaction():
-                for _ in range(chance.choice([1, 1, 2, 5])):
-                    _change(database, chance, number)
-                if chance.random() < 0.15:
-                    raise psycopg.Rollback
-        except psycopg.errors.UniqueViolation:
-            continue
+        with suppress(psycopg.errors.UniqueViolation), database.transaction():
+            for _ in range(chance.choice([1, 1, 2, 5])):
+                _change(database, chance, number)
+            if chance.random() < 0.15:
+                raise psycopg.Rollback
         if number % 20 == 10:
             database.execute(f"ALTER TABLE plain ADD COLUMN c{number} int DEFAULT {number}")
         if number == 50:
