@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
@@ -21,6 +21,7 @@ from chronolake.errors import (
     ValueRefusedError,
 )
 from chronolake.session import CATALOG
+from chronolake.texts import clocks_of
 from chronolake.types import (
     END,
     HASH,
@@ -29,6 +30,7 @@ from chronolake.types import (
     SYNCED,
     TMIN_MICROS,
     VERSION,
+    Kind,
     Mode,
     quoted,
 )
@@ -77,7 +79,7 @@ class LakeTable:
         Where the table was switched to history mode, a `HistoryWarning` says since when it has any.
 
         Args:
-            key: values of key columns; None means null.
+            key: values of key columns; None means null. A time of day may be spelled in any way.
 
         Raises:
             BatchError: the table is not in history mode.
@@ -95,11 +97,14 @@ class LakeTable:
                     column=column,
                     hint=f"Name columns of the key: {', '.join(description.record_key)}.",
                 )
-            cell, kind = F.col(quoted(column)), description.by_name[column].type.sql
-            found = cell.eqNullSafe(self._literal(value, kind, column))
-            if kind in {"float", "double"} and value == 0:
+            cell, of = F.col(quoted(column)), description.by_name[column].type
+            if of.kind is Kind.NAIVE_TIME and isinstance(value, str | time):
+                found = cell.isin(clocks_of(str(value)))
+            else:
+                found = cell.eqNullSafe(self._literal(value, of.sql, column))
+            if of.kind in {Kind.FLOAT, Kind.DOUBLE} and value == 0:
                 # One number, but not to the statistics of files.
-                found |= cell.eqNullSafe(F.lit(-0.0).cast(kind))
+                found |= cell.eqNullSafe(F.lit(-0.0).cast(of.sql))
             rows = rows.where(found)
         order = (*description.record_key, START)
         return rows.orderBy(*(F.col(quoted(column)) for column in order))

@@ -85,6 +85,11 @@ def test_a_table_without_history_gives_the_current_row(config: LakeConfig, make:
         ("STRING", "", "", ""),
         ("JSON", '{"a": 1}', '{"a": 1}', '{"a": 1}'),
         ("NAIVE_TIME", "10:15:30", "10:15:30", "10:15:30"),
+        ("NAIVE_TIME", "09:05:00", "9:05", "09:05:00"),
+        ("NAIVE_TIME", "09:05:00", " 09:05:00.000 ", "09:05:00"),
+        ("NAIVE_TIME", "09:05:00.5", "9:05:00.500000", "09:05:00.5"),
+        ("NAIVE_TIME", "24:00:00", "24:00:00", "24:00:00"),
+        ("NAIVE_TIME", "9h05", "9h05", "9h05"),
     ],
 )  # fmt: skip
 def test_a_record_is_found_by_a_key_of_any_type(

@@ -14,6 +14,7 @@ from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.moments import epsilon_of, known_since
 from chronolake.look.stored import FILE, ROW, StoredRows
 from chronolake.look.versions import StoredVersions, Version, as_they_are
+from chronolake.texts import clocks_of
 from chronolake.types import Kind, Mode, TableName
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     Raises:
         ValueRefusedError: the text is no value of the column's type.
     """
-    from pyiceberg.expressions import EqualTo, IsNaN, IsNull  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions import EqualTo, In, IsNaN, IsNull  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import (  # noqa: PLC0415 - slow to import
         FloatLiteral,
         LongLiteral,
@@ -199,6 +200,8 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     if text is None:
         return IsNull(column)
     by_name = {one.name: one for one in found.columns}
+    if by_name[column].type.kind is Kind.NAIVE_TIME:
+        return In(column, clocks_of(text))
     if by_name[column].type.kind in NUMBERS:
         text = text.strip()  # As it may come with what was copied.
     value = typed(by_name[column], text, table=str(found.name))
