@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
@@ -77,13 +78,15 @@ JsonOption: TypeAlias = Annotated[
 DebugOption: TypeAlias = Annotated[
     bool, typer.Option(_DEBUG, help="Show the whole traceback of an error.")
 ]
+_TABLE_HELP: Final = (
+    "schema.table, as it is printed: a part that holds a dot stands in backticks, and then the "
+    "whole in single quotes for the shell."
+)
 TableArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="TABLE",
-        help="schema.table; a part that holds a dot stands in backticks.",
-        show_default=False,
-    ),
+    str, typer.Argument(metavar="TABLE", help=_TABLE_HELP, show_default=False)
+]
+OptionalTableArgument: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help=_TABLE_HELP, show_default=False)
 ]
 
 
@@ -211,9 +214,11 @@ def table_name(text: str) -> TableName:
 
 def console(*, stderr: bool = False) -> Console:
     """Where text for people goes; as wide as the terminal, or 100 columns where there is none."""
-    screen = Console(stderr=stderr, highlight=False)
+    # Names may look like the markup of Rich, or like its emoji.
+    make = partial(Console, stderr=stderr, highlight=False, markup=False, emoji=False)
+    screen = make()
     if not screen.is_terminal and "COLUMNS" not in os.environ:
-        screen = Console(stderr=stderr, highlight=False, width=100)
+        screen = make(width=100)
     return screen
 
 
@@ -264,7 +269,8 @@ def show_error(failure: ChronolakeError, *, json: bool) -> None:
     screen.print(Text("Error: ", style="bold red") + Text(failure.message, style="red"))
     if failure.place:
         where = ", ".join(f"{name} {value}" for name, value in failure.place.items())
-        screen.print(Text(f"Where: {where}"))
+        # Names are copied from here: no line may be broken.
+        screen.print(Text(f"Where: {where}"), soft_wrap=True)
     if failure.hint:
         screen.print(Text(f"What to do: {failure.hint}"))
 
