@@ -104,7 +104,7 @@ def verify(
     with existing(configuration(lake, config, settings)) as opened:
         reports = [checked(opened, name) for name in _chosen(opened, wanted)]
         if against_lake:
-            reports = [compared(opened, report, config or lake) for report in reports]
+            reports = [compared(opened, report, config or lake, json=json) for report in reports]
         note_verified(opened.config, reports, against_lake=against_lake)
     if json:
         print_json([shown.verified_json(report) for report in reports])
