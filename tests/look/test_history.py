@@ -140,6 +140,20 @@ def test_a_composite_key_wants_all_of_its_columns(config: LakeConfig, make: Make
         history(config, ORDERS, {"A": "1"})
 
 
+def test_a_column_that_a_table_without_a_key_has_not_names_the_nearest(
+    config: LakeConfig, make: Make
+) -> None:
+    make(ORDERS, ["number:INT", "status:STRING"], [(1, "new")], declared=False)
+
+    for asked, hint in (
+        ("Status", "Did you mean 'status'?"),
+        ("id", "Its columns are number, status."),
+    ):
+        with pytest.raises(UnknownColumnError) as refused:
+            history(config, ORDERS, {asked: "1"})
+        assert refused.value.hint == hint
+
+
 def test_a_record_that_is_not_there_has_no_versions(config: LakeConfig, make: Make) -> None:
     make(ORDERS, ["id*:INT", *HISTORY])
     assert history(config, ORDERS, {"id": "1"}).versions == ()

@@ -204,3 +204,33 @@ def test_a_name_that_is_not_there_is_told_as_it_was_given(
     _, _, failed = ran(config.path, capsys, "history", "`a.b`.c", "--key", "id=1", "--json")
 
     assert json.loads(failed)["table"] == "`a.b`.c"
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("shop.order", "Did you mean shop.orders? "),
+        ("Shop.Orders", "Did you mean shop.orders? "),
+        ("shop.v2.x", None),
+        ("`shop.v2`.item", "Did you mean `shop.v2`.items? "),
+        ("elsewhere.zebras", ""),
+    ],
+)
+def test_a_table_that_is_not_there_names_the_nearest(
+    config: LakeConfig,
+    make: Make,
+    capsys: pytest.CaptureFixture[str],
+    asked: str,
+    near: str | None,
+) -> None:
+    make(ORDERS, ["id*:INT"])
+    make(TableName("shop.v2", "items"), ["id*:INT"])
+
+    code, _, failed = ran(config.path, capsys, "history", asked, "--key", "id=1", "--json")
+
+    told = json.loads(failed)
+    if near is None:
+        assert (code, told["error"]) == (2, "ConfigurationError")
+        assert "in backticks" in told["message"]
+        return
+    assert told["hint"] == f"{near}`chronolake tables` lists the tables; names are case-sensitive."

@@ -196,13 +196,14 @@ def test_what_does_not_fit_is_refused_and_located(tmp_path: Path, text: str, wor
 
     assert words in str(refused.value)
     assert "chronolake.yml" in str(refused.value)
+    assert refused.value.hint
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read: No such file.*chronolake init"):
         load(tmp_path, file=tmp_path / "missing.yml")
     (tmp_path / "latin.yml").write_bytes(b"lake: {warehouse: \xe9}")
-    with pytest.raises(ConfigurationError, match="not UTF-8"):
+    with pytest.raises(ConfigurationError, match=r"not UTF-8.*Save it as UTF-8"):
         load(tmp_path, file=tmp_path / "latin.yml")
 
 

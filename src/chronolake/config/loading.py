@@ -27,6 +27,10 @@ _KIND: Final = "type"
 _REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
 #: Keys that hold settings of other software, under names of its own.
 _SETTINGS: Final = ("catalog.properties", "spark.conf")
+_OF_YAML: Final = (
+    "Give each key once, indent with blanks and not with tabs, and put quotes around texts with "
+    "characters such as `:`, `#`, `{` and `@`."
+)
 #: What Kubernetes and Docker set for a service called chronolake.
 _LINK: Final = re.compile(
     r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
@@ -203,15 +207,22 @@ def _read(source: Path) -> dict[str, Any]:
         # S506 is about unsafe loaders; this one is a SafeLoader.
         content = yaml.load(source.read_text(encoding="utf-8"), Loader=UniqueKeys)  # noqa: S506
     except (OSError, UnicodeDecodeError) as failure:
-        reason = getattr(failure, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigurationError(f"{source} cannot be read: {reason}.") from failure
+        reason = getattr(failure, "strerror", None)
+        raise ConfigurationError(
+            f"{source} cannot be read: {reason or 'it is not UTF-8 text'}.",
+            hint="Name one that is there and may be read; `chronolake init` makes one."
+            if reason
+            else "Save it as UTF-8.",
+        ) from failure
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         # Not chained: the parser's own message quotes the line, which may hold a password.
-        raise ConfigurationError(f"{source}{line} is not valid YAML: {failure.problem}.") from None
+        raise ConfigurationError(
+            f"{source}{line} is not valid YAML: {failure.problem}.", hint=_OF_YAML
+        ) from None
     except yaml.YAMLError:
-        raise ConfigurationError(f"{source} is not valid YAML.") from None
+        raise ConfigurationError(f"{source} is not valid YAML.", hint=_OF_YAML) from None
     except ValueError as failure:
         raise ConfigurationError(
             f"{source} holds a value that YAML takes for another type: {failure}.",
@@ -326,7 +337,10 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "union_tag_not_found":
             reason = f"it needs a `{_KIND}`"
-        raise ConfigurationError(f"{where}: {'.'.join(place)}: {reason}.") from None
+        raise ConfigurationError(
+            f"{where}: {'.'.join(place)}: {reason}.",
+            hint="`chronolake schema` prints what each key takes.",
+        ) from None
 
 
 def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[str], Any]:
