@@ -203,6 +203,16 @@ def test_version_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"chronolake", "pyspark", "pyiceberg", "pyarrow", "python"} == set(versions)
 
 
+def test_a_name_that_looks_like_markup_is_printed_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert ended("init", "[red]a:bug:") == 0
+
+    assert "Made [red]a:bug:/chronolake.yml" in capsys.readouterr().out
+
+
 def test_looking_imports_no_spark() -> None:
     program = (
         "import sys, chronolake.cli, chronolake.look.show, chronolake.look;"
