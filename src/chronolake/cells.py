@@ -21,7 +21,8 @@ Cell: TypeAlias = str | int | float | bool | None
 
 _WITHOUT_JSON = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_EXAMPLES = {
+#: A value of each kind but texts, as it is written.
+EXAMPLES = {
     Kind.BOOLEAN: "true",
     Kind.SHORT: "42",
     Kind.INT: "42",
@@ -102,7 +103,7 @@ def typed(column: Column, text: str, *, table: str) -> str | int | float | bool 
             return base64.b64decode(text, validate=True)
         value = pa.scalar(text).cast(column.type.arrow)
     except (ValueError, pa.ArrowException) as failure:
-        example = _EXAMPLES.get(kind)
+        example = EXAMPLES.get(kind)
         raise ValueRefusedError(
             f"The key's value is no {column.type}.",
             hint=f"Write it like {example}." if example else None,

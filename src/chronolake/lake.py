@@ -21,6 +21,7 @@ from chronolake.errors import (
 )
 from chronolake.iceberg import Catalog
 from chronolake.reading import LakeTable
+from chronolake.spelling import table_to_find
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -119,12 +120,16 @@ class Lake:
         """
         parsed = TableName.parse(name) if isinstance(name, str) else name
         if self.describe(parsed) is None:
-            raise TableNotFoundError(
-                "The table does not exist.",
-                table=str(parsed),
-                hint="`chronolake tables` lists those that do.",
-            )
+            raise self.missing(parsed)
         return LakeTable(self.spark, self.catalog, parsed)
+
+    def missing(self, name: TableName) -> TableNotFoundError:
+        """The error that a table is not there; it names the table that is nearest."""
+        return TableNotFoundError(
+            "The table does not exist.",
+            table=str(name),
+            hint=table_to_find(str(name), map(str, self.tables())),
+        )
 
     def describe(self, name: TableName) -> TableDescription | None:
         """The description of a table, or None if it does not exist."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
@@ -21,6 +21,7 @@ from chronolake.errors import (
     ValueRefusedError,
 )
 from chronolake.session import CATALOG
+from chronolake.texts import clocks_of
 from chronolake.types import (
     END,
     HASH,
@@ -29,6 +30,7 @@ from chronolake.types import (
     SYNCED,
     TMIN_MICROS,
     VERSION,
+    Kind,
     Mode,
     quoted,
 )
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from chronolake.description import TableDescription
     from chronolake.iceberg import Catalog
-    from chronolake.types import TableName
+    from chronolake.types import ColumnType, TableName
 
     Instant = date | datetime | str
 
@@ -65,7 +67,11 @@ class LakeTable:
         """The table's columns, key and mode."""
         table = self._catalog.find(self.name)
         if table is None:
-            raise TableNotFoundError("The table was dropped.", table=str(self.name))
+            raise TableNotFoundError(
+                "The table was dropped, or got another name.",
+                table=str(self.name),
+                hint="`chronolake tables` lists those that are there.",
+            )
         return describe_loaded(table)
 
     def history(self, /, **key: Any) -> DataFrame:
@@ -77,7 +83,7 @@ class LakeTable:
         Where the table was switched to history mode, a `HistoryWarning` says since when it has any.
 
         Args:
-            key: values of key columns; None means null.
+            key: values of key columns; None means null. A time of day may be spelled in any way.
 
         Raises:
             BatchError: the table is not in history mode.
@@ -95,11 +101,14 @@ class LakeTable:
                     column=column,
                     hint=f"Name columns of the key: {', '.join(description.record_key)}.",
                 )
-            cell, kind = F.col(quoted(column)), description.by_name[column].type.sql
-            found = cell.eqNullSafe(self._literal(value, kind, column))
-            if kind in {"float", "double"} and value == 0:
+            cell, of = F.col(quoted(column)), description.by_name[column].type
+            if of.kind is Kind.NAIVE_TIME and isinstance(value, str | time):
+                found = cell.isin(clocks_of(str(value)))
+            else:
+                found = cell.eqNullSafe(self._literal(value, of, column))
+            if of.kind in {Kind.FLOAT, Kind.DOUBLE} and value == 0:
                 # One number, but not to the statistics of files.
-                found |= cell.eqNullSafe(F.lit(-0.0).cast(kind))
+                found |= cell.eqNullSafe(F.lit(-0.0).cast(of.sql))
             rows = rows.where(found)
         order = (*description.record_key, START)
         return rows.orderBy(*(F.col(quoted(column)) for column in order))
@@ -226,8 +235,9 @@ class LakeTable:
             )
         return int(row[0])
 
-    def _literal(self, value: Any, kind: str, column: str | None = None) -> Expression:
-        """A value as a literal of a Spark type, checked now and not when Spark comes to it."""
+    def _literal(self, value: Any, of: ColumnType, column: str) -> Expression:
+        """A value as a literal of a column's type, checked now and not when Spark comes to it."""
+        kind = of.sql
         # As a text, a whole number of any size becomes a literal.
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         literal = F.lit(str(value) if is_whole else value)
@@ -236,9 +246,7 @@ class LakeTable:
                 f"{value!r} is no {kind}.",
                 table=str(self.name),
                 column=column,
-                hint="Times are written as 2024-05-02T00:00:00Z."
-                if kind.startswith("timestamp")
-                else "Give a value of the column's type.",
+                hint=f"Give a value such as {cells.EXAMPLES.get(of.kind, 'a text')}.",
             )
         return literal.try_cast(kind)
 
@@ -267,7 +275,8 @@ class LakeTable:
             raise BatchError(
                 f"The table is in {description.mode} mode and keeps no history.",
                 table=str(self.name),
-                hint="Only history tables have versions and past states.",
+                hint="Only history tables have versions and past states; `chronolake mode TABLE "
+                "history` keeps them from now on.",
             )
         return description
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from chronolake import variables
 from chronolake.errors import LakeError, MissingRequirementError
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def jars() -> list[Path]:
         MissingRequirementError: a jar cannot be fetched, or is not the one that is pinned.
     """
     cache = Path(
-        os.environ.get("CHRONOLAKE_JARS")
+        os.environ.get(variables.JARS)
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chronolake" / "jars"
     )
     wanted = {coordinates: cache / _file_name(coordinates) for coordinates in JARS}
@@ -169,7 +170,7 @@ def _file_name(coordinates: str) -> str:
 def _fetch(missing: list[str], cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
-        settings = os.environ.get("CHRONOLAKE_IVY_SETTINGS")
+        settings = os.environ.get(variables.IVY_SETTINGS)
         program = [
             "from pyspark.sql import SparkSession",
             "b = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')",

@@ -19,11 +19,29 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
         known: the names that are known.
         otherwise: what is said where none of them is near.
     """
+    near = _nearest(name, known)
+    return otherwise if near is None else f"Did you mean {near!r}?"
+
+
+def table_to_find(name: str, known: Iterable[str]) -> str:
+    """A hint for a table that is not there.
+
+    Args:
+        name: the table's name as it is printed.
+        known: the names of the lake's tables.
+    """
+    near = _nearest(name, known)
+    # Without quotes around it, as commands take it.
+    told = "" if near is None else f"Did you mean {near}? "
+    return f"{told}`chronolake tables` lists the tables; names are case-sensitive."
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
     names = list(known)
     by_case = {one.casefold(): one for one in names}
-    near = [by_case[name.casefold()]] if name.casefold() in by_case else None
-    near = near or difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {near[0]!r}?" if near else otherwise
+    if name.casefold() in by_case:
+        return by_case[name.casefold()]
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
 
 
 def counted(number: int, thing: str) -> str:

@@ -239,7 +239,13 @@ class TableName:
     table: str
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.table}"
+        """`schema.table`, as `parse` reads it: what is printed can be given to a command."""
+        return ".".join(self.spelled)
+
+    @property
+    def spelled(self) -> tuple[str, str]:
+        """The parts of `str`: in backticks where a part would be read as another name."""
+        return _part(self.schema), _part(self.table)
 
     @property
     def sql(self) -> str:
@@ -248,7 +254,7 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Split `schema.table`; a part that holds a dot stands in backticks.
+        """The inverse of `str`: a part that holds a dot stands in backticks.
 
         Raises:
             SchemaError: the text is not two parts.
@@ -282,6 +288,12 @@ class TableName:
                 hint="Write schema.table; put a part that holds a dot in backticks.",
             )
         return cls(*parts)
+
+
+def _part(part: str) -> str:
+    # Forms and scripts strip what they are given.
+    is_plain = "." not in part and not part.startswith("`") and part == part.strip()
+    return part if is_plain else quoted(part)
 
 
 def now_micros() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake import look, table
 from chronolake.changes import OP, SEQ, UNMODIFIED, Op
-from chronolake.errors import QueryError, UnknownColumnError, ValueRefusedError
+from chronolake.errors import QueryError, TableNotFoundError, UnknownColumnError, ValueRefusedError
 from chronolake.lake import Lake
 from chronolake.query import ask
 from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind, TableName, quoted
@@ -122,7 +123,7 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
     versions = lake.table(NAME)
     with pytest.raises(UnknownColumnError, match="not part of the record's key"):
         versions.history(Name="n3")
-    with pytest.raises(ValueRefusedError, match="'abc' is no bigint"):
+    with pytest.raises(ValueRefusedError, match=r"'abc' is no bigint.*such as 42"):
         versions.history(**{KEY: "abc"})
     for other in (1.5, Decimal("1.9"), True, b"1", [1], datetime(2024, 1, 1)):
         with pytest.raises(ValueRefusedError, match="is no bigint"):
@@ -130,6 +131,8 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
     assert versions.history(**{KEY: 3.0}).count() == versions.history(**{KEY: Decimal(3)}).count()
     with pytest.raises(UnknownColumnError):
         versions.history(self=1)
+    with pytest.raises(TableNotFoundError, match=re.escape(f"Did you mean {NAME}?")):
+        lake.table(TableName(NAME.schema, NAME.table.upper()))
     with pytest.raises(ValueRefusedError, match="'last week' is no timestamp"):
         versions.as_of("last week")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, time, timedelta, timezone
 from itertools import count
 from typing import Any
 
@@ -373,3 +373,18 @@ def test_a_view_shows_todays_state(
     migration.switch_mode(lake, live, Mode.HISTORY)
     with pytest.raises(TableExistsError, match="view's name"):
         table.create_current_view(lake, live)
+
+
+def test_a_time_of_day_in_a_key_may_be_spelled_in_any_way(lake: Lake, name: TableName) -> None:
+    key = Column("at", ColumnType(Kind.NAIVE_TIME), primary_key=True)
+    table.create(lake, name, (key, *HISTORY))
+    lake.spark.sql(
+        f"INSERT INTO {name.sql} SELECT at, timestamp'2024-01-01 00:00:00', "
+        "timestamp'9999-12-31 23:59:59.999', true FROM VALUES ('09:05:00'), ('24:00:00') AS v (at)"
+    )
+    found = lake.table(name)
+    for asked in ("09:05:00", "9:05", "09:05:00.0", time(9, 5)):
+        assert [row["at"] for row in found.history(at=asked).collect()] == ["09:05:00"], asked
+    assert found.history(at="24:00:00").count() == 1
+    assert found.history(at="9:06").count() == 0
+    assert found.history(at=None).count() == 0

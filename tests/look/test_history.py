@@ -85,6 +85,11 @@ def test_a_table_without_history_gives_the_current_row(config: LakeConfig, make:
         ("STRING", "", "", ""),
         ("JSON", '{"a": 1}', '{"a": 1}', '{"a": 1}'),
         ("NAIVE_TIME", "10:15:30", "10:15:30", "10:15:30"),
+        ("NAIVE_TIME", "09:05:00", "9:05", "09:05:00"),
+        ("NAIVE_TIME", "09:05:00", " 09:05:00.000 ", "09:05:00"),
+        ("NAIVE_TIME", "09:05:00.5", "9:05:00.500000", "09:05:00.5"),
+        ("NAIVE_TIME", "24:00:00", "24:00:00", "24:00:00"),
+        ("NAIVE_TIME", "9h05", "9h05", "9h05"),
     ],
 )  # fmt: skip
 def test_a_record_is_found_by_a_key_of_any_type(
@@ -133,6 +138,20 @@ def test_a_composite_key_wants_all_of_its_columns(config: LakeConfig, make: Make
     assert "a, b" in (refused.value.hint or "")
     with pytest.raises(UnknownColumnError, match="no such column"):
         history(config, ORDERS, {"A": "1"})
+
+
+def test_a_column_that_a_table_without_a_key_has_not_names_the_nearest(
+    config: LakeConfig, make: Make
+) -> None:
+    make(ORDERS, ["number:INT", "status:STRING"], [(1, "new")], declared=False)
+
+    for asked, hint in (
+        ("Status", "Did you mean 'status'?"),
+        ("id", "Its columns are number, status."),
+    ):
+        with pytest.raises(UnknownColumnError) as refused:
+            history(config, ORDERS, {asked: "1"})
+        assert refused.value.hint == hint
 
 
 def test_a_record_that_is_not_there_has_no_versions(config: LakeConfig, make: Make) -> None:

@@ -84,6 +84,14 @@ def test_the_other_columns_of_the_key_are_given(config: LakeConfig, make: Make) 
     assert completions(config, ORDERS, {"a": "3"}, column=odd) == []
 
 
+def test_a_time_of_day_among_the_other_columns_may_be_spelled_in_any_way(
+    config: LakeConfig, make: Make
+) -> None:
+    make(ORDERS, ["at*:NAIVE_TIME", "b*:INT"], [("09:05:00", 1), ("09:05:01", 2)])
+
+    assert completions(config, ORDERS, {"at": "9:05"}, column="b") == [1]
+
+
 def test_deleted_records_are_found_too(config: LakeConfig, make: Make) -> None:
     gone = (1, "2024-01-01T00:00:00Z", "2024-01-02T00:00:00Z", False)
     make(ORDERS, ["id*:INT", *HISTORY], [gone], [(2, "2024-01-01T00:00:00Z", TMAX, True)])

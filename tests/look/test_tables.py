@@ -16,6 +16,7 @@ from chronolake.config import LakeConfig, load
 from chronolake.errors import LakeError
 from chronolake.look import check, names, tables
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+from commands import ran
 
 ORDERS = TableName("shop", "orders")
 
@@ -161,3 +162,75 @@ def test_a_postgresql_catalog_that_does_not_answer_tells_no_password(config: Lak
     assert "postgresql://127.0.0.1:9/lake" in str(refused.value)
     assert "hunter2" not in str(refused.value)
     assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        (ORDERS, "shop.orders"),
+        (TableName("my shop", "my-orders`s"), "my shop.my-orders`s"),
+        (TableName("a.b", "orders"), "`a.b`.orders"),
+        (TableName("a", "b.c`d"), "a.`b.c``d`"),
+        (TableName("`a`", " b"), "```a```.` b`"),
+        (TableName("[red]", "a:bug:"), "[red].a:bug:"),
+    ],
+)
+def test_a_name_is_printed_as_a_command_takes_it(
+    config: LakeConfig,
+    make: Make,
+    capsys: pytest.CaptureFixture[str],
+    name: TableName,
+    printed: str,
+) -> None:
+    make(name, ["id*:INT"], [(1,)])
+
+    _, listed, _ = ran(config.path, capsys, "tables")
+    assert printed in listed
+    (told,) = json.loads(ran(config.path, capsys, "tables", "--json")[1])
+    assert told["table"] == printed
+    code, shown, _ = ran(config.path, capsys, "history", printed, "--key", "id=1")
+    assert code == 0
+    assert printed in shown
+    code, _, failed = ran(config.path, capsys, "history", printed, "--key", "no=1")
+    assert code == 1
+    assert f"table {printed}" in failed
+
+
+def test_a_name_that_is_not_there_is_told_as_it_was_given(
+    config: LakeConfig, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(ORDERS, ["id*:INT"])
+
+    _, _, failed = ran(config.path, capsys, "history", "`a.b`.c", "--key", "id=1", "--json")
+
+    assert json.loads(failed)["table"] == "`a.b`.c"
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("shop.order", "Did you mean shop.orders? "),
+        ("Shop.Orders", "Did you mean shop.orders? "),
+        ("shop.v2.x", None),
+        ("`shop.v2`.item", "Did you mean `shop.v2`.items? "),
+        ("elsewhere.zebras", ""),
+    ],
+)
+def test_a_table_that_is_not_there_names_the_nearest(
+    config: LakeConfig,
+    make: Make,
+    capsys: pytest.CaptureFixture[str],
+    asked: str,
+    near: str | None,
+) -> None:
+    make(ORDERS, ["id*:INT"])
+    make(TableName("shop.v2", "items"), ["id*:INT"])
+
+    code, _, failed = ran(config.path, capsys, "history", asked, "--key", "id=1", "--json")
+
+    told = json.loads(failed)
+    if near is None:
+        assert (code, told["error"]) == (2, "ConfigurationError")
+        assert "in backticks" in told["message"]
+        return
+    assert told["hint"] == f"{near}`chronolake tables` lists the tables; names are case-sensitive."

@@ -61,6 +61,8 @@ def test_every_command_explains_itself_with_an_example(
         ("history", "a.b", "--lake", "x"),
         ("history", "a.b", "--key", "id", "--lake", "x"),
         ("history", "a.b", "--key", "id=1", "--key", "id=2", "--lake", "x"),
+        ("history", "a.b", "--key", "id=1", "--null", "id", "--lake", "x"),
+        ("history", "a.b", "--null", "id", "--null", "id", "--lake", "x"),
         ("history", "no-dot", "--key", "id=1", "--lake", "x"),
         ("verify", "--lake", "x"),
         ("verify", "a.b", "--all", "--lake", "x"),
@@ -70,6 +72,75 @@ def test_every_command_explains_itself_with_an_example(
 )
 def test_wrong_usage_ends_with_two(words: tuple[str, ...]) -> None:
     assert ended(*words) == 2
+
+
+@pytest.mark.parametrize("given", [("--key", "a=1"), ("--null", "a")])
+@pytest.mark.parametrize("again", [("--key", "a=2"), ("--null", "a")])
+def test_a_column_given_twice_is_named(
+    given: tuple[str, str], again: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended("history", "a.b", "--key", "b=1", *given, *again, "--lake", "x") == 2
+
+    assert "a is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        (("nonsense",), "No such command 'nonsense'.", "`chronolake --help`"),
+        (("--lake", "x"), "No such option", "`chronolake --help`"),
+        (("tables", "--lak", "x"), "--lake)", "`chronolake tables --help`"),
+        (("tables",), "Missing option '--lake'", "`chronolake tables --help`"),
+        (("tables", "more", "--lake", "x"), "unexpected extra argument", "tables --help`"),
+        (("mode", "a.b", "dead", "--lake", "x"), "'dead'", "`chronolake mode --help`"),
+        (("query", "--lake", "x"), "Missing argument 'SQL'", "`chronolake query --help`"),
+        (("query", "SELECT 1", "--limit", "x", "--lake", "x"), "--limit", "query --help`"),
+        (("history", "a.b", "--key", "id", "--lake", "x"), "write NAME=VALUE", "history --help`"),
+        (("state", "mvoe"), "No such command 'mvoe'", "`chronolake state --help`"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_wrong_usage_is_told_as_other_errors_are(
+    words: tuple[str, ...],
+    told: str,
+    hint: str,
+    as_json: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CHRONOLAKE_LAKE", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    assert ended(*words, *(["--json"] if as_json else [])) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    if not as_json:
+        assert said.err.startswith("Error: ")
+        assert told in said.err
+        assert hint in said.err.partition("What to do: ")[2]
+        return
+    failure = json.loads(said.err)
+    assert failure.keys() == {"error", "message", "hint", "retryable"}
+    assert failure["error"] == "ConfigurationError"
+    assert told in failure["message"]
+    assert hint in failure["hint"]
+
+
+def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Path) -> None:
+    alone = {name: text for name, text in os.environ.items() if name != "CHRONOLAKE_LAKE"}
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("chronolake")), "tables", "--json"],
+        # Another variable is nearer by its first letters, and is read.
+        env={**alone, "CHRONOLAKE_LAEK": str(tmp_path), "CHRONOLAKE_JARS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 2
+    assert "CHRONOLAKE_LAEK is not read: did you mean CHRONOLAKE_LAKE?" in done.stderr
 
 
 def test_a_missing_lake_says_what_where_and_what_to_do(tmp_path: Path) -> None:
@@ -130,6 +201,16 @@ def test_version_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
     versions = json.loads(capsys.readouterr().out)
     assert {"chronolake", "pyspark", "pyiceberg", "pyarrow", "python"} == set(versions)
+
+
+def test_a_name_that_looks_like_markup_is_printed_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert ended("init", "[red]a:bug:") == 0
+
+    assert "Made [red]a:bug:/chronolake.yml" in capsys.readouterr().out
 
 
 def test_looking_imports_no_spark() -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from chronolake.config import CatalogKind, FileConfig, keys, load, variable_of
+from chronolake.config import (
+    CatalogKind,
+    FileConfig,
+    keys,
+    lake_of_project,
+    load,
+    load_project,
+    variable_of,
+)
 from chronolake.errors import ConfigurationError
+from chronolake.variables import KNOWN
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +108,71 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one(
 
 
 @pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("CHRONOLAKE_LAEK", "The nearest one is CHRONOLAKE_LAKE."),
+        ("CHRONOLAKE_WAREHOSE", "The nearest one is CHRONOLAKE_WAREHOUSE."),
+        ("CHRONOLAKE_FAILPIONT", "The nearest one is CHRONOLAKE_FAILPOINT."),
+        ("CHRONOLAKE_PORT", "Names that begin with CHRONOLAKE_ are Chronolake's own"),
+        ("CHRONOLAKE_", "Names that begin with CHRONOLAKE_ are Chronolake's own"),
+    ],
+)
+def test_an_unknown_variable_outside_a_section_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, hint: str
+) -> None:
+    monkeypatch.setenv(variable, "50052")
+    file = written(tmp_path / "lake", "lake: {path: .}") / "chronolake.yml"
+
+    for read in (load, lambda _: load_project(file), lambda _: lake_of_project(file)):
+        with pytest.raises(ConfigurationError) as refused:
+            read(tmp_path)
+        assert f"{variable} is no setting" in refused.value.message
+        assert hint in (refused.value.hint or "")
+
+
+def test_variables_that_others_read_are_let_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {
+        # The file's own; also where what stands there is not for this lake.
+        "CHRONOLAKE_MINE": "p", "CHRONOLAKE_CATALOG_SECRET": "p",
+        # Those of a service called chronolake.
+        "CHRONOLAKE_SERVICE_HOST": "10.0.0.1", "CHRONOLAKE_SERVICE_PORT_GRPC": "50052",
+        "CHRONOLAKE_PORT": "tcp://10.0.0.1:50052", "CHRONOLAKE_PORT_50052_TCP_ADDR": "10.0.0.1",
+        "CHRONOLAKE_CATALOG_PORT": "tcp://10.0.0.2:5432",
+    } | dict.fromkeys(KNOWN, "1")  # fmt: skip
+    for name, text in others.items():
+        monkeypatch.setenv(name, text)
+    text = (
+        "lake: {path: ., spark: {conf: {a: '${CHRONOLAKE_MINE}'}}}\n"
+        "pipelines: {p: {source: {type: postgres, dsn: 'postgresql://${CHRONOLAKE_CATALOG_SECRET}'"
+        "}}}"
+    )
+    file = written(tmp_path / "lake", text) / "chronolake.yml"
+
+    for config in (load(file.parent), load_project(file).lake, lake_of_project(file)):
+        assert config.spark.conf == {"a": "p"}
+
+
+def test_every_variable_that_is_named_somewhere_is_known() -> None:
+    root = Path(__file__).parents[2]
+    places = [root / "Makefile", root / "README.md"]
+    for folder in ("src", "bench", "scripts", "examples", "docs", "tests"):
+        places += [one for one in (root / folder).rglob("*") if one.is_file()]
+    # Those tests name some that nobody knows.
+    wrong = {Path(__file__), Path(__file__).with_name("test_cli.py")}
+    named = {
+        found
+        for place in places
+        if place not in wrong and place.suffix != ".pyc"
+        for found in re.findall(rb"CHRONOLAKE_[A-Z_]*[A-Z]", place.read_bytes())
+    }
+
+    assert {b"CHRONOLAKE_JARS", b"CHRONOLAKE_SEED", b"CHRONOLAKE_FAILPOINT_FILE"} <= named
+    assert {one.decode() for one in named} <= KNOWN | {variable_of(key) for key in keys()}
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("lake: {maintenance: {small_files: many}}", "lake.maintenance.small_files"),
@@ -121,13 +196,14 @@ def test_what_does_not_fit_is_refused_and_located(tmp_path: Path, text: str, wor
 
     assert words in str(refused.value)
     assert "chronolake.yml" in str(refused.value)
+    assert refused.value.hint
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read: No such file.*chronolake init"):
         load(tmp_path, file=tmp_path / "missing.yml")
     (tmp_path / "latin.yml").write_bytes(b"lake: {warehouse: \xe9}")
-    with pytest.raises(ConfigurationError, match="not UTF-8"):
+    with pytest.raises(ConfigurationError, match=r"not UTF-8.*Save it as UTF-8"):
         load(tmp_path, file=tmp_path / "latin.yml")
 
 

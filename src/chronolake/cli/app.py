@@ -9,14 +9,16 @@ interrupted.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias, cast
 
 import orjson
 import typer
@@ -25,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.errors import ChronolakeError, LakeError, SchemaError
+from chronolake import variables
+from chronolake.errors import ChronolakeError, ConfigurationError, LakeError, SchemaError
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
 
 _DEBUG: Final = "--debug"
+#: Every kind of wrong usage; of these, Typer gives a name to one alone.
+_WrongUsage: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 app = typer.Typer(
     name="chronolake",
@@ -47,7 +52,7 @@ LakeOption: TypeAlias = Annotated[
     Path,
     typer.Option(
         "--lake",
-        envvar="CHRONOLAKE_LAKE",
+        envvar=variables.LAKE,
         metavar="DIR",
         help="The lake's folder.",
         show_default=False,
@@ -77,13 +82,15 @@ JsonOption: TypeAlias = Annotated[
 DebugOption: TypeAlias = Annotated[
     bool, typer.Option(_DEBUG, help="Show the whole traceback of an error.")
 ]
+_TABLE_HELP: Final = (
+    "schema.table, as it is printed: a part that holds a dot stands in backticks, and then the "
+    "whole in single quotes for the shell."
+)
 TableArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="TABLE",
-        help="schema.table; a part that holds a dot stands in backticks.",
-        show_default=False,
-    ),
+    str, typer.Argument(metavar="TABLE", help=_TABLE_HELP, show_default=False)
+]
+OptionalTableArgument: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help=_TABLE_HELP, show_default=False)
 ]
 
 
@@ -211,9 +218,11 @@ def table_name(text: str) -> TableName:
 
 def console(*, stderr: bool = False) -> Console:
     """Where text for people goes; as wide as the terminal, or 100 columns where there is none."""
-    screen = Console(stderr=stderr, highlight=False)
+    # Names may look like the markup of Rich, or like its emoji.
+    make = partial(Console, stderr=stderr, highlight=False, markup=False, emoji=False)
+    screen = make()
     if not screen.is_terminal and "COLUMNS" not in os.environ:
-        screen = Console(stderr=stderr, highlight=False, width=100)
+        screen = make(width=100)
     return screen
 
 
@@ -264,7 +273,8 @@ def show_error(failure: ChronolakeError, *, json: bool) -> None:
     screen.print(Text("Error: ", style="bold red") + Text(failure.message, style="red"))
     if failure.place:
         where = ", ".join(f"{name} {value}" for name, value in failure.place.items())
-        screen.print(Text(f"Where: {where}"))
+        # Names are copied from here: no line may be broken.
+        screen.print(Text(f"Where: {where}"), soft_wrap=True)
     if failure.hint:
         screen.print(Text(f"What to do: {failure.hint}"))
 
@@ -279,12 +289,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = _DEBUG in words
     # An option of the program is accepted after the command as well.
     words = [*([_DEBUG] if debug else []), *(word for word in words if word != _DEBUG)]
+    json = "--json" in words
     try:
-        app(args=words, prog_name="chronolake")
+        code = app(args=words, prog_name="chronolake", standalone_mode=False)
+    except _WrongUsage as failure:
+        if failure.format_message():  # Without words where the help was shown instead.
+            show_error(_of_usage(failure, [word for word in words if word != _DEBUG]), json=json)
+        sys.exit(failure.exit_code)
+    except typer.Abort:
+        console(stderr=True).print("Nothing was done.")
+        sys.exit(1)
     except ChronolakeError as failure:
         if debug:
             raise
-        show_error(failure, json="--json" in words)
+        show_error(failure, json=json)
         sys.exit(1)
     except BrokenPipeError:
         # The reader, `head` perhaps, has seen enough. Nothing must be flushed into the pipe.
@@ -294,9 +312,28 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         told = _of_spark(failure)
         if debug or told is None:
             raise
-        show_error(told, json="--json" in words)
+        show_error(told, json=json)
         sys.exit(1)
-    sys.exit(0)
+    sys.exit(code or 0)
+
+
+def _of_usage(failure: typer.BadParameter, words: Sequence[str]) -> ConfigurationError:
+    """What is wrong with the words of a command, as all other errors are told."""
+    command = failure.ctx.command_path if failure.ctx else f"chronolake {words[0]}"
+    hint = f"`{command} --help` tells what it takes."
+    meant = getattr(getattr(failure, "param", None), "envvar", None)
+    if isinstance(meant, str) and (unread := _unread(meant)):
+        hint = f"The environment variable {unread} is not read: did you mean {meant}? {hint}"
+    return ConfigurationError(" ".join(failure.format_message().split()), hint=hint)
+
+
+def _unread(meant: str) -> str | None:
+    """The variable that a missing value may have been set in, under a name that nobody reads."""
+    beyond = len(variables.PREFIX)
+    set_ones = [one for one in os.environ if one.startswith(variables.PREFIX)]
+    unknown = [one[beyond:] for one in set_ones if one not in variables.KNOWN]
+    near = difflib.get_close_matches(meant[beyond:], unknown, n=1)
+    return variables.PREFIX + near[0] if near else None
 
 
 def _of_spark(failure: Exception) -> ChronolakeError | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,9 @@ from chronolake.cli.app import (
     print_json,
     table_name,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @app.command(epilog="Example: chronolake tables --lake ./lake")
@@ -80,7 +83,7 @@ def history(
 
     if not key and not null:
         raise typer.BadParameter("give the record's key", param_hint="--key")
-    wanted = {**dict.fromkeys(null or ()), **dict(pairs(key or (), "--key"))}
+    wanted = _key_of(key or (), null or ())
     timeline = look.history(configuration(lake, config, settings), table_name(table), wanted)
     if json:
         print_json(timeline.as_json())
@@ -88,6 +91,20 @@ def history(
         console().print(show.timeline(timeline))
     if not timeline.versions:
         fail()
+
+
+def _key_of(given: Sequence[str], null: Sequence[str]) -> dict[str, str | None]:
+    """The record's key: text by column, None for null.
+
+    Raises:
+        BadParameter: a column is named twice.
+    """
+    key: dict[str, str | None] = dict(pairs(given, "--key"))
+    for column in null:
+        if column in key:
+            raise typer.BadParameter(f"{column} is given twice", param_hint="--null")
+        key[column] = None
+    return key
 
 
 @app.command(epilog="Example: chronolake usage --month 2026-11 --lake ./lake")

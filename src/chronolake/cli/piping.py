@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
+from chronolake import variables
 from chronolake.cli.app import (
     JsonOption,
     SettingOption,
@@ -50,7 +51,7 @@ ProjectOption: TypeAlias = Annotated[
     Path,
     typer.Option(
         "--project",
-        envvar="CHRONOLAKE_PROJECT",
+        envvar=variables.PROJECT,
         metavar="DIR",
         help="The folder of chronolake.yml, or the file itself.",
     ),
@@ -59,7 +60,7 @@ ProjectLakeOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--lake",
-        envvar="CHRONOLAKE_LAKE",
+        envvar=variables.LAKE,
         metavar="DIR",
         help="The lake's folder, if it is not the one that chronolake.yml names.",
         show_default=False,
@@ -210,7 +211,7 @@ def rebuild(
 
     name = table_name(table)
     wanted = project_of(project, lake, settings)
-    stream = _stream_of(wanted, name)
+    stream = _stream_of(wanted, name, json=json)
     with opened(wanted) as there, leased_for(there, [stream]) as lease:
         rows = run(there, stream, lease).written
     if json:
@@ -254,13 +255,14 @@ def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[
     return leased(Store.open(lake.config), streams[0].pipeline, above=above)
 
 
-def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
+def compared(lake: Lake, report: VerifyReport, place: Path, *, json: bool) -> VerifyReport:
     """A table's promises, and whether it holds what its raw lake holds.
 
     Args:
         lake: the lake.
         report: what is known of the table.
         place: the chronolake.yml, or a folder; the working folder's is taken if that has none.
+        json: whether what other pipelines lack is told as JSON.
 
     Raises:
         ConfigurationError: there is no chronolake.yml, or no pipeline in it fills the table.
@@ -273,7 +275,7 @@ def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
 
     is_there = place.is_file() or (place / FILE_NAME).is_file()
     wanted = project_of(place if is_there else Path(), lake.config.path, None)
-    stream = _stream_of(wanted, report.table)
+    stream = _stream_of(wanted, report.table, json=json)
     with leased_for(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
     told = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
@@ -287,7 +289,7 @@ def compared(lake: Lake, report: VerifyReport, place: Path) -> VerifyReport:
     return replace(report, promises=(*report.promises, promise))
 
 
-def _stream_of(project: Project, table: TableName) -> Stream:
+def _stream_of(project: Project, table: TableName, *, json: bool) -> Stream:
     """The stream that fills a table."""
     from chronolake.pipeline.streams import streams_of
 
@@ -296,7 +298,7 @@ def _stream_of(project: Project, table: TableName) -> Stream:
             streams = streams_of(project, name)
         except ChronolakeError as failure:
             # Another pipeline's source may be away.
-            show_error(failure, json=False)
+            show_error(failure, json=json)
             continue
         for stream in streams:
             if stream.table == table:

@@ -95,7 +95,7 @@ class Progress:
         self._landed: dict[str, int] = {}
         self._upkeep: TaskID | None = None
         self._bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TextColumn("{task.fields[rows]:,} rows"),

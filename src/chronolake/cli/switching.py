@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from chronolake.cli import shown
 from chronolake.cli.app import (
@@ -160,4 +161,4 @@ def _agree(plan: SwitchPlan, *, json: bool) -> None:
 
 def _progress(text: str, *, json: bool) -> AbstractContextManager[object]:
     screen = console(stderr=True)
-    return nullcontext() if json or not screen.is_terminal else screen.status(text)
+    return nullcontext() if json or not screen.is_terminal else screen.status(Text(text))

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
     LakeOption,
+    OptionalTableArgument,
     SettingOption,
     TableArgument,
     app,
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
     from chronolake.types import TableName
-
-TableOption: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[TABLE]",
-        help="schema.table; a part that holds a dot stands in backticks.",
-        show_default=False,
-    ),
-]
 
 
 @app.command(
@@ -83,7 +75,7 @@ def query(
 
 @app.command(epilog="Example: chronolake verify sales.customers --lake ./lake")
 def verify(
-    table: TableOption = None,
+    table: OptionalTableArgument = None,
     *,
     lake: LakeOption,
     every: Annotated[bool, typer.Option("--all", help="Check every table of the lake.")] = False,
@@ -112,7 +104,7 @@ def verify(
     with existing(configuration(lake, config, settings)) as opened:
         reports = [checked(opened, name) for name in _chosen(opened, wanted)]
         if against_lake:
-            reports = [compared(opened, report, config or lake) for report in reports]
+            reports = [compared(opened, report, config or lake, json=json) for report in reports]
         note_verified(opened.config, reports, against_lake=against_lake)
     if json:
         print_json([shown.verified_json(report) for report in reports])
@@ -125,7 +117,7 @@ def verify(
 
 @app.command(epilog="Example: chronolake maintain sales.customers --lake ./lake")
 def maintain(
-    table: TableOption = None,
+    table: OptionalTableArgument = None,
     *,
     lake: LakeOption,
     dry_run: Annotated[

@@ -14,19 +14,27 @@ from pydantic import BaseModel, ValidationError
 from chronolake.config.project import FileConfig, Project
 from chronolake.config.sections import LakeConfig, LakeSection, known_keys
 from chronolake.errors import ConfigurationError
+from chronolake.variables import KNOWN, PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 FILE_NAME: Final = "chronolake.yml"
-_PREFIX: Final = "CHRONOLAKE_"
 #: What tells sections of one key apart.
 _KIND: Final = "type"
 _REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
 #: Keys that hold settings of other software, under names of its own.
 _SETTINGS: Final = ("catalog.properties", "spark.conf")
+_OF_YAML: Final = (
+    "Give each key once, indent with blanks and not with tabs, and put quotes around texts with "
+    "characters such as `:`, `#`, `{` and `@`."
+)
+#: What Kubernetes and Docker set for a service called chronolake.
+_LINK: Final = re.compile(
+    r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -49,12 +57,13 @@ def load(
     folder = Path(path).expanduser().resolve()
     source = _find(folder, file)
     settings = _read(source) if source else {}
+    named = set(_referenced(settings))
     # What pipelines need from the environment is none of this lake's business.
     settings = {"lake": _resolve(settings.get("lake"), str(source), "lake")} | {
         name: value for name, value in settings.items() if name not in {"lake", "pipelines"}
     }
     _check(FileConfig, settings, str(source) if source else "the configuration")
-    return _lake(folder, settings.get("lake"), overrides)
+    return _lake(folder, settings.get("lake"), overrides, named)
 
 
 def load_project(
@@ -70,12 +79,18 @@ def load_project(
     Raises:
         ConfigurationError: as for `load`.
     """
-    settings = _resolve(_read(file), str(file))
+    written = _read(file)
+    settings = _resolve(written, str(file))
     checked = _check(FileConfig, settings, str(file))
     folder = lake or file.parent / Path(checked.lake.path).expanduser()
     return Project(
         file.resolve(),
-        _lake(folder.expanduser().resolve(), settings.get("lake"), overrides),
+        _lake(
+            folder.expanduser().resolve(),
+            settings.get("lake"),
+            overrides,
+            set(_referenced(written)),
+        ),
         checked.pipelines,
     )
 
@@ -92,11 +107,12 @@ def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -
     Raises:
         ConfigurationError: as for `load`.
     """
-    settings = {name: part for name, part in _read(file).items() if name != "pipelines"}
+    written = _read(file)
+    settings = {name: part for name, part in written.items() if name != "pipelines"}
     settings = _resolve(settings, str(file))
     checked = _check(FileConfig, settings, str(file))
     folder = (file.parent / Path(checked.lake.path).expanduser()).resolve()
-    return _lake(folder, settings.get("lake"), overrides)
+    return _lake(folder, settings.get("lake"), overrides, set(_referenced(written)))
 
 
 def sources_of_project(file: Path) -> dict[str, str]:
@@ -117,11 +133,21 @@ def sources_of_project(file: Path) -> dict[str, str]:
 
 
 def _lake(
-    folder: Path, section: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None
+    folder: Path,
+    section: Mapping[str, Any] | None,
+    overrides: Mapping[str, Any] | None,
+    named: Collection[str],
 ) -> LakeConfig:
-    """A lake's configuration: the file's section, then the environment, then the flags."""
+    """A lake's configuration: the file's section, then the environment, then the flags.
+
+    Args:
+        folder: the lake's.
+        section: `lake` of the file.
+        overrides: what flags say.
+        named: the environment variables that the file names.
+    """
     lake = {name: value for name, value in (section or {}).items() if name != "path"}
-    for key, value in _from_environment():
+    for key, value in _from_environment(named):
         _put(lake, key, value)
         _check(LakeSection, lake, f"the environment variable {variable_of(key)}")
     for key, value in (overrides or {}).items():
@@ -133,7 +159,7 @@ def _lake(
 
 def variable_of(key: str) -> str:
     """The environment variable of a dotted key below `lake`."""
-    return _PREFIX + key.replace(".", "_").upper()
+    return PREFIX + key.replace(".", "_").upper()
 
 
 def keys(model: type[BaseModel] = LakeSection, prefix: str = "") -> Iterator[str]:
@@ -181,15 +207,22 @@ def _read(source: Path) -> dict[str, Any]:
         # S506 is about unsafe loaders; this one is a SafeLoader.
         content = yaml.load(source.read_text(encoding="utf-8"), Loader=UniqueKeys)  # noqa: S506
     except (OSError, UnicodeDecodeError) as failure:
-        reason = getattr(failure, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigurationError(f"{source} cannot be read: {reason}.") from failure
+        reason = getattr(failure, "strerror", None)
+        raise ConfigurationError(
+            f"{source} cannot be read: {reason or 'it is not UTF-8 text'}.",
+            hint="Name one that is there and may be read; `chronolake init` makes one."
+            if reason
+            else "Save it as UTF-8.",
+        ) from failure
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         # Not chained: the parser's own message quotes the line, which may hold a password.
-        raise ConfigurationError(f"{source}{line} is not valid YAML: {failure.problem}.") from None
+        raise ConfigurationError(
+            f"{source}{line} is not valid YAML: {failure.problem}.", hint=_OF_YAML
+        ) from None
     except yaml.YAMLError:
-        raise ConfigurationError(f"{source} is not valid YAML.") from None
+        raise ConfigurationError(f"{source} is not valid YAML.", hint=_OF_YAML) from None
     except ValueError as failure:
         raise ConfigurationError(
             f"{source} holds a value that YAML takes for another type: {failure}.",
@@ -235,19 +268,41 @@ def _resolve(value: Any, source: str, key: str = "") -> Any:
     return _REFERENCE.sub(replacement, value)
 
 
-def _from_environment() -> Iterator[tuple[str, str]]:
-    settable = {key for key in keys() if key not in _SETTINGS}
-    by_variable = {variable_of(key): key for key in settable}
-    sections = {name.partition(".")[0] for name in settable if "." in name}
+def _referenced(value: Any) -> Iterator[str]:
+    """The environment variables that stand as `${NAME}` in a value."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _referenced(item)
+    elif isinstance(value, str):
+        yield from (found[2] for found in _REFERENCE.finditer(value) if found[2])
+
+
+def _from_environment(named: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What the environment sets, by dotted key.
+
+    Raises:
+        ConfigurationError: a variable of ours that nobody knows.
+    """
+    by_variable = {variable_of(key): key for key in keys() if key not in _SETTINGS}
     for name in sorted(os.environ):
         if name in by_variable:
             yield by_variable[name], os.environ[name]
-        elif any(name.startswith(f"{_PREFIX}{section.upper()}_") for section in sections):
-            nearest = difflib.get_close_matches(name, by_variable, n=1)
+        elif name.startswith(PREFIX) and not (name in KNOWN or name in named or _is_link(name)):
+            told = {one.removeprefix(PREFIX): one for one in (*by_variable, *sorted(KNOWN))}
+            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), told, n=1)
             raise ConfigurationError(
                 f"The environment variable {name} is no setting.",
-                hint=f"The nearest one is {nearest[0]}." if nearest else None,
+                hint=f"The nearest one is {told[nearest[0]]}."
+                if nearest
+                else f"Names that begin with {PREFIX} are Chronolake's own: unset it, or give it "
+                "another name.",
             )
+
+
+def _is_link(name: str) -> bool:
+    """Whether a variable is one that platforms set for a service called chronolake."""
+    is_address = name.endswith("_PORT") and "://" in os.environ[name]
+    return is_address or _LINK.fullmatch(name) is not None
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -282,7 +337,10 @@ def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "union_tag_not_found":
             reason = f"it needs a `{_KIND}`"
-        raise ConfigurationError(f"{where}: {'.'.join(place)}: {reason}.") from None
+        raise ConfigurationError(
+            f"{where}: {'.'.join(place)}: {reason}.",
+            hint="`chronolake schema` prints what each key takes.",
+        ) from None
 
 
 def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[str], Any]:

@@ -88,7 +88,11 @@ class Catalog:
         """
         table = self.find(name)
         if table is None:
-            raise LakeError("The table was dropped meanwhile.", table=str(name))
+            raise LakeError(
+                "The table was dropped meanwhile, or got another name.",
+                table=str(name),
+                hint="`chronolake tables` lists those that are there.",
+            )
         return table
 
     def tables(self) -> list[TableName]:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from chronolake.config import CatalogKind
 from chronolake.errors import ChronolakeError, LakeError, SchemaError, TableNotFoundError
+from chronolake.spelling import table_to_find
 from chronolake.types import (
     START,
     Column,
@@ -143,7 +144,7 @@ def look_up(config: LakeConfig, name: TableName) -> LookedUp:
         table = _current(config, name, location)
         if table is not None:
             return _described(name, table)
-    raise _missing(name)
+    raise _missing(config, name)
 
 
 def every(config: LakeConfig) -> list[LookedUp]:
@@ -160,10 +161,10 @@ def every(config: LakeConfig) -> list[LookedUp]:
     return [_described(name, table) for name, table in found if table is not None]
 
 
-def _missing(name: TableName) -> TableNotFoundError:
+def _missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
     return TableNotFoundError(
         "The lake has no such table.",
-        hint="`chronolake tables` lists the tables; names are case-sensitive.",
+        hint=table_to_find(str(name), map(str, names(config))),
         table=str(name),
     )
 
@@ -284,7 +285,7 @@ def _from_rest(config: LakeConfig, name: TableName) -> Table:
         try:
             return catalog.load_table((name.schema, name.table))
         except NoSuchTableError as failure:
-            raise _missing(name) from failure
+            raise _missing(config, name) from failure
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from chronolake.look.catalog import LookedUp, look_up
 from chronolake.look.moments import epsilon_of, known_since
 from chronolake.look.stored import FILE, ROW, StoredRows
 from chronolake.look.versions import StoredVersions, Version, as_they_are
+from chronolake.spelling import did_you_mean
+from chronolake.texts import clocks_of
 from chronolake.types import Kind, Mode, TableName
 
 if TYPE_CHECKING:
@@ -160,7 +162,9 @@ def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpress
         if column not in by_name:
             raise UnknownColumnError(
                 "The table has no such column.",
-                hint=f"Its key is {_listed(wanted)}.",
+                hint=f"Its key is {_listed(found.key)}."
+                if found.key
+                else did_you_mean(column, by_name, f"Its columns are {_listed(list(by_name))}."),
                 table=table,
                 column=column,
             )
@@ -174,7 +178,7 @@ def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpress
     if missing := [column for column in wanted if column not in key] or (["id"] if not key else []):
         raise UnknownColumnError(
             f"The key is not complete: {_listed(missing)} is missing.",
-            hint="Give --key COLUMN=VALUE once for each key column.",
+            hint="Give --key COLUMN=VALUE for each key column, or --null COLUMN where it is null.",
             table=table,
         )
     condition: BooleanExpression = AlwaysTrue()
@@ -189,7 +193,7 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     Raises:
         ValueRefusedError: the text is no value of the column's type.
     """
-    from pyiceberg.expressions import EqualTo, IsNaN, IsNull  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions import EqualTo, In, IsNaN, IsNull  # noqa: PLC0415 - slow to import
     from pyiceberg.expressions.literals import (  # noqa: PLC0415 - slow to import
         FloatLiteral,
         LongLiteral,
@@ -199,6 +203,8 @@ def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpressio
     if text is None:
         return IsNull(column)
     by_name = {one.name: one for one in found.columns}
+    if by_name[column].type.kind is Kind.NAIVE_TIME:
+        return In(column, clocks_of(text))
     if by_name[column].type.kind in NUMBERS:
         text = text.strip()  # As it may come with what was copied.
     value = typed(by_name[column], text, table=str(found.name))

@@ -101,7 +101,9 @@ def check_columns(name: TableName, columns: Sequence[Column]) -> None:
             hint="Choose another name for the schema or the table.",
         )
     if not columns:
-        raise SchemaError("A table needs at least one column.", table=table)
+        raise SchemaError(
+            "A table needs at least one column.", table=table, hint="Send its columns with it."
+        )
     for column_name, count in Counter(column.name for column in columns).items():
         problem = (
             "A column has no name."
@@ -117,7 +119,12 @@ def check_columns(name: TableName, columns: Sequence[Column]) -> None:
             else None
         )
         if problem:
-            raise SchemaError(problem, table=table, column=column_name)
+            raise SchemaError(
+                problem,
+                table=table,
+                column=column_name,
+                hint="Rename the column.",
+            )
     if mode_of(column.name for column in columns) is not Mode.HISTORY:
         return
     for column in columns:

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from chronolake.description import describe_loaded
-from chronolake.errors import CommitConflictError, TableNotFoundError
+from chronolake.errors import CommitConflictError
 from chronolake.iceberg import HIDDEN, MAIN, java_class_of, java_message_of
 from chronolake.session import CATALOG
 from chronolake.table.aside import replacements_of
@@ -172,11 +172,7 @@ def planned(lake: Lake, name: TableName) -> MaintenancePlan:
     """
     table = lake.catalog.find(name)
     if table is None:
-        raise TableNotFoundError(
-            "The table does not exist.",
-            table=str(name),
-            hint="`chronolake tables` lists those that do.",
-        )
+        raise lake.missing(name)
     config = lake.config.maintenance
     return plan_maintenance(name, files_of(table, config), config)
 

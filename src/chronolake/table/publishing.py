@@ -145,7 +145,9 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
         if now.property_of(PUBLISH_PROPERTY) == identity:
             return
         raise CommitConflictError(
-            f"The commit did not happen: {failure.message}", table=str(table.name)
+            f"The commit did not happen: {failure.message}",
+            table=str(table.name),
+            hint="Do it again: the table is as it was.",
         ) from failure
     raise CommitUnknownError(
         f"Nor did the catalog answer afterwards: {failure.message}",

@@ -107,4 +107,5 @@ def _check(description: TableDescription, column: str, kind: Kind) -> None:
             f"The truncate needs a column of type {kind}, and this is {stored.type}.",
             table=table,
             column=column,
+            hint="Name another column, or change this one's type with AlterTable.",
         )

@@ -9,7 +9,6 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chronolake.changes import RESERVED
-from chronolake.errors import TableNotFoundError
 from chronolake.session import CATALOG, active
 from chronolake.table.sql import col, sample
 from chronolake.types import ACTIVE, END, START, TMAX_MICROS, Mode
@@ -70,11 +69,7 @@ def verify(lake: Lake, name: TableName) -> VerifyReport:
     """
     description = lake.describe(name)
     if description is None:
-        raise TableNotFoundError(
-            "The table does not exist.",
-            table=str(name),
-            hint="`chronolake tables` lists those that do.",
-        )
+        raise lake.missing(name)
     with active(lake.spark):
         return _verified(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
 

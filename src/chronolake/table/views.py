@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
+from chronolake.errors import SchemaError, TableExistsError
 from chronolake.session import CATALOG, active
 from chronolake.table.sql import listed
 from chronolake.types import ACTIVE, HISTORY_COLUMNS, Mode, TableName
@@ -45,11 +45,7 @@ def create_current_view(lake: Lake, name: TableName) -> TableName:
     with lake.writing(name):
         description = lake.describe(name)
         if description is None:
-            raise TableNotFoundError(
-                "The table does not exist.",
-                table=str(name),
-                hint="`chronolake tables` lists those that do.",
-            )
+            raise lake.missing(name)
         if description.mode is not Mode.HISTORY:
             raise SchemaError(
                 f"The table is in {description.mode} mode: it is its own present state.",

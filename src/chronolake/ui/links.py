@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from chronolake.errors import SchemaError, ValueRefusedError
 from chronolake.look import moments
-from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName, quoted
+from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,16 +32,6 @@ _LONGEST_NUMBER: Final = 12
 _ZONE: Final = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
 
 
-def spelled(name: TableName) -> str:
-    """A table's name so that `TableName.parse` reads it: parts with dots stand in backticks."""
-    return ".".join(_part(part) for part in (name.schema, name.table))
-
-
-def _part(part: str) -> str:
-    is_plain = "." not in part and not part.startswith("`") and part == part.strip()
-    return part if is_plain else quoted(part)
-
-
 def to(path: str, **query: str | int | None) -> str:
     """A path with a query; what is None or empty is left out."""
     given = [(name, str(value)) for name, value in query.items() if value not in {None, ""}]
@@ -50,7 +40,7 @@ def to(path: str, **query: str | int | None) -> str:
 
 def inside(name: TableName) -> str:
     """The page of a table's inside."""
-    return to("/table", name=spelled(name))
+    return to("/table", name=str(name))
 
 
 def record(
@@ -64,7 +54,7 @@ def record(
 
     A key that is too long for a URL makes one that `key_of` refuses with what to do.
     """
-    table = [("table", spelled(name))]
+    table = [("table", str(name))]
     given = [
         ("null", column) if value is None else (KEY + column, text_of(value))
         for column, value in (key or {}).items()
@@ -79,7 +69,7 @@ def record(
 
 def past(name: TableName, **query: str | None) -> str:
     """The page of a table as it stood."""
-    return to("/past", table=spelled(name), **query)
+    return to("/past", table=str(name), **query)
 
 
 def text_of(value: Cell) -> str:

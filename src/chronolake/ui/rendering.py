@@ -147,7 +147,6 @@ def environment() -> Environment:
         "instant": values.instant_tag,
         "ago": ago_tag,
         "lasting": lasting,
-        "spelled": links.spelled,
         "only": only,
         "without_breaks": links.without_breaks,
         "without": without,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import ConfigurationError
 from chronolake.ui.security import TOKEN, Guard, is_loopback, new_token
+from chronolake.variables import UI_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
 
-#: The environment variable of a token that stays the same from start to start.
-TOKEN_VARIABLE: Final = "CHRONOLAKE_UI_TOKEN"  # noqa: S105 - a name
 _SHORTEST_TOKEN: Final = 16
 _LAST_PORT: Final = 65_535
 #: In bytes, a request's line and headers: a link may name a record by a long key.
@@ -136,10 +135,10 @@ def _prepared() -> None:
 
 
 def _token(host: str) -> str | None:
-    given = os.environ.get(TOKEN_VARIABLE)
+    given = os.environ.get(UI_TOKEN)
     if given is not None and len(given) < _SHORTEST_TOKEN:
         raise ConfigurationError(
-            f"{TOKEN_VARIABLE} is too short for a token.",
+            f"{UI_TOKEN} is too short for a token.",
             hint=f"Give it at least {_SHORTEST_TOKEN} characters, or leave it out: a token is "
             "made then.",
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chronolake.description import describe_loaded
-from chronolake.errors import CommitError, TableNotFoundError
+from chronolake.errors import CommitError
 from chronolake.table.aside import publish_over
 from chronolake.table.migration.conversion import converted_to
 from chronolake.table.publishing import until_published
@@ -80,11 +80,7 @@ def plan_switch(
     """
     description = lake.describe(name)
     if description is None:
-        raise TableNotFoundError(
-            "The table does not exist.",
-            table=str(name),
-            hint="`chronolake tables` lists those that do.",
-        )
+        raise lake.missing(name)
     if description.mode is mode:
         rows = lake.table(name).df.count()
         return SwitchPlan(name, mode, mode, (), (), rows, rows)

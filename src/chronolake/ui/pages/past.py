@@ -84,7 +84,7 @@ class Asked:
     def url(self, *, path: str = "/past", **other: str | None) -> str:
         """The URL of this page, or of another one like it."""
         said = {"at": self.at, "than": self.than, "after": self.after}
-        return links.to(path, table=links.spelled(self.name), **(said | other))
+        return links.to(path, table=str(self.name), **(said | other))
 
 
 def whole(request: Request) -> Response:

@@ -118,13 +118,18 @@ class Asked:
         )
 
 
+def _searched(name: TableName) -> str:
+    """What words are looked for in: the name with its backticks and without."""
+    return f"{name} {name.schema}.{name.table}".lower()
+
+
 def chosen(tables: list[Seen], fresh: Mapping[TableName, Freshness], asked: Asked) -> list[Seen]:
     """The tables that were asked for, in order; those of which the order is not known come last."""
     words = asked.search.lower().split()
     found = [
         seen
         for seen in tables
-        if all(word in str(seen.name).lower() for word in words)
+        if all(word in _searched(seen.name) for word in words)
         and (not asked.mode or (seen.summary is not None and seen.summary.mode == asked.mode))
     ]
     of = next(heading.of for heading in HEADINGS if heading.name == asked.sort)
