@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from chronolake.config import LakeConfig
+    from chronolake.server.calls import Call
     from chronolake.server.options import ServeOptions
     from chronolake.types import TableName
 
@@ -136,13 +137,13 @@ class Server:
 
     def _cancel(self) -> bool:
         deadline = time.monotonic() + _CANCEL_SECONDS
-        named: set[str] = set()
+        named: set[Call] = set()
         while time.monotonic() < deadline:
             # Again and again: the batch's next job may start just after the cancelling.
-            for batch in self._destination.cancel():
-                if batch not in named:
-                    named.add(batch)
-                    _log.warning("batch_cancelled", batch=batch, reason="the server is stopping")
+            for call in self._destination.cancel():
+                if call not in named:
+                    named.add(call)
+                    _log.warning("batch_cancelled", **call.place, reason="the server is stopping")
             if self._destination.wait_until_idle(_CANCEL_STEP):
                 return True
         return False
