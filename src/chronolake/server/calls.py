@@ -11,7 +11,12 @@ from uuid import uuid4
 import grpc
 import structlog
 
-from chronolake.errors import ChronolakeError, TableNotFoundError
+from chronolake.errors import (
+    ChronolakeError,
+    CommitUnknownError,
+    StoppingError,
+    TableNotFoundError,
+)
 from chronolake.protos import common_pb2
 from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
 from chronolake.server.writing import cancellable
@@ -70,12 +75,13 @@ class Calls:
         self._metrics = metrics
         self._state = threading.Condition()
         self._calls: set[Call] = set()
+        self._unanswered: set[Call] = set()
         self._closed = False
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until no call runs; False if some still do after `seconds`."""
+        """Wait until every call has ended and gRPC has sent its answer; False after `seconds`."""
         with self._state:
-            return self._state.wait_for(lambda: not self._calls, seconds)
+            return self._state.wait_for(lambda: not (self._calls or self._unanswered), seconds)
 
     def refuse(self) -> None:
         """Answer every further call, and each that fails from now on, with UNAVAILABLE."""
@@ -90,13 +96,16 @@ class Calls:
         return running
 
     @contextmanager
-    def _running(self, rpc: str) -> Iterator[Call]:
+    def _running(self, rpc: str, context: grpc.ServicerContext) -> Iterator[Call]:
         """Count a call as running, and give it an identity that its log lines carry."""
         # Random, not made from the request: an identity that comes again would be taken for the
         # same attempt, and callers use file names more than once.
         call = Call(uuid4().hex[:16])
         with self._state:
             self._calls.add(call)
+            # An answer is sent after its handler has returned, and stopping gRPC would cut it off.
+            if context.add_callback(lambda: self._ended(self._unanswered, call)):
+                self._unanswered.add(call)
         try:
             with (
                 self._metrics.in_progress(rpc),
@@ -104,9 +113,12 @@ class Calls:
             ):
                 yield call
         finally:
-            with self._state:
-                self._calls.discard(call)
-                self._state.notify_all()
+            self._ended(self._calls, call)
+
+    def _ended(self, calls: set[Call], call: Call) -> None:
+        with self._state:
+            calls.discard(call)
+            self._state.notify_all()
 
     def _answer(
         self,
@@ -119,18 +131,20 @@ class Calls:
 
         The work gives the call its table as soon as it knows it.
         """
-        with self._running(rpc) as call, cancellable(self._lake, call.batch):
+        with self._running(rpc, context) as call, cancellable(self._lake, call.batch):
             if self._closed:
-                self._abort_closed(rpc, context)
+                return self._refused(rpc, context, call, _given_up(call), as_task)
             try:
                 response = work(call)
             except ChronolakeError as error:
-                if self._closed and not is_actionable(error):
-                    self._abort_closed(rpc, context)
+                # A task stays one, and of an answer that was lost nobody knows what became.
+                is_final = is_actionable(error) or isinstance(error, CommitUnknownError)
+                if self._closed and not is_final:
+                    error = _given_up(call)
                 return self._refused(rpc, context, call, error, as_task)
             except Exception as failure:  # noqa: BLE001 - nothing may end the connection
                 if self._closed:
-                    self._abort_closed(rpc, context)
+                    return self._refused(rpc, context, call, _given_up(call), as_task)
                 self._failed(rpc, context, call, failure)
             self._metrics.answered(rpc, str(response.WhichOneof("response")))
             return response
@@ -186,9 +200,11 @@ class Calls:
             return ""
         return "" if found is None else str(table)
 
-    def _abort_closed(self, rpc: str, context: grpc.ServicerContext) -> NoReturn:
-        self._metrics.answered(rpc, "error")
-        context.abort(
-            grpc.StatusCode.UNAVAILABLE,
-            "The server is stopping and gave up the call. Send it again.",
-        )
+
+def _given_up(call: Call) -> StoppingError:
+    return StoppingError(
+        "The server is stopping and gave the call up; the table is as it was.",
+        hint="Send it again.",
+        table=None if call.table is None else str(call.table),
+        batch=call.batch,
+    )
