@@ -17,6 +17,7 @@ ChronolakeError
 ├── SourceError               a source cannot be read, or gives what cannot be kept
 ├── PipelineBusyError         another process runs the pipeline (retryable)
 ├── LeaseLostError            another process took the pipeline over
+├── StoppingError             the server is stopping and gave a call up (retryable)
 ├── BatchError                a request that no table state could satisfy
 │   └── BatchFileError        a batch file cannot be read; nothing was written
 │       ├── FileAccessError   missing or unreadable
@@ -170,6 +171,12 @@ class PipelineBusyError(ChronolakeError):
 
 class LeaseLostError(ChronolakeError):
     """Another process took the pipeline over; what this one had not published is not there."""
+
+
+class StoppingError(ChronolakeError):
+    """The server is stopping and gave a call up; the table is as it was."""
+
+    retryable = True
 
 
 class BatchError(ChronolakeError):

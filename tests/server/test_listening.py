@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 from caller import SYNCED, Caller
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -132,6 +133,42 @@ def test_health_is_told_while_every_worker_is_busy(
     # A server that ended took nothing with it that others need.
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         assert health_pb2_grpc.HealthStub(channel).Check(asked, timeout=30).status == serving
+
+
+def test_every_call_is_answered_when_the_server_stops_also_those_that_wait_for_a_worker(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    columns = ["id*:LONG", SYNCED]
+    row = {"id": "1", "_fivetran_synced": "2024-01-01T00:00:00Z"}
+    busy = Server(lake, ServeOptions(port=0, max_workers=1, grace=0))
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{busy.port}") as channel,
+        ThreadPoolExecutor(2) as threads,
+        structlog.testing.capture_logs() as logged,
+    ):
+        caller = Caller(channel, lake.config.path, tmp_path, "stopped")
+        assert caller.create("t", columns).success
+        monkeypatch.setenv("CHRONOLAKE_FAILPOINT", "publish.before-commit=pause")
+        monkeypatch.setenv("CHRONOLAKE_FAILPOINT_FILE", str(held))
+        running = threads.submit(caller.write, "t", columns, replace=[row])
+        while not held.with_suffix(".reached").exists():
+            time.sleep(0.02)
+        asked = destination_sdk_pb2.DescribeTableRequest(schema_name="stopped", table_name="t")
+        waiting = [caller.stub.DescribeTable.future(asked) for _ in range(20)]
+        time.sleep(0.5)
+        stopped = threads.submit(busy.stop)
+        while not any(line["event"] == "batch_cancelled" for line in logged):
+            time.sleep(0.02)
+        # Past the last job that could have been cancelled: what can be finished, is.
+        held.unlink()
+        assert running.result().success
+        for each in waiting:
+            assert each.code() is grpc.StatusCode.UNAVAILABLE
+            assert each.details().startswith("The server is stopping and gave the call up;")
+        assert stopped.result()
+    assert caller.rows("t", "id") == [(1,)]
 
 
 def test_a_port_belongs_to_one_server(lake: Lake, server: Server) -> None:

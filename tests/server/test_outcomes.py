@@ -50,6 +50,7 @@ def test_a_short_status_text_is_left_alone() -> None:
         (errors.DecompressionError, False),
         (errors.MalformedFileError, False),
         (errors.CommitConflictError, False),
+        (errors.StoppingError, False),
         (errors.PromiseBrokenError, False),
     ],
 )

@@ -287,7 +287,12 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     assert failure.code() is grpc.StatusCode.UNAVAILABLE
     assert served.ended() == 0
     caller.channel.close()
-    assert any(line["event"] == "batch_cancelled" for line in served.lines())
+    (line,) = (line for line in served.lines() if line["event"] == "batch_cancelled")
+    assert line["table"] == "tester.t"
+    assert failure.details() == (
+        "The server is stopping and gave the call up; the table is as it was. "
+        f"(table 'tester.t', batch '{line['batch']}') Send it again."
+    )
     assert caller.snapshot("t")[0] == before[0]
     assert caller.rows("t", "v") == [("before",)]
 

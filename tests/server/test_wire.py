@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 from caller import SYNCED, Caller
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,6 +24,7 @@ from chronolake.lake import Lake
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.server import Server
 from chronolake.server.configuration import PROBE_SCHEMA
+from chronolake.types import TableName
 
 SERVICE = "fivetran_sdk.v2.DestinationConnector"
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
@@ -131,6 +135,11 @@ def test_reflection_describes_the_service(channel: grpc.Channel) -> None:
     assert len(found.methods) == 10
 
 
+def metrics(server: Server) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
+        return answer.read().decode()
+
+
 def test_metrics_count_batches_rows_bytes_seconds_and_failures_by_table(
     caller: Caller, server: Server
 ) -> None:
@@ -140,9 +149,7 @@ def test_metrics_count_batches_rows_bytes_seconds_and_failures_by_table(
     assert caller.write("t", COLUMNS, update=[row(3, "z")], delete=[row(2, "y")]).success
     assert caller.create("t", COLUMNS).WhichOneof("response") == "task"
     assert caller.write("made up", COLUMNS).WhichOneof("response") == "task"
-    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    with urllib.request.urlopen(url) as answer:
-        text = answer.read().decode()
+    text = metrics(server)
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     table = f'table="{caller.schema}.t"'
 
@@ -161,3 +168,50 @@ def test_metrics_count_batches_rows_bytes_seconds_and_failures_by_table(
     assert value('chronolake_requests_in_progress{rpc="WriteBatch"}') == 0
     assert value('chronolake_requests_total{outcome="task",rpc="CreateTable"}') >= 1
     assert "made up" not in text
+
+
+def test_an_unforeseen_failure_names_its_table_and_its_batch(
+    caller: Caller, server: Server
+) -> None:
+    assert caller.create("t", COLUMNS).success
+    assert caller.write("t", COLUMNS, replace=[row(1, "x")]).success
+    # Somebody's tidying of the lake's folder is nothing that a batch foresees.
+    for each in caller.iceberg("t").scan().plan_files():
+        Path(each.file.file_path.removeprefix("file:")).unlink()
+    with (
+        structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logged,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        caller.write("t", COLUMNS, update=[row(1, "y")])
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    (line,) = (line for line in logged if line["event"] == "call_failed")
+    assert line["table"] == f"{caller.schema}.t"
+    assert line["rpc"] == "WriteBatch"
+    for named in (line["incident"], f"table '{line['table']}'", f"batch '{line['batch']}'"):
+        assert named in caught.value.details()
+    counted = f'chronolake_failures_total{{error="{line["error"]}",table="{line["table"]}"}} 1.0'
+    assert counted in metrics(server)
+
+
+def test_a_table_that_was_dropped_under_its_batch_is_logged_and_no_time_series(
+    caller: Caller, server: Server, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert caller.create("t", COLUMNS).success
+    held = caller.folder / "held"
+    held.touch()
+    monkeypatch.setenv("CHRONOLAKE_FAILPOINT", "write.planned=pause")
+    monkeypatch.setenv("CHRONOLAKE_FAILPOINT_FILE", str(held))
+    with (
+        structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logged,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        running = thread.submit(caller.write, "t", COLUMNS, replace=[row(1, "x")])
+        while not held.with_suffix(".reached").exists():
+            time.sleep(0.02)
+        lake.catalog.drop(TableName(caller.schema, "t"), purge=True)
+        held.unlink()
+        failure = running.exception()
+    assert isinstance(failure, grpc.RpcError)
+    (line,) = (line for line in logged if line["event"] == "call_failed")
+    assert line["table"] == f"{caller.schema}.t"
+    assert caller.schema not in metrics(server)

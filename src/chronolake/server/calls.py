@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from uuid import uuid4
 
 import grpc
 import structlog
 
-from chronolake.errors import ChronolakeError, TableNotFoundError
+from chronolake.errors import (
+    ChronolakeError,
+    CommitUnknownError,
+    StoppingError,
+    TableNotFoundError,
+)
 from chronolake.protos import common_pb2
 from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
 from chronolake.server.writing import cancellable
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
     from chronolake.server.metrics import Metrics
+    from chronolake.types import TableName
 
 _log = structlog.get_logger(__name__)
 
@@ -31,6 +38,25 @@ class _Answer(Protocol):
 
 
 _A = TypeVar("_A", bound=_Answer)
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that runs.
+
+    Attributes:
+        batch: its identity, which its log lines carry.
+        table: the table that it is about, once that is known.
+    """
+
+    batch: str
+    table: TableName | None = None
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What errors and log lines name: the batch, and the table if it is known."""
+        named = {} if self.table is None else {"table": str(self.table)}
+        return {**named, "batch": self.batch}
 
 
 class Calls:
@@ -48,66 +74,78 @@ class Calls:
         self._lake = lake
         self._metrics = metrics
         self._state = threading.Condition()
-        self._batches: set[str] = set()
+        self._calls: set[Call] = set()
+        self._unanswered: set[Call] = set()
         self._closed = False
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until no call runs; False if some still do after `seconds`."""
+        """Wait until every call has ended and gRPC has sent its answer; False after `seconds`."""
         with self._state:
-            return self._state.wait_for(lambda: not self._batches, seconds)
+            return self._state.wait_for(lambda: not (self._calls or self._unanswered), seconds)
 
     def refuse(self) -> None:
         """Answer every further call, and each that fails from now on, with UNAVAILABLE."""
         self._closed = True
 
-    def cancel(self) -> tuple[str, ...]:
-        """Cancel the Spark jobs of every running batch; says which batches those are."""
+    def cancel(self) -> tuple[Call, ...]:
+        """Cancel the Spark jobs of every running call; says which calls those are."""
         with self._state:
-            running = tuple(self._batches)
-        for batch in running:
-            self._lake.spark.sparkContext.cancelJobsWithTag(batch)
+            running = tuple(self._calls)
+        for call in running:
+            self._lake.spark.sparkContext.cancelJobsWithTag(call.batch)
         return running
 
     @contextmanager
-    def _running(self, rpc: str) -> Iterator[str]:
+    def _running(self, rpc: str, context: grpc.ServicerContext) -> Iterator[Call]:
         """Count a call as running, and give it an identity that its log lines carry."""
         # Random, not made from the request: an identity that comes again would be taken for the
         # same attempt, and callers use file names more than once.
-        batch = uuid4().hex[:16]
+        call = Call(uuid4().hex[:16])
         with self._state:
-            self._batches.add(batch)
+            self._calls.add(call)
+            # An answer is sent after its handler has returned, and stopping gRPC would cut it off.
+            if context.add_callback(lambda: self._ended(self._unanswered, call)):
+                self._unanswered.add(call)
         try:
             with (
                 self._metrics.in_progress(rpc),
-                structlog.contextvars.bound_contextvars(rpc=rpc, batch=batch),
+                structlog.contextvars.bound_contextvars(rpc=rpc, batch=call.batch),
             ):
-                yield batch
+                yield call
         finally:
-            with self._state:
-                self._batches.discard(batch)
-                self._state.notify_all()
+            self._ended(self._calls, call)
+
+    def _ended(self, calls: set[Call], call: Call) -> None:
+        with self._state:
+            calls.discard(call)
+            self._state.notify_all()
 
     def _answer(
         self,
         rpc: str,
         context: grpc.ServicerContext,
-        work: Callable[[str], _A],
+        work: Callable[[Call], _A],
         as_task: Callable[[common_pb2.Task], _A],
     ) -> _A:
-        """Do the work, and make of whatever it raises what the caller is to see."""
-        with self._running(rpc) as batch, cancellable(self._lake, batch):
+        """Do the work, and make of whatever it raises what the caller is to see.
+
+        The work gives the call its table as soon as it knows it.
+        """
+        with self._running(rpc, context) as call, cancellable(self._lake, call.batch):
             if self._closed:
-                self._abort_closed(rpc, context)
+                return self._refused(rpc, context, call, _given_up(call), as_task)
             try:
-                response = work(batch)
+                response = work(call)
             except ChronolakeError as error:
-                if self._closed and not is_actionable(error):
-                    self._abort_closed(rpc, context)
-                return self._refused(rpc, context, error, as_task)
+                # A task stays one, and of an answer that was lost nobody knows what became.
+                is_final = is_actionable(error) or isinstance(error, CommitUnknownError)
+                if self._closed and not is_final:
+                    error = _given_up(call)
+                return self._refused(rpc, context, call, error, as_task)
             except Exception as failure:  # noqa: BLE001 - nothing may end the connection
                 if self._closed:
-                    self._abort_closed(rpc, context)
-                self._failed(rpc, context, failure)
+                    return self._refused(rpc, context, call, _given_up(call), as_task)
+                self._failed(rpc, context, call, failure)
             self._metrics.answered(rpc, str(response.WhichOneof("response")))
             return response
 
@@ -115,18 +153,20 @@ class Calls:
         self,
         rpc: str,
         context: grpc.ServicerContext,
+        call: Call,
         error: ChronolakeError,
         as_task: Callable[[common_pb2.Task], _A],
     ) -> _A:
         kind, text = type(error).__name__, text_of(error)
+        place = {**call.place, **error.place}
         # A name that no table has must not become a time series.
         self._metrics.failed(self._known(error), kind)
         if is_actionable(error):
             self._metrics.answered(rpc, "task")
-            _log.warning("task", error=kind, **error.place, reason=text)
+            _log.warning("task", error=kind, **place, reason=text)
             return as_task(common_pb2.Task(message=text))
         self._metrics.answered(rpc, "error")
-        _log.error("call_failed", error=kind, **error.place, reason=text)
+        _log.error("call_failed", error=kind, **place, reason=text)
         context.abort(status_of(error), status_text(text))
         raise AssertionError  # never reached: abort raises
 
@@ -135,23 +175,36 @@ class Calls:
             return ""
         return error.table
 
-    def _failed(self, rpc: str, context: grpc.ServicerContext, failure: Exception) -> NoReturn:
+    def _failed(
+        self, rpc: str, context: grpc.ServicerContext, call: Call, failure: Exception
+    ) -> NoReturn:
         incident = uuid4().hex[:12]
         said = unexpected(failure)
         self._metrics.answered(rpc, "error")
-        self._metrics.failed("", said["error"])
-        _log.error("call_failed", incident=incident, **said)
+        self._metrics.failed(self._existing(call.table), said["error"])
+        _log.error("call_failed", incident=incident, **call.place, **said)
+        where = ", ".join(f"{name} {value!r}" for name, value in call.place.items())
         context.abort(
             grpc.StatusCode.INTERNAL,
             status_text(
-                f"Internal error {incident} ({said['error']}). The server's log says where; the "
-                "table is as it was, or as the whole call leaves it."
+                f"Internal error {incident} ({said['error']}; {where}). The server's log says "
+                "where; the table is as it was, or as the whole call leaves it."
             ),
         )
 
-    def _abort_closed(self, rpc: str, context: grpc.ServicerContext) -> NoReturn:
-        self._metrics.answered(rpc, "error")
-        context.abort(
-            grpc.StatusCode.UNAVAILABLE,
-            "The server is stopping and gave up the call. Send it again.",
-        )
+    def _existing(self, table: TableName | None) -> str:
+        """The table as metrics name it: not at all if it is not there."""
+        try:
+            found = None if table is None else self._lake.describe(table)
+        except Exception:  # noqa: BLE001 - what has failed just now may fail here as well
+            return ""
+        return "" if found is None else str(table)
+
+
+def _given_up(call: Call) -> StoppingError:
+    return StoppingError(
+        "The server is stopping and gave the call up; the table is as it was.",
+        hint="Send it again.",
+        table=None if call.table is None else str(call.table),
+        batch=call.batch,
+    )

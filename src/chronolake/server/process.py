@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from chronolake.config import LakeConfig
+    from chronolake.server.calls import Call
     from chronolake.server.options import ServeOptions
     from chronolake.types import TableName
 
@@ -101,7 +102,8 @@ class Server:
         """Take no more calls, let running ones finish, and cancel those that take too long.
 
         A cancelled batch is answered with UNAVAILABLE and leaves its table as it was: a batch is
-        published in one step or not at all.
+        published in one step or not at all. So is a call that waited for a worker until then. Only
+        a call that ignores the cancelling is cut off without an answer of ours.
 
         Returns:
             whether every call came to its end; False if one ignored even the cancelling.
@@ -113,18 +115,28 @@ class Server:
         ended = self._grpc.stop(grace + 2 * _CANCEL_SECONDS)
         if self._upkeep:
             self._upkeep.close()
-        idle = self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
-        ended.wait(min(_SETTLE_SECONDS, max(0.0, deadline - time.monotonic())))
-        idle = idle and self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
+        idle = self._is_idle_by(deadline, ended)
         self._destination.refuse()
         if not idle:
-            idle = self._cancel()
+            self._cancel(ended)
         # Streams, such as somebody's watching of the health, would last for ever.
         self._grpc.stop(0).wait()
         self._health.close()
         if self._metrics:
             self._metrics.close()
-        return idle
+        return self._destination.wait_until_idle(0)
+
+    def _is_idle_by(self, deadline: float, ended: threading.Event) -> bool:
+        """Wait until every call is answered; False if some still are not at the deadline.
+
+        Args:
+            deadline: on the monotonic clock.
+            ended: set by gRPC when nothing is left to it, no stream either.
+        """
+        if not self._destination.wait_until_idle(max(0.0, deadline - time.monotonic())):
+            return False
+        ended.wait(_SETTLE_SECONDS)
+        return self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
 
     def _give_way(self, name: TableName) -> None:
         if self._upkeep:
@@ -134,18 +146,17 @@ class Server:
         if self._upkeep:
             self._upkeep.changed(name)
 
-    def _cancel(self) -> bool:
+    def _cancel(self, ended: threading.Event) -> None:
         deadline = time.monotonic() + _CANCEL_SECONDS
-        named: set[str] = set()
+        named: set[Call] = set()
         while time.monotonic() < deadline:
             # Again and again: the batch's next job may start just after the cancelling.
-            for batch in self._destination.cancel():
-                if batch not in named:
-                    named.add(batch)
-                    _log.warning("batch_cancelled", batch=batch, reason="the server is stopping")
-            if self._destination.wait_until_idle(_CANCEL_STEP):
-                return True
-        return False
+            for call in self._destination.cancel():
+                if call not in named:
+                    named.add(call)
+                    _log.warning("batch_cancelled", **call.place, reason="the server is stopping")
+            if self._is_idle_by(time.monotonic() + _CANCEL_STEP, ended):
+                return
 
 
 def _real_folder(folder: Path | None) -> str | None:

@@ -11,7 +11,7 @@ from chronolake import table
 from chronolake.errors import ChronolakeError
 from chronolake.protos import common_pb2, destination_sdk_pb2, destination_sdk_pb2_grpc
 from chronolake.server import migrating, wire, writing
-from chronolake.server.calls import Calls
+from chronolake.server.calls import Call, Calls
 from chronolake.server.configuration import TESTS, Configuration, form
 from chronolake.server.outcomes import text_of, unexpected
 
@@ -80,7 +80,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     ) -> common_pb2.TestResponse:
         """Run one test of the form; whatever fails is told as a text, not as a status."""
 
-        def work(_batch: str) -> common_pb2.TestResponse:
+        def work(_call: Call) -> common_pb2.TestResponse:
             if request.name not in TESTS:
                 return common_pb2.TestResponse(failure="There is no such test.")
             try:
@@ -108,8 +108,8 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         """Every column of a table, or that there is none."""
         answer = destination_sdk_pb2.DescribeTableResponse
 
-        def work(_batch: str) -> destination_sdk_pb2.DescribeTableResponse:
-            name = wire.table_name(
+        def work(call: Call) -> destination_sdk_pb2.DescribeTableResponse:
+            name = call.table = wire.table_name(
                 request.schema_name,
                 request.table_name,
                 prefix=Configuration.of(request.configuration).schema_prefix,
@@ -131,8 +131,8 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         """Make a table, and its schema where that is missing; a table that exists is a task."""
         answer = destination_sdk_pb2.CreateTableResponse
 
-        def work(_batch: str) -> destination_sdk_pb2.CreateTableResponse:
-            name = wire.table_name(
+        def work(call: Call) -> destination_sdk_pb2.CreateTableResponse:
+            name = call.table = wire.table_name(
                 request.schema_name,
                 request.table.name,
                 prefix=Configuration.of(request.configuration).schema_prefix,
@@ -152,8 +152,8 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         """Bring a table to the request's columns, in one step or not at all."""
         answer = destination_sdk_pb2.AlterTableResponse
 
-        def work(_batch: str) -> destination_sdk_pb2.AlterTableResponse:
-            name = wire.table_name(
+        def work(call: Call) -> destination_sdk_pb2.AlterTableResponse:
+            name = call.table = wire.table_name(
                 request.schema_name,
                 request.table.name,
                 prefix=Configuration.of(request.configuration).schema_prefix,
@@ -173,10 +173,11 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         """Remove or mark the rows from before a time; a table that is not there is no failure."""
         answer = destination_sdk_pb2.TruncateResponse
 
-        def work(_batch: str) -> destination_sdk_pb2.TruncateResponse:
+        def work(call: Call) -> destination_sdk_pb2.TruncateResponse:
             wanted = wire.truncate_of(
                 request, prefix=Configuration.of(request.configuration).schema_prefix
             )
+            call.table = wanted.name
             result = table.truncate(
                 self._lake,
                 wanted.name,
@@ -222,12 +223,13 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         """Change a whole table, its mode or a column at once, in one step or not at all."""
         answer = destination_sdk_pb2.MigrateResponse
 
-        def work(_batch: str) -> destination_sdk_pb2.MigrateResponse:
+        def work(call: Call) -> destination_sdk_pb2.MigrateResponse:
             migration = migrating.migration_of(
                 request, prefix=Configuration.of(request.configuration).schema_prefix
             )
             if migration is None:
                 return answer(unsupported=True)
+            call.table = migration.name
             with self._writing(migration.name):
                 migration.run(self._lake)
             _log.info("table_migrated", table=str(migration.name), operation=migration.operation)
@@ -254,15 +256,16 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         answer = destination_sdk_pb2.WriteBatchResponse
         history = rpc == "WriteHistoryBatch"
 
-        def work(batch: str) -> destination_sdk_pb2.WriteBatchResponse:
+        def work(call: Call) -> destination_sdk_pb2.WriteBatchResponse:
             write = wire.write_of(
                 request,
                 format=self._format,
                 prefix=Configuration.of(request.configuration).schema_prefix,
                 root=self._root,
             )
+            call.table = write.name
             with self._writing(write.name):
-                written = writing.run(self._lake, write, history=history, batch=batch)
+                written = writing.run(self._lake, write, history=history, batch=call.batch)
             if written.result is None:
                 _log.info("batch_empty", table=str(write.name))
                 return answer(success=True)
