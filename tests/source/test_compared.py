@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -21,10 +22,14 @@ from chronolake.failpoints import FAILPOINTS
 from chronolake.types import END, START
 from commands import ran_words
 from datalakes import iceberg
+from processes import COMMAND, killed
 
 _POINTS = [
     name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))
 ]
+
+#: A control record lands only where something besides the rows is new.
+_NOT_REACHED: Final = {"land.file-replaced"}
 
 Seen = dict[tuple[Any, ...], list["State"]]
 
@@ -47,9 +52,12 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
         yield found
 
 
-@pytest.fixture
-def compared(shop: Shop) -> Shop:
-    """A shop whose tables are compared."""
+@pytest.fixture(params=["rows", pytest.param("fingerprints", marks=pytest.mark.long)])
+def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """A shop whose tables are compared: all of their rows, or what fingerprints say of them."""
+    if request.param == "fingerprints":
+        # However small they are.
+        monkeypatch.setattr("chronolake.source.postgres.looking._LEAST_PAGES", 0)
     shop.configure(method="snapshot_diff")
     return shop
 
@@ -72,7 +80,15 @@ def _told(seen: Seen) -> dict[tuple[Any, ...], list[Any]]:
     return {record: [state.plain for state in states] for record, states in seen.items()}
 
 
-@pytest.mark.parametrize("syncs", [2, pytest.param(6, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("compared", "syncs"),
+    [
+        ("fingerprints", 2),
+        pytest.param("fingerprints", 6, marks=pytest.mark.long),
+        pytest.param("rows", 6, marks=pytest.mark.long),
+    ],
+    indirect=["compared"],
+)
 def test_history_is_what_was_seen(compared: Shop, syncs: int) -> None:
     workload.set_up(compared.dsn)
     chance = random.Random(1)
@@ -112,6 +128,43 @@ def test_whatever_fails_nothing_is_invented(
             # A run that failed early has seen nothing.
             assert _is_part(states, _told(seen[table])[record]), record
     assert compared.agrees()
+
+
+@pytest.mark.long
+def test_a_look_by_fingerprints_may_be_killed_at_every_step(shop: Shop) -> None:
+    shop.configure(method="snapshot_diff")
+    # Large enough for fingerprints, in the process that is killed, too.
+    shop.run(
+        "CREATE TABLE bulk (id int PRIMARY KEY, state int, filler text)",
+        "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",
+        "INSERT INTO bulk SELECT n, 0, repeat('x', 3800) FROM generate_series(1, 9000) n",
+    )
+    shop.synced()
+    chance = random.Random(5)
+    words = ("sync", "shop", "--project", str(shop.folder))
+    seen: dict[int, list[int | None]] = {number: [0] for number in range(1, 9_001)}
+    points = [name for name in _POINTS if name not in _NOT_REACHED]
+    for point in points:
+        for number in chance.sample(range(1, 100), 20):
+            # What changes back to what it was is not to be taken for what never changed.
+            state = chance.choice([None, 0, 1])
+            shop.run(
+                f"DELETE FROM bulk WHERE id = {number}"
+                if state is None
+                else f"INSERT INTO bulk VALUES ({number}, {state}) "
+                "ON CONFLICT (id) DO UPDATE SET state = excluded.state"
+            )
+            seen[number].append(state)
+        assert killed(COMMAND, *words, failpoint=f"{point}=kill"), point
+    shop.synced()
+
+    there = sorted(shop.rows("SELECT id, state FROM bulk"), key=repr)
+    assert shop.present("bulk", ("id", "state")) == there
+    for (number,), states in shop.told("bulk", ("id",), ("state",)).items():
+        told = [state and state[0] for state in states]
+        assert _is_part(told, seen[number]), number
+        assert all(one != other for one, other in itertools.pairwise(told)), number
+    assert shop.agrees()
 
 
 def _is_part(some: Sequence[Any], every: Sequence[Any]) -> bool:
@@ -194,6 +247,7 @@ def test_tables_without_a_primary_key(compared: Shop) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("compared", ["rows"], indirect=True)
 def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text, size int)",

@@ -312,7 +312,7 @@ def test_a_slot_that_was_made_anew_is_noticed(shop: Shop) -> None:
 
 
 #: Columns and values: what is there before the first copy, and comes through the log as well.
-_TYPES: dict[str, list[str]] = {
+TYPES: dict[str, list[str]] = {
     "bool": ["true", "false"],
     "int2": ["-32768", "32767"],
     "int4": ["-2147483648", "2147483647"],
@@ -379,15 +379,15 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
         "CREATE TYPE public.pair AS (a int, b text)",
     )
     columns = ", ".join(
-        f"c{number} {kind.removesuffix('_beyond')}" for number, kind in enumerate(_TYPES)
+        f"c{number} {kind.removesuffix('_beyond')}" for number, kind in enumerate(TYPES)
     )
     shop.run(f"CREATE TABLE every (id int PRIMARY KEY, {columns})")
-    most = max(map(len, _TYPES.values()))
+    most = max(map(len, TYPES.values()))
 
     def put(first: int) -> None:
         for row in range(most):
             values = ", ".join(
-                values[row] if row < len(values) else "NULL" for values in _TYPES.values()
+                values[row] if row < len(values) else "NULL" for values in TYPES.values()
             )
             shop.run(f"INSERT INTO every VALUES ({first + row}, {values})")
 
@@ -400,10 +400,10 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
     found = {row["id"]: row for row in shop.table("every").to_pylist()}
     assert len(found) == 2 * most
     texts = {row[0]: row[1:] for row in _copied(shop, "SELECT * FROM every")}
-    plain = [f"c{n}" for n, kind in enumerate(_TYPES) if kind in _PLAIN]
+    plain = [f"c{n}" for n, kind in enumerate(TYPES) if kind in _PLAIN]
     native = {row[0]: row[1:] for row in shop.rows(f"SELECT id, {', '.join(plain)} FROM every")}
     schema = shop.table("every").schema
-    for number, kind in enumerate(_TYPES):
+    for number, kind in enumerate(TYPES):
         name = f"c{number}"
         for row in range(most):
             copied, logged = found[row][name], found[100 + row][name]
@@ -418,7 +418,7 @@ def test_every_type_is_read_as_the_server_writes_it(shop: Shop) -> None:
                 assert repr(copied) == repr(native[row][plain.index(name)]), (kind, row)
             else:
                 assert (copied is None) == (text is None), (kind, row)
-    types = {kind: str(schema.field(f"c{n}").type) for n, kind in enumerate(_TYPES)}
+    types = {kind: str(schema.field(f"c{n}").type) for n, kind in enumerate(TYPES)}
     assert types["int8"] == "int64"
     assert types["numeric(3,-2)"] == "decimal128(5, 0)"
     assert types["cents"] == "decimal128(10, 2)"

@@ -32,6 +32,8 @@ _REFUSED: Final = (
     f"{_JAVA}.exceptions.CommitFailedException",
     f"{_JAVA}.exceptions.ValidationException",
 )
+#: How the last line of a Python worker's traceback begins for an error of our own.
+_RAISED_IN_TASK: Final = "\nchronolake.errors."
 
 
 def java_class_of(failure: BaseException) -> str:
@@ -45,11 +47,18 @@ def java_class_of(failure: BaseException) -> str:
 
 
 def java_message_of(failure: BaseException) -> str:
-    """The first line of what Java said, or of the exception itself."""
+    """The first line of what Java said, or of the exception itself.
+
+    Of what a task of ours raised all is told: what was wrong, where, and what to do.
+    """
     if isinstance(failure, Py4JJavaError):
         text = str(failure.java_exception.getMessage())
     else:
         text = str(failure)
+    _, is_ours, told = text.rpartition(_RAISED_IN_TASK)
+    if is_ours:
+        # Its class, and then Java's stack, stand around it.
+        return " ".join(told.partition(": ")[2].partition("\n\n")[0].split())
     return text.strip().partition("\n")[0]
 
 

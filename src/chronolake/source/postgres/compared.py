@@ -12,12 +12,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from chronolake.errors import SourceError
-from chronolake.source.offered import Failure, Finding, Level, OfferedStream, Sight
+from chronolake.source.offered import (
+    Failure,
+    Finding,
+    Level,
+    OfferedStream,
+    Sight,
+    fingerprint_folder,
+)
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import table_findings, version_of
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import copied
+from chronolake.source.postgres.looking import Look
 from chronolake.source.postgres.position import LogPosition
+from chronolake.source.postgres.remembered import FingerprintFolder
 from chronolake.source.postgres.slot import exists, slot_of
 from chronolake.source.postgres.snapshot import exported_snapshot
 from chronolake.source.postgres.wanted import WantedTables
@@ -27,18 +35,23 @@ if TYPE_CHECKING:
 
     from chronolake.config import PostgresSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.offered import Position, Snapshot
+    from chronolake.source.offered import Piece, Position, Reading, Snapshot
 
 
 def read_whole(
-    lake: Lake, wanted: WantedTables, positions: Mapping[str, Position | None]
-) -> Iterator[Snapshot | Failure]:
+    lake: Lake,
+    wanted: WantedTables,
+    positions: Mapping[str, Position | None],
+    *,
+    anew: bool = False,
+) -> Iterator[Piece | Snapshot | Reading | Failure]:
     """Bring tables as they are in one snapshot of their database.
 
     Args:
         lake: the lake whose Spark does the work.
         wanted: the tables.
         positions: where their streams were before; None: nothing has landed.
+        anew: whether they are compared with the lake's tables, whatever is known of them.
 
     Raises:
         SourceError: the database cannot be read at all.
@@ -46,6 +59,7 @@ def read_whole(
     dsn = wanted.config.dsn
     with connected(dsn) as connection:
         server = catalog.server_of(connection)
+        major = connection.info.server_version // 10_000
     with exported_snapshot(dsn) as snapshot:
         for name, told in positions.items():
             try:
@@ -58,7 +72,9 @@ def read_whole(
                 if told is None
                 else LogPosition.from_json(told)
             )
-            yield from copied(lake.spark, dsn, snapshot, table, position, server=server)
+            folder = FingerprintFolder(fingerprint_folder(wanted.project, wanted.pipeline, name))
+            look = Look(lake.spark, dsn, snapshot, server, major, folder)
+            yield from look.at(table, position, anew=anew)
 
 
 @dataclass
@@ -82,10 +98,10 @@ class ComparedDatabase:
         lake: Lake,
         positions: Mapping[str, Position | None],
         *,
-        anew: bool,  # noqa: ARG002 - every run reads everything
-    ) -> Iterator[Snapshot | Failure]:
+        anew: bool,
+    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
         """All tables as they are in one snapshot of the database."""
-        yield from read_whole(lake, self._wanted, positions)
+        yield from read_whole(lake, self._wanted, positions, anew=anew)
 
     def findings(self, *, create: bool) -> list[Finding]:  # noqa: ARG002 - nothing has to be made
         """What the database lacks."""

@@ -31,7 +31,7 @@ from chronolake.types import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.source.postgres.catalog import Part, SourceTable
     from chronolake.source.postgres.columns import SourceColumn
@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 #: So many pages of 8 KiB are one range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
 _RANGE: Final = pa.struct(
-    [("relation", pa.string()), ("begin", pa.int64()), ("finish", pa.int64())]
+    [
+        ("relation", pa.string()),
+        ("begin", pa.int64()),
+        # Null, if the range has no end; `last` is the end that it had when that was asked.
+        ("finish", pa.int64()),
+        ("last", pa.int64()),
+    ]
 )
 #: What is parsed at once stays in the processor's caches.
 _CHUNK_BYTES: Final = 4 * 2**20
@@ -69,6 +75,7 @@ def copied(
     position: LogPosition,
     *,
     server: int,
+    fingerprints: str | None = None,
 ) -> Iterator[Snapshot | Failure]:
     """Bring all of a table as it is in a snapshot.
 
@@ -79,6 +86,7 @@ def copied(
         table: the table as it was before; the snapshot's own catalog counts.
         position: where its stream was before.
         server: which database it is (`catalog.server_of`).
+        fingerprints: the name of those that were made of it in this snapshot.
     """
     try:
         with held_table(dsn, snapshot, table) as held:
@@ -88,7 +96,9 @@ def copied(
             columns = key.declared(now.columns, beyond=beyond)
             rows = key.typed(texts_of(spark, dsn, held), now.columns, columns)
             at = max(snapshot.at_micros, position.last_micros + 1)
-            done = position.copied(now, lsn=snapshot.lsn, at_micros=at, server=server)
+            done = position.copied(
+                now, lsn=snapshot.lsn, at_micros=at, server=server, fingerprints=fingerprints
+            )
             yield Snapshot(
                 now.stream,
                 rows,
@@ -164,15 +174,19 @@ def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRow
         dsn: the server's address.
         snapshot: held until the rows have been read.
     """
-    tasks = list(_tasks(snapshot.parts))
-    listed = pa.table({"ranges": pa.array(tasks, pa.list_(_RANGE))})
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quoted(name)} string" for name in names)
     copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
+    return ArrowRows(ranges_of(spark, snapshot), copy, schema)
+
+
+def ranges_of(spark: SparkSession, snapshot: TableSnapshot) -> DataFrame:
+    """All pages of a table in ranges, a row for each task: `ranges`, an array of structs."""
+    tasks = list(_tasks(snapshot.parts))
+    listed = pa.table({"ranges": pa.array(tasks, pa.list_(_RANGE))})
     # From one partition each row goes to one of its own: whoever is quick takes more of them, and
     # how many are done tells how far the copy is.
-    places = spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
-    return ArrowRows(places, copy, schema)
+    return spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
 
 
 def _tasks(parts: Iterable[Part]) -> Iterator[list[dict[str, object]]]:
@@ -189,7 +203,8 @@ def _tasks(parts: Iterable[Part]) -> Iterator[list[dict[str, object]]]:
             if waiting and pages + size > _RANGE_PAGES:
                 yield waiting
                 waiting, pages = [], 0
-            waiting.append({"relation": part.relation, "begin": begin, "finish": finish})
+            told = {"relation": part.relation, "begin": begin, "finish": finish}
+            waiting.append({**told, "last": begin + size})
             pages += max(size, 1)
     if waiting:
         yield waiting
@@ -205,23 +220,30 @@ def _copied(
     with connected(dsn) as connection, in_snapshot(connection, snapshot):
         for batch in batches:
             for place in batch.column("ranges").flatten().to_pylist():
-                query = _query(place["relation"], place["begin"], place["finish"], names)
-                for chunk in _chunks(connection, query):
-                    yield from _parsed(chunk, names)
+                until = "" if place["finish"] is None else f" AND ctid < '({place['finish']},0)'"
+                where = sql.SQL(f"ctid >= '({place['begin']},0)'{until}")
+                yield from rows_where(connection, place["relation"], where, names)
 
 
-def _query(relation: str, begin: int, finish: int | None, names: Sequence[str]) -> sql.Composed:
-    columns = sql.SQL(", ").join(map(sql.Identifier, names))
-    until = "" if finish is None else f" AND ctid < '({finish},0)'"
-    return sql.SQL(
-        "COPY (SELECT {} FROM ONLY {} WHERE ctid >= {}{}) TO STDOUT (FORMAT csv)"
-    ).format(
-        columns,
-        # The catalog's own spelling.
-        sql.SQL(relation),
-        sql.Literal(f"({begin},0)"),
-        sql.SQL(until),
+def rows_where(
+    connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Some rows of a relation, their columns as texts.
+
+    Args:
+        connection: to the database; it looks at a snapshot.
+        relation: the relation as SQL, in the catalog's own spelling.
+        where: which rows.
+        names: the columns.
+
+    Raises:
+        SourceError: the server does not give them.
+    """
+    query = sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)").format(
+        sql.SQL(", ").join(map(sql.Identifier, names)), sql.SQL(relation), where
     )
+    for chunk in _chunks(connection, query):
+        yield from _parsed(chunk, names)
 
 
 def _chunks(connection: psycopg.Connection, query: sql.Composed) -> Iterator[bytearray]:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import PostgresSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.offered import Position
+    from chronolake.source.offered import Position, Reading
     from chronolake.source.postgres.catalog import Published, SourceTable
 
 _PATIENCE_SECONDS: Final = 10.0
@@ -84,7 +84,7 @@ class PostgresDatabase:
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Failure]:
+    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
         """What the log has of tables that were copied, then a copy of those that were not.
 
         Tables of whose rows the log does not tell which is which are read as a whole each time.

@@ -37,6 +37,7 @@ class LogPosition:
             or got another type, a record got another key and kept a large value, or the table was
             not published for a while.
         greatest: the greatest number that a column is known to have had up to then.
+        fingerprints: those of the table's rows as they have landed (`remembered`), by their name.
     """
 
     lsn: int
@@ -50,6 +51,7 @@ class LogPosition:
     is_numbered: bool = True
     has_unlogged: bool = False
     greatest: int = 0
+    fingerprints: str | None = None
 
     @classmethod
     def before_all_of(
@@ -91,6 +93,7 @@ class LogPosition:
             told["is_numbered"],
             told["has_unlogged"],
             told.get("greatest", 0),
+            told.get("fingerprints"),
         )
 
     @property
@@ -106,7 +109,15 @@ class LogPosition:
         """Whether a table is what the log has told of it, by its columns and its storage."""
         return set(self.columns) == set(table.columns) and self.storage == table.storage
 
-    def copied(self, table: SourceTable, *, lsn: int, at_micros: int, server: int) -> LogPosition:
+    def copied(
+        self,
+        table: SourceTable,
+        *,
+        lsn: int,
+        at_micros: int,
+        server: int,
+        fingerprints: str | None = None,
+    ) -> LogPosition:
         """Where the stream is when a copy of its table has landed.
 
         Args:
@@ -114,6 +125,7 @@ class LogPosition:
             lsn: the place in the log that the copy belongs to.
             at_micros: the time of the copy's versions.
             server: which database it is a copy of.
+            fingerprints: the name of those that were made of it.
         """
         return replace(
             self,
@@ -127,6 +139,7 @@ class LogPosition:
             is_numbered=self.is_numbered and self.table == table.oid,
             has_unlogged=False,
             greatest=table.greatest,
+            fingerprints=fingerprints,
         )
 
     def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
@@ -149,6 +162,7 @@ class LogPosition:
             "is_numbered": self.is_numbered,
             "has_unlogged": self.has_unlogged,
             "greatest": self.greatest,
+            "fingerprints": self.fingerprints,
         }
 
 

@@ -1,0 +1,255 @@
+"""A look at a table without the log: what differs from what was there at the look before.
+
+A large table is looked at by fingerprints (`differing`): only what differs is read, and lands as
+it is. The first look, and every one that has nothing to go by, brings all rows, which are compared
+with the lake's table; its fingerprints are made besides, in the same snapshot.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.storagelevel import StorageLevel
+
+from chronolake.arrowrows import to_arrow
+from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS
+from chronolake.errors import SourceError
+from chronolake.source.offered import Failure, Piece, Reading, Snapshot
+from chronolake.source.postgres.columns import Typing
+from chronolake.source.postgres.copying import copied, held_table
+from chronolake.source.postgres.differing import IS_THERE, Comparing, compared, shares_for
+from chronolake.source.postgres.fingerprints import Fingerprinting
+from chronolake.source.postgres.rowkey import RowKey
+from chronolake.source.postgres.versions import sequence_of
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.arrowrows import ArrowRows
+    from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.columns import SourceColumn
+    from chronolake.source.postgres.copying import TableSnapshot
+    from chronolake.source.postgres.position import LogPosition
+    from chronolake.source.postgres.remembered import FingerprintFolder, Fingerprints
+    from chronolake.source.postgres.snapshot import DatabaseSnapshot
+    from chronolake.types import Column
+
+#: Of tables with fewer pages of 8 KiB all rows are read sooner than their fingerprints are made.
+_LEAST_PAGES: Final = 4_096
+#: How fingerprints are made; those of another way say nothing.
+_WAY: Final = 1
+_ROWS_PER_TASK: Final = 50_000
+_DATES: Final = (
+    f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint, "
+    f"{TELLS} boolean"
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look at tables in one snapshot of their database.
+
+    Attributes:
+        spark: the session that does the work.
+        dsn: the server's address.
+        snapshot: held meanwhile.
+        server: which database it is (`catalog.server_of`).
+        major: the server's major version.
+        folder: where the stream's fingerprints are.
+    """
+
+    spark: SparkSession
+    dsn: str
+    snapshot: DatabaseSnapshot
+    server: int
+    major: int
+    folder: FingerprintFolder
+
+    def at(
+        self, table: SourceTable, position: LogPosition, *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+        """Bring what differs in a table, or all of it.
+
+        Args:
+            table: the table as it was before; the snapshot's own catalog counts.
+            position: where its stream was before.
+            anew: whether all of it is wanted.
+        """
+        self.folder.remove_all_but(position.fingerprints)
+        try:
+            with held_table(self.dsn, self.snapshot, table) as held:
+                key = RowKey.of(held.table)
+                if self._is_worth(held, key, position):
+                    yield from self._by_fingerprints(held, key, position, anew=anew)
+                    return
+        except SourceError as failure:
+            yield Failure(table.stream, failure)
+            return
+        yield from self._all_of(table, position, None)
+
+    def _is_worth(self, held: TableSnapshot, key: RowKey, position: LogPosition) -> bool:
+        if key.is_hashed or len(key.columns) != len(held.table.key):
+            return False
+        is_large = sum(part.pages for part in held.parts) >= _LEAST_PAGES
+        return is_large or position.fingerprints is not None
+
+    def _by_fingerprints(
+        self, held: TableSnapshot, key: RowKey, position: LogPosition, *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+        stream, columns = held.table.stream, held.table.columns
+        says = self._says(held, key)
+        before = None if anew else self.folder.recalled(position.fingerprints, says)
+        cores = self.spark.sparkContext.defaultParallelism
+        new = self.folder.begun(shares_for(held, least=cores))
+        with ExitStack() as until_landed:
+            try:
+                found = self._compared(held, key, new, before)
+                rows = until_landed.enter_context(_kept(found))
+                count, beyond = _measured(rows, columns)
+            except Exception as failure:  # noqa: BLE001 - the other tables must not suffer
+                if before is not None:
+                    # They may be the reason.
+                    self.folder.retire(before)
+                yield Failure(stream, failure)
+                return
+            yield Reading(stream, new.rows)
+            if before is not None:
+                # What lands now is not in them.
+                self.folder.retire(before)
+            if before is None or new.is_doubtful:
+                name = None if new.is_doubtful else new.name
+                for brought in self._all_of(held.table, position, name):
+                    if isinstance(brought, Snapshot):
+                        beyond = _as_texts(columns, brought.columns)
+                    yield brought
+            else:
+                beyond |= before.beyond
+                done = self._done(held, position, new)
+                declared = key.declared(columns, beyond=beyond)
+                versions = self._versions(rows, count, held, declared, done) if count else None
+                yield Piece(stream, versions, declared, done.as_json(), done.numbers(columns))
+        # A checkpoint names them by now, or none ever does.
+        self.folder.finish(new, says, beyond=beyond)
+        self.folder.remove_all_but(new.name)
+
+    def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
+        """What fingerprints are of, and how they are made: others cannot be compared with them."""
+        table = held.table
+        columns = [[one.number, one.name, one.type_oid, one.type_modifier] for one in table.columns]
+        return {
+            "way": _WAY,
+            "server": self.server,
+            "major": self.major,
+            "table": table.oid,
+            "key": list(key.names),
+            "columns": columns,
+        }
+
+    def _all_of(
+        self, table: SourceTable, position: LogPosition, fingerprints: str | None
+    ) -> Iterator[Snapshot | Failure]:
+        yield from copied(
+            self.spark,
+            self.dsn,
+            self.snapshot,
+            table,
+            position,
+            server=self.server,
+            fingerprints=fingerprints,
+        )
+
+    def _compared(
+        self, held: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
+    ) -> DataFrame:
+        making = Fingerprinting.of(self.dsn, held, key.columns, new.shares)
+        comparing = Comparing(
+            self.dsn,
+            held.database,
+            making.relations,
+            tuple(column.name for column in held.table.columns),
+            key.names,
+            new,
+            before,
+        )
+        return compared(self.spark, making, held, comparing)
+
+    def _done(self, held: TableSnapshot, position: LogPosition, new: Fingerprints) -> LogPosition:
+        return position.copied(
+            held.table,
+            lsn=held.database.lsn,
+            at_micros=max(held.database.at_micros, position.last_micros + 1),
+            server=self.server,
+            fingerprints=new.name,
+        )
+
+    def _versions(
+        self,
+        rows: DataFrame,
+        count: int,
+        held: TableSnapshot,
+        declared: Sequence[Column],
+        done: LogPosition,
+    ) -> ArrowRows:
+        """The rows that differ as record versions, all of them at the time of the snapshot."""
+        # Each of Spark's tasks writes a file.
+        tasks = min(-(-count // _ROWS_PER_TASK), self.spark.sparkContext.defaultParallelism)
+        typing = Typing(held.table.columns, tuple(declared), f"{IS_THERE} boolean")
+        typed = to_arrow(rows.coalesce(tasks)).then(typing, typing.schema)
+        dated = partial(_dated, at=done.last_micros, sequence=sequence_of(done.last_micros))
+        return typed.then(dated, f"{typed.schema}, {_DATES}")
+
+
+@contextmanager
+def _kept(rows: DataFrame) -> Iterator[DataFrame]:
+    """Rows that are computed once, and kept while the block runs."""
+    rows.persist(StorageLevel.MEMORY_AND_DISK_DESER)
+    try:
+        yield rows
+    finally:
+        rows.unpersist()
+
+
+def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> tuple[int, set[str]]:
+    """How many rows differ, and which columns have values in them that their types cannot hold."""
+    doubtful = [(column.name, column.beyond) for column in columns if column.beyond]
+    flags = [F.bool_or(F.col(quoted(name)).rlike(pattern)) for name, pattern in doubtful]
+    (found,) = rows.agg(F.count(F.lit(1)), *flags).collect()
+    count, *is_beyond = found
+    return count, {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
+
+
+def _as_texts(columns: Iterable[SourceColumn], declared: Iterable[Column]) -> set[str]:
+    """The columns that are declared as texts because their types cannot hold all values."""
+    types = {column.name: column.type for column in columns}
+    return {one.name for one in declared if one.type != types.get(one.name, one.type)}
+
+
+# ------------------------------------------------------------------ in an executor
+
+
+def _dated(
+    batches: Iterable[pa.RecordBatch], *, at: int, sequence: str
+) -> Iterator[pa.RecordBatch]:
+    """Give rows as versions of a time, and marks for those that have gone."""
+    for batch in batches:
+        is_there = batch[IS_THERE]
+        when = pa.repeat(pa.scalar(at, pa.int64()), batch.num_rows)
+        never = pa.nulls(batch.num_rows, pa.int64())
+        facts = {
+            MODIFIED: when,
+            SEQUENCE: pa.repeat(sequence, batch.num_rows),
+            DELETED_AT: pc.if_else(is_there, never, when),
+            PURGED_AT: never,
+            TELLS: is_there,
+        }
+        names = [*batch.schema.names, *facts]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *facts.values()], names)

@@ -1,0 +1,35 @@
+"""What goes wrong in one of Spark's tasks is told in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PythonException
+
+from chronolake.errors import SourceError
+from chronolake.iceberg import spark_words
+from chronolake.lake import Lake
+
+
+def _words_of(lake: Lake, error: Exception) -> str | None:
+    """What is told of an error that a task raises."""
+
+    def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            raise error from ValueError("The reason.")
+        yield from ()
+
+    with pytest.raises(PythonException) as raised:
+        lake.spark.range(3).mapInArrow(fail, "id bigint").collect()
+    return spark_words(raised.value)
+
+
+def test_an_error_of_ours_says_what_was_wrong_where_and_what_to_do(lake: Lake) -> None:
+    error = SourceError("No:\nit is odd.", table="t", hint="Mend it.")
+    assert _words_of(lake, error) == "No: it is odd. (table 't') Mend it."
+
+
+def test_any_other_error_says_where_it_comes_from(lake: Lake) -> None:
+    assert "Python worker" in str(_words_of(lake, ValueError("The value 7.")))

@@ -1,0 +1,259 @@
+"""Fingerprints tell which rows of a table have changed since it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import pyarrow as pa
+import pytest
+from databases import Shop
+from hypothesis import given
+from hypothesis import strategies as st
+from postgresql import server
+from test_database import TYPES
+
+from chronolake.errors import SourceError
+from chronolake.pipeline.store import Store
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.copying import held_table, rows_where
+from chronolake.source.postgres.differing import Comparing, differing
+from chronolake.source.postgres.fingerprints import (
+    KEY,
+    PART,
+    PLACE,
+    ROW,
+    Fingerprinting,
+    schema_of,
+    share_of,
+    to_stream,
+)
+from chronolake.source.postgres.remembered import Fingerprints
+from chronolake.source.postgres.snapshot import DatabaseSnapshot, exported_snapshot
+
+#: Rows of this text fill a page by two: tables become large enough for fingerprints soon.
+_WIDE: Final = "x" * 3_800
+_NUMBERS: Final = "generate_series(1, 9000) n"
+_BULK: Final = (
+    "CREATE TABLE bulk (shop text, n int, state text, filler text, PRIMARY KEY (shop, n))",
+    "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",
+    f"INSERT INTO bulk SELECT 'é,\"\n' || n % 3, n, 'new', '{_WIDE}' FROM {_NUMBERS}",
+)
+
+_Rows = dict[int, tuple[str, int]]
+
+
+@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with server(version=request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def bulk(shop: Shop) -> Shop:
+    """A shop with a table that is large enough for fingerprints, and has been read."""
+    shop.configure(method="snapshot_diff")
+    shop.run(*_BULK)
+    shop.synced()
+    return shop
+
+
+def _table(rows: _Rows, *, placed: bool = False) -> pa.Table:
+    """Fingerprints: by the hash of each key its text, and the hash of its row."""
+    keys = sorted(rows)
+    columns = {KEY: pa.array(keys, pa.uint64()), ROW: pa.array([rows[k][1] for k in keys])}
+    if placed:
+        columns |= {PART: pa.array([0] * len(keys)), PLACE: pa.array(range(len(keys)))}
+    columns["text0"] = pa.array([rows[key][0] for key in keys])
+    wanted = [field for field in schema_of(["id"]) if field.name in columns]
+    return pa.table(columns).cast(pa.schema(wanted))
+
+
+_rows = st.dictionaries(
+    st.integers(0, 2**64 - 1) | st.integers(0, 5),
+    st.tuples(st.sampled_from("abc"), st.integers(-1, 1)),
+    max_size=12,
+)
+
+
+@given(_rows, _rows)
+def test_what_differs_is_what_a_plain_look_finds(now: _Rows, before: _Rows) -> None:
+    changed, gone = differing(_table(now), _table(before))
+
+    assert [sorted(now)[n] for n in changed] == sorted(
+        key for key in now if key not in before or now[key][1] != before[key][1]
+    )
+    # Of two keys with one hash and other rows, one has come and the other one has gone.
+    assert [sorted(before)[n] for n in gone] == sorted(
+        key
+        for key, (text, row) in before.items()
+        if key not in now or (now[key][1] != row and now[key][0] != text)
+    )
+
+
+@given(_rows, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]))
+def test_fingerprints_can_be_read_in_another_number_of_shares(
+    tmp_path_factory: pytest.TempPathFactory, rows: _Rows, written: int, read: int
+) -> None:
+    kept = Fingerprints(tmp_path_factory.mktemp("kept"), written)
+    every = _table(rows)
+    places = share_of(every[KEY].to_numpy(), written)
+    for share in range(written):
+        kept.write(share, every.filter(pa.array(places == share)))
+    found = [kept.read(share, read) for share in range(read)]
+    assert pa.concat_tables(found).equals(every)
+    assert kept.rows == len(rows)
+    assert not kept.is_doubtful
+
+
+def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
+    kept = Fingerprints(tmp_path, 1)
+    kept.write(0, _table({1: ("a", 1), 2: ("b", 2)}))
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[-30] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(SourceError, match="damaged or gone"):
+        kept.read(0, 1)
+    file.unlink()
+    with pytest.raises(SourceError, match="Run it again"):
+        kept.read(0, 1)
+
+
+def test_rows_that_cannot_be_told_apart_are_noted_and_not_compared(tmp_path: Path) -> None:
+    kept = Fingerprints(tmp_path, 1)
+    comparing = Comparing("", DatabaseSnapshot("", 0, 0), ("t",), ("id",), ("id",), kept, None)
+    one = to_stream(_table({7: ("a", 1)}, placed=True).cast(schema_of(["id"])))
+    told = pa.RecordBatch.from_pydict(
+        {"share": pa.array([0, 0], pa.int32()), "fingerprints": pa.array([one, one])}
+    )
+    assert list(comparing([told])) == []
+    assert kept.is_doubtful
+
+
+def test_values_that_read_differently_have_other_fingerprints(address: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        for statement in (
+            "DROP TABLE IF EXISTS every",
+            "DROP TYPE IF EXISTS mood, pair CASCADE",
+            "DROP DOMAIN IF EXISTS positive, cents, amount",
+            "CREATE TYPE mood AS ENUM ('so so', 'fine')",
+            "CREATE DOMAIN positive AS int CHECK (value > 0)",
+            "CREATE DOMAIN amount AS numeric(10,2)",
+            "CREATE DOMAIN cents AS amount",
+            "CREATE TYPE pair AS (a int, b text)",
+        ):
+            connection.execute(statement.encode())
+        more = {
+            "int8": ["1", "4294967296", "-1", "-4294967297"],
+            "timestamp": ["'2024-01-01'", "timestamp '2024-01-01' + interval '4294.967295 s'"],
+            "float8": ["0", "'-0'", "1"],
+            "numeric": ["1.0", "1.00", "'NaN'", "0", "5", "-5", "'Infinity'"],
+            "numeric(9,2)": ["5", "-5", "0", "500"],
+            "bpchar": ["'a'", "'a '", "''"],
+            "interval": ["'1 day'", "'24:00:00'"],
+            "timetz": ["'12:00+00'", "'13:00+01'"],
+            "jsonb": ["'{\"a\": 1.0}'", "'{\"a\": 1.00}'"],
+            "json": ["'{}'", "'{ }'"],
+            "name": ["'a'", "'b'"],
+            "int4[]": ["'{1,NULL}'", "'{NULL,1}'"],
+            "text": ["''", "'a'", "'A'", "'a '"],
+        }
+        kinds = [(kind.removesuffix("_beyond"), values) for kind, values in TYPES.items()]
+        for kind, values in (*kinds, *more.items()):
+            connection.execute("DROP TABLE IF EXISTS every")
+            connection.execute(f"CREATE TABLE every (id int PRIMARY KEY, c {kind})".encode())
+            for number, value in enumerate([*values, *values, "NULL"]):
+                connection.execute(f"INSERT INTO every VALUES ({number}, {value})".encode())
+            _expect_told_apart(address, kind)
+
+
+def _expect_told_apart(address: str, kind: str) -> None:
+    with exported_snapshot(address) as snapshot, connected(address) as connection:
+        (table,) = catalog.tables_in(connection, ["public"])
+        with held_table(address, snapshot, table) as held:
+            key, value = held.table.columns
+            relations = tuple(part.relation for part in held.parts)
+            making = Fingerprinting(address, snapshot, relations, (value,), (key,), 1)
+            whole = {"relation": relations[0], "begin": 0, "finish": None, "last": 1}
+            (made,) = making([pa.RecordBatch.from_pydict({"ranges": [[whole]]})])
+            found = pa.ipc.open_stream(made["fingerprints"][0].as_py()).read_all()
+            (read,) = rows_where(connection, relations[0], psycopg.sql.SQL("true"), ["id", "c"])
+    texts = dict(zip(read["id"].to_pylist(), read["c"].to_pylist(), strict=True))
+    hashes = dict(zip(found["text0"].to_pylist(), found[ROW].to_pylist(), strict=True))
+    assert len(hashes) == len(texts)
+    by_text: dict[str | None, set[int]] = {}
+    for number, text in texts.items():
+        by_text.setdefault(text, set()).add(hashes[number])
+    assert all(len(same) == 1 for same in by_text.values()), kind
+    assert len(set.union(*by_text.values())) == len(by_text), kind
+
+
+def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
+    bulk.run(
+        "UPDATE bulk SET state = 'paid' WHERE n % 1000 = 1",
+        "DELETE FROM bulk WHERE n = 5000",
+        "INSERT INTO bulk VALUES ('late', 1, 'new', NULL)",
+        # As they were.
+        "UPDATE bulk SET state = 'new' WHERE n % 1000 = 2",
+    )
+    result = bulk.sync()
+
+    (run,) = result.streams
+    assert (run.landed_rows, run.rows_read, run.written) == (9 + 1 + 1, 9_000, 9 + 9 + 1 + 1)
+    states = bulk.told("bulk", ("shop", "n"), ("state",))
+    changed = {
+        key: [one and one[0] for one in told] for key, told in states.items() if told != [("new",)]
+    }
+    assert changed == {
+        **{(f'é,"\n{n % 3}', n): ["new", "paid"] for n in range(1, 9_001, 1_000)},
+        ('é,"\n2', 5_000): ["new", None],
+    }
+    assert states["late", 1] == [("new",)]
+    assert bulk.agrees()
+    # Nothing differs by now.
+    (run,) = bulk.sync().streams
+    assert (run.landed_rows, run.rows_read) == (0, 9_000)
+
+
+def test_fingerprints_of_a_table_count_until_something_lands(bulk: Shop) -> None:
+    folder = bulk.project.lake.path / "raw" / "_fingerprints"
+    store = Store.open(bulk.project.lake)
+
+    def named() -> str:
+        name: str = store.checkpoints("shop")["public.bulk"]["fingerprints"]
+        assert [path.parent.name for path in folder.rglob("fingerprints.json")] == [name]
+        return name
+
+    first = named()
+    (told,) = folder.rglob("fingerprints.json")
+    # They are gone: all rows are compared, and nothing is lost.
+    told.unlink()
+    bulk.run("UPDATE bulk SET state = 'paid' WHERE n = 7")
+    bulk.synced()
+    second = named()
+    assert second != first
+    # They are damaged: the run says so, and the next one compares all rows.
+    (file, *_) = sorted(folder.rglob("share-*"))
+    file.write_bytes(file.read_bytes()[:-1])
+    bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 7")
+    (failed,) = bulk.sync().streams
+    assert "damaged or gone" in str(failed.error)
+    bulk.synced()
+    assert bulk.told("bulk", ("n",), ("state",))[7,] == [("new",), ("paid",), ("sent",)]
+    # What they are of has changed.
+    bulk.run("ALTER TABLE bulk ADD more int DEFAULT 1")
+    bulk.synced()
+    assert set(bulk.present("bulk", ("more",))) == {(1,)}
+    assert bulk.agrees()
+
+
+def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:
+    bulk.lake.spark.sql("UPDATE chronolake.shop.bulk SET _chronolake_hash = 7 WHERE n = 2")
+    bulk.synced()
+    assert not bulk.agrees(), "a table that somebody has changed is not looked at"
+    bulk.synced(anew=True)
+    assert bulk.agrees()
