@@ -3,7 +3,8 @@
 Claim: for 5,000,000 rows of ten columns a run costs at most 1.5 times reading the table once.
 
 Beside it stand two ways to read it: ours, which copies ranges of pages, and Spark's JDBC reader
-with as many tasks; and how a run grows from a tenth of the rows to all of them.
+with as many tasks; a run that has no fingerprints to go by, and compares all rows with the table;
+and how a run grows from a tenth of the rows to all of them.
 
     python bench/snapshot_diff.py [--quick] [--rows N] [--repeat N]
 """
@@ -36,6 +37,7 @@ from postgresql import server  # noqa: E402
 READ: Final = "read once, by ranges of pages"
 JDBC: Final = "read once, Spark's JDBC reader"
 RUN: Final = "a run, 1 % differs"
+WHOLE: Final = "the same, all rows compared"
 
 
 def changed(address: str, turn: int) -> None:
@@ -76,6 +78,9 @@ def measured(address: str, lake: Lake, project: Project, rows: int, rounds: int)
             read_over_jdbc(lake, address, rows)
         with times.of(RUN):
             shop.synced(lake, project)
+        changed(address, turn + 50)
+        with times.of(WHOLE):
+            shop.synced(lake, project, anew=True)
     return times
 
 
@@ -103,7 +108,7 @@ def main() -> int:
             ("way", "s", "range", "against reading once"),
             [
                 (way, times.median(way), times.spread(way), times.median(way) / times.median(READ))
-                for way in (READ, JDBC, RUN)
+                for way in (READ, JDBC, RUN, WHOLE)
             ],
         )
     ratio = found[rows].median(RUN) / found[rows].median(READ)

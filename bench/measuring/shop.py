@@ -90,7 +90,7 @@ def _jdbc(address: str) -> dict[str, str]:
     }
 
 
-def synced(lake: Lake, project: Project) -> tuple[float, float]:
+def synced(lake: Lake, project: Project, *, anew: bool = False) -> tuple[float, float]:
     """A run; gives the seconds until all had landed, and until all was published."""
     begin = time.perf_counter()
     landed = [begin]
@@ -99,7 +99,7 @@ def synced(lake: Lake, project: Project) -> tuple[float, float]:
         if event.kind is EventKind.LANDED:
             landed[0] = time.perf_counter()
 
-    result = sync(lake, project, "shop", watch=watch)
+    result = sync(lake, project, "shop", watch=watch, anew=anew)
     if result.status is not Status.SUCCEEDED:
         raise RuntimeError(str(result.streams))
     return landed[0] - begin, time.perf_counter() - begin

@@ -34,7 +34,7 @@ from chronolake.source.postgres.snapshot import in_snapshot
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -127,13 +127,14 @@ class Comparing:
         )
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Compare the fingerprints of one share (`fingerprints.SHARES`)."""
-        shares: set[int] = set()
-        tables: list[pa.Table] = [schema_of(self.key).empty_table()]
+        """Compare the fingerprints of shares (`fingerprints.SHARES`), each of them whole."""
+        given: dict[int, list[pa.Table]] = {}
         for batch in batches:
-            shares.update(batch["share"].to_pylist())
-            tables += [pa.ipc.open_stream(one).read_all() for one in _given(batch["fingerprints"])]
-        for share in shares:
+            for share, sent in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+                tables = given.setdefault(share, [schema_of(self.key).empty_table()])
+                if sent is not None:
+                    tables.append(pa.ipc.open_stream(sent).read_all())
+        for share, tables in given.items():
             # To take rows out of many chunks is slow.
             yield from self._compared(share, pa.concat_tables(tables).combine_chunks())
 
@@ -204,8 +205,3 @@ def compared(
     )
     shares = made.union(each).repartitionById(making.shares, "share")
     return shares.mapInArrow(comparing, comparing.schema)
-
-
-def _given(values: pa.Array) -> Sequence[bytes]:
-    found: Sequence[bytes] = values.drop_null().to_pylist()
-    return found
