@@ -57,7 +57,7 @@ def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.Mon
     """A shop whose tables are compared: all of their rows, or what fingerprints say of them."""
     if request.param == "fingerprints":
         # However small they are.
-        monkeypatch.setattr("chronolake.source.postgres.looking._LEAST_PAGES", 0)
+        monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
     shop.configure(method="snapshot_diff")
     return shop
 

@@ -20,8 +20,7 @@ from chronolake.pipeline.store import Store
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import held_table, rows_where
-from chronolake.source.postgres.differing import Comparing, differing
-from chronolake.source.postgres.fingerprints import (
+from chronolake.source.postgres.difference.fingerprints import (
     KEY,
     PART,
     PLACE,
@@ -31,7 +30,8 @@ from chronolake.source.postgres.fingerprints import (
     share_of,
     to_stream,
 )
-from chronolake.source.postgres.remembered import Fingerprints
+from chronolake.source.postgres.difference.kept import Fingerprints
+from chronolake.source.postgres.difference.shares import Comparing, differing
 from chronolake.source.postgres.snapshot import DatabaseSnapshot, exported_snapshot
 
 #: Rows of this text fill a page by two: tables become large enough for fingerprints soon.

@@ -23,9 +23,8 @@ from chronolake.source.offered import (
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import table_findings, version_of
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.looking import Look
+from chronolake.source.postgres.difference import FingerprintFolder, Look
 from chronolake.source.postgres.position import LogPosition
-from chronolake.source.postgres.remembered import FingerprintFolder
 from chronolake.source.postgres.slot import exists, slot_of
 from chronolake.source.postgres.snapshot import exported_snapshot
 from chronolake.source.postgres.wanted import WantedTables

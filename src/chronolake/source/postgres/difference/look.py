@@ -1,6 +1,6 @@
 """A look at a table without the log: what differs from what was there at the look before.
 
-A large table is looked at by fingerprints (`differing`): only what differs is read, and lands as
+A large table is looked at by fingerprints (`shares`): only what differs is read, and lands as
 it is. The first look, and every one that has nothing to go by, brings all rows, which are compared
 with the lake's table; its fingerprints are made besides, in the same snapshot.
 """
@@ -23,8 +23,8 @@ from chronolake.errors import SourceError
 from chronolake.source.offered import Failure, Piece, Reading, Snapshot
 from chronolake.source.postgres.columns import Typing
 from chronolake.source.postgres.copying import copied, held_table
-from chronolake.source.postgres.differing import IS_THERE, Comparing, compared, shares_for
-from chronolake.source.postgres.fingerprints import Fingerprinting
+from chronolake.source.postgres.difference.fingerprints import Fingerprinting
+from chronolake.source.postgres.difference.shares import IS_THERE, Comparing, compared, shares_for
 from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.versions import sequence_of
 from chronolake.types import quoted
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.columns import SourceColumn
     from chronolake.source.postgres.copying import TableSnapshot
+    from chronolake.source.postgres.difference.kept import FingerprintFolder, Fingerprints
     from chronolake.source.postgres.position import LogPosition
-    from chronolake.source.postgres.remembered import FingerprintFolder, Fingerprints
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
     from chronolake.types import Column
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from chronolake.errors import SourceError
 from chronolake.rawlake.naming import make_durable
-from chronolake.source.postgres.fingerprints import KEY, share_of, to_stream
+from chronolake.source.postgres.difference.fingerprints import KEY, share_of, to_stream
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

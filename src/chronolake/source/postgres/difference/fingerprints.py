@@ -3,7 +3,7 @@
 A row's fingerprint is a hash, of 64 bits, of all that COPY would send of it; another hash is made
 of its key alone, and tells rows apart. Hashes are of the server's own functions, which may differ
 between major versions and say nothing elsewhere: they are compared with those of an earlier
-snapshot of the same table (`differing`), and never with anything in the lake.
+snapshot of the same table (`shares`), and never with anything in the lake.
 """
 
 from __future__ import annotations

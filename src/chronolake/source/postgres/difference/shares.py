@@ -1,9 +1,9 @@
 """What differs between a table and an earlier snapshot of it, without reading all of its rows.
 
-Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). The server makes
-fingerprints of all rows (`fingerprints`). Tasks compare them, a share of all keys each, with those
-of the snapshot before (`remembered`), and read by their places only the rows whose fingerprint is
-new or another one. What has gone is told by its key, as it stood in the earlier snapshot.
+The server makes fingerprints of all rows (`fingerprints`). Tasks compare them, a share of all keys
+each, with those of the snapshot before (`kept`), and read by their places only the rows whose
+fingerprint is new or another one. What has gone is told by its key, as it stood in the earlier
+snapshot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psycopg import sql
 from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import ranges_of, rows_where
-from chronolake.source.postgres.fingerprints import (
+from chronolake.source.postgres.difference.fingerprints import (
     KEY,
     PART,
     PLACE,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.source.postgres.copying import TableSnapshot
-    from chronolake.source.postgres.remembered import Fingerprints
+    from chronolake.source.postgres.difference.kept import Fingerprints
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
     from chronolake.source.postgres.tuples import Places
 
