@@ -37,7 +37,7 @@ class LogPosition:
             or got another type, a record got another key and kept a large value, or the table was
             not published for a while.
         greatest: the greatest number that a column is known to have had up to then.
-        fingerprints: those of the table's rows as they have landed (`difference.kept`), by their name.
+        fingerprints: the name of those of the rows that have landed (`difference.kept`).
     """
 
     lsn: int
