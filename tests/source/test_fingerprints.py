@@ -150,7 +150,7 @@ def test_values_that_read_differently_have_other_fingerprints(address: str) -> N
         more = {
             "int8": ["1", "4294967296", "-1", "-4294967297"],
             "timestamp": ["'2024-01-01'", "timestamp '2024-01-01' + interval '4294.967295 s'"],
-            "float8": ["0", "'-0'", "1"],
+            "float8": ["0", "'-0'", "1", "'NaN'", "-'NaN'::float8"],
             "numeric": ["1.0", "1.00", "'NaN'", "0", "5", "-5", "'Infinity'"],
             "numeric(9,2)": ["5", "-5", "0", "500"],
             "bpchar": ["'a'", "'a '", "''"],
@@ -257,3 +257,20 @@ def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:
     assert not bulk.agrees(), "a table that somebody has changed is not looked at"
     bulk.synced(anew=True)
     assert bulk.agrees()
+
+
+def test_keys_that_are_one_in_the_lake_are_compared_there(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
+    shop.configure(method="snapshot_diff")
+    shop.run(
+        "CREATE TABLE points (at float8 PRIMARY KEY, note text)",
+        "INSERT INTO points VALUES (0, 'a'), ('NaN', 'b'), (1, 'c')",
+    )
+    shop.synced()
+    shop.run("UPDATE points SET at = '-0' WHERE at = 0", "UPDATE points SET at = -at WHERE at > 1")
+    shop.synced()
+    shop.synced()
+    assert sorted(note for (note,) in shop.present("points", ("note",))) == ["a", "b", "c"]
+    assert shop.agrees()

@@ -1,7 +1,7 @@
 """What the footers of files tell: their schemas, and what their statistics know of their columns.
 
-Footers are read by Spark's tasks, and summed up there: what reaches the driver is one row for each
-different schema and task.
+Footers of many files are read by Spark's tasks, and summed up there: what reaches the driver is one
+row for each different schema and task.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chronolake.rawlake.fields import GUARANTEED, fields_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from chronolake.rawlake.control import Namings
     from chronolake.rawlake.fields import Fields
@@ -104,7 +104,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
     """
     found: dict[tuple[int, bytes], list[Any]] = {}
     before = [namings.before(file) for file in files]
-    for row in _read(spark, files, before).collect():
+    for row in _read(spark, files, before):
         if row["problem"] is not None:
             raise SourceError(
                 f"The file is no Parquet file that can be read: {row['problem']}.",
@@ -133,7 +133,10 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
     return read
 
 
-def _read(spark: SparkSession, files: Sequence[DataFile], renamed: Sequence[int]) -> DataFrame:
+def _read(
+    spark: SparkSession, files: Sequence[DataFile], renamed: Sequence[int]
+) -> list[Mapping[str, Any]]:
+    """Footers by schema, as rows of `_SCHEMA`."""
     listed = pa.table(
         {
             "number": pa.array(range(len(files)), pa.int32()),
@@ -141,8 +144,15 @@ def _read(spark: SparkSession, files: Sequence[DataFile], renamed: Sequence[int]
             "path": pa.array([str(file.path) for file in files], pa.string()),
         }
     )
-    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(files) // _FILES_PER_TASK))
-    return spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summed, _SCHEMA)
+    if len(files) <= _FILES_PER_TASK:
+        # They are read sooner than Spark begins.
+        told: list[Mapping[str, Any]] = pa.Table.from_batches(
+            _summed(listed.to_batches())
+        ).to_pylist()
+        return told
+    tasks = min(spark.sparkContext.defaultParallelism, len(files) // _FILES_PER_TASK)
+    found = spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summed, _SCHEMA)
+    return [row.asDict() for row in found.collect()]
 
 
 def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -42,11 +42,9 @@ SHARES: Final = "share int, fingerprints binary"
 #: date and uuid.
 _PLAIN: Final = frozenset({16, 17, 21, 23, 25, 26, 1043, 1082, 2950})
 #: Of others they are of a part of it (int8 and times: 32 bits), or of what is equal to it as well
-#: (numbers: 1.0 and 1.00). What the server would send of a value is as it is.
+#: (1.0 and 1.00, 0 and -0). Of these, what the server would send of a value is as it is.
 _SENT: Final = {
     20: "int8send",
-    700: "float4send",
-    701: "float8send",
     1042: "bpcharsend",
     1083: "time_send",
     1114: "timestamp_send",

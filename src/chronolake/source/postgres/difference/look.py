@@ -27,7 +27,7 @@ from chronolake.source.postgres.difference.fingerprints import Fingerprinting
 from chronolake.source.postgres.difference.shares import IS_THERE, Comparing, compared, shares_for
 from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.versions import sequence_of
-from chronolake.types import quoted
+from chronolake.types import Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -98,6 +98,9 @@ class Look:
 
     def _is_worth(self, held: TableSnapshot, key: RowKey, position: LogPosition) -> bool:
         if key.is_hashed or len(key.columns) != len(held.table.key):
+            return False
+        if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):
+            # In the lake, -0 and 0 are one key, and so is every NaN.
             return False
         is_large = sum(part.pages for part in held.parts) >= _LEAST_PAGES
         return is_large or position.fingerprints is not None
