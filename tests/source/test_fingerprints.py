@@ -248,6 +248,9 @@ def test_fingerprints_of_a_table_count_until_something_lands(bulk: Shop) -> None
     bulk.run("ALTER TABLE bulk ADD more int DEFAULT 1")
     bulk.synced()
     assert set(bulk.present("bulk", ("more",))) == {(1,)}
+    bulk.run("ALTER TABLE bulk RENAME more TO other")
+    bulk.synced()
+    assert set(bulk.present("bulk", ("other",))) == {(1,)}
     assert bulk.agrees()
 
 

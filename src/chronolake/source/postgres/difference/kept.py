@@ -22,7 +22,7 @@ from chronolake.rawlake.naming import make_durable
 from chronolake.source.postgres.difference.fingerprints import KEY, share_of, to_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 _TOLD: Final = "fingerprints.json"
@@ -38,12 +38,10 @@ class Fingerprints:
     Attributes:
         path: their folder.
         shares: how many shares of all keys there are.
-        beyond: the columns that had values which their types cannot hold.
     """
 
     path: Path
     shares: int
-    beyond: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -132,7 +130,7 @@ class FingerprintFolder:
             return None
         if told["says"] != says:
             return None
-        return Fingerprints(self.path / name, told["shares"], frozenset(told["beyond"]))
+        return Fingerprints(self.path / name, told["shares"])
 
     def begun(self, shares: int) -> Fingerprints:
         """New ones, of which none are written yet."""
@@ -140,17 +138,14 @@ class FingerprintFolder:
         found.path.mkdir(parents=True)
         return found
 
-    def finish(
-        self, found: Fingerprints, says: Mapping[str, Any], *, beyond: Collection[str]
-    ) -> None:
+    def finish(self, found: Fingerprints, says: Mapping[str, Any]) -> None:
         """Let fingerprints count, as soon as a checkpoint names them.
 
         Args:
             found: all of them are written.
             says: what they are of, and how they were made.
-            beyond: the columns that had values which their types cannot hold.
         """
-        told = {"says": says, "shares": found.shares, "beyond": sorted(beyond)}
+        told = {"says": says, "shares": found.shares}
         staged = found.path / f"{_TOLD}.staged"
         staged.write_bytes(orjson.dumps(told))
         make_durable(staged)

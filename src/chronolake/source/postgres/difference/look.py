@@ -130,18 +130,14 @@ class Look:
                 self.folder.retire(before)
             if before is None or new.is_doubtful:
                 name = None if new.is_doubtful else new.name
-                for brought in self._all_of(held.table, position, name):
-                    if isinstance(brought, Snapshot):
-                        beyond = _as_texts(columns, brought.columns)
-                    yield brought
+                yield from self._all_of(held.table, position, name)
             else:
-                beyond |= before.beyond
                 done = self._done(held, position, new)
                 declared = key.declared(columns, beyond=beyond)
                 versions = self._versions(rows, count, held, declared, done) if count else None
                 yield Piece(stream, versions, declared, done.as_json(), done.numbers(columns))
         # A checkpoint names them by now, or none ever does.
-        self.folder.finish(new, says, beyond=beyond)
+        self.folder.finish(new, says)
         self.folder.remove_all_but(new.name)
 
     def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
@@ -228,12 +224,6 @@ def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> tuple[int, se
     (found,) = rows.agg(F.count(F.lit(1)), *flags).collect()
     count, *is_beyond = found
     return count, {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
-
-
-def _as_texts(columns: Iterable[SourceColumn], declared: Iterable[Column]) -> set[str]:
-    """The columns that are declared as texts because their types cannot hold all values."""
-    types = {column.name: column.type for column in columns}
-    return {one.name for one in declared if one.type != types.get(one.name, one.type)}
 
 
 # ------------------------------------------------------------------ in an executor
