@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,6 @@ from postgresql import server
 from test_database import TYPES
 
 from chronolake.errors import SourceError
-from chronolake.pipeline.store import Store
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import held_table, rows_where
@@ -106,7 +106,7 @@ def test_fingerprints_can_be_read_in_another_number_of_shares(
     found = [kept.read(share, read) for share in range(read)]
     assert pa.concat_tables(found).equals(every)
     assert kept.rows == len(rows)
-    assert not kept.is_doubtful
+    assert kept.are_whole
 
 
 def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
@@ -116,6 +116,8 @@ def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-30] ^= 1
     file.write_bytes(data)
+    assert kept.are_all_there
+    assert not kept.are_whole
     with pytest.raises(SourceError, match="damaged or gone"):
         kept.read(0, 1)
     file.unlink()
@@ -131,7 +133,7 @@ def test_rows_that_cannot_be_told_apart_are_noted_and_not_compared(tmp_path: Pat
         {"share": pa.array([0, 0], pa.int32()), "fingerprints": pa.array([one, one])}
     )
     assert list(comparing([told])) == []
-    assert kept.is_doubtful
+    assert not kept.are_all_there
 
 
 def test_values_that_read_differently_have_other_fingerprints(address: str) -> None:
@@ -219,39 +221,58 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
     assert (run.landed_rows, run.rows_read) == (0, 9_000)
 
 
-def test_fingerprints_of_a_table_count_until_something_lands(bulk: Shop) -> None:
+def _expect_right(shop: Shop) -> None:
+    there = sorted(shop.rows("SELECT n, state FROM bulk"), key=repr)
+    assert shop.present("bulk", ("n", "state")) == there
+    assert shop.agrees()
+
+
+def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
+    bulk: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = bulk.project.lake.path / "raw" / "_fingerprints"
-    store = Store.open(bulk.project.lake)
-
-    def named() -> str:
-        name: str = store.checkpoints("shop")["public.bulk"]["fingerprints"]
-        assert [path.parent.name for path in folder.rglob("fingerprints.json")] == [name]
-        return name
-
-    first = named()
+    # What landed before a run died is undone in the source: nothing tells of it any more.
+    for anew, change, undone in (
+        (False, "UPDATE bulk SET state = 'paid' WHERE n = 1", "UPDATE bulk SET state = 'new'"),
+        (True, "UPDATE bulk SET state = 'paid' WHERE n = 2", "UPDATE bulk SET state = 'new'"),
+        (False, "ALTER TABLE bulk ADD more int DEFAULT 1", "ALTER TABLE bulk DROP more"),
+    ):
+        bulk.run(change)
+        with monkeypatch.context() as patched:
+            patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
+            bulk.sync(anew=anew)
+        bulk.run(undone)
+        bulk.synced()
+        _expect_right(bulk)
+    # They are gone, or damaged.
     (told,) = folder.rglob("fingerprints.json")
-    # They are gone: all rows are compared, and nothing is lost.
     told.unlink()
     bulk.run("UPDATE bulk SET state = 'paid' WHERE n = 7")
     bulk.synced()
-    second = named()
-    assert second != first
-    # They are damaged: the run says so, and the next one compares all rows.
     (file, *_) = sorted(folder.rglob("share-*"))
     file.write_bytes(file.read_bytes()[:-1])
     bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 7")
+    bulk.synced()
+    assert bulk.told("bulk", ("n",), ("state",))[7,][-2:] == [("paid",), ("sent",)]
+    # What they are of has another name.
+    bulk.synced()
+    bulk.run("ALTER TABLE bulk RENAME state TO condition")
+    bulk.synced()
+    bulk.run("ALTER TABLE bulk RENAME condition TO state")
+    bulk.synced()
+    _expect_right(bulk)
+    # What had landed is not there any more.
+    shutil.rmtree(bulk.project.lake.path / "raw" / "parquet")
+    bulk.configure(method="snapshot_diff", streams="{public.bulk: {table: fresh}}")
+    bulk.synced()
+    assert len(bulk.present("fresh", ("n",))) == 9_000
+    # Whatever cannot be kept is told.
+    shutil.rmtree(folder)
+    folder.write_text("", encoding="utf-8")
     (failed,) = bulk.sync().streams
-    assert "damaged or gone" in str(failed.error)
-    bulk.synced()
-    assert bulk.told("bulk", ("n",), ("state",))[7,] == [("new",), ("paid",), ("sent",)]
-    # What they are of has changed.
-    bulk.run("ALTER TABLE bulk ADD more int DEFAULT 1")
-    bulk.synced()
-    assert set(bulk.present("bulk", ("more",))) == {(1,)}
-    bulk.run("ALTER TABLE bulk RENAME more TO other")
-    bulk.synced()
-    assert set(bulk.present("bulk", ("other",))) == {(1,)}
-    assert bulk.agrees()
+    assert failed.error is not None
+    assert "cannot be kept" in failed.error
+    assert "run it again" in str(failed.hint)
 
 
 def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:

@@ -141,12 +141,15 @@ class ObjectFolder:
         Raises:
             SourceError: the folder cannot be read.
         """
-        for _, folder in sorted(self._batches(), key=lambda item: rank(item[0]), reverse=True):
-            listed = _listed(folder)
-            found = [name for form in (_FILE, _CONTROL) for name, _ in _matching(form, listed)]
-            if found:
-                return max(found, key=rank)
-        return None
+        return self._greatest(_FILE, _CONTROL)
+
+    def last(self) -> str | None:
+        """The name of the data file that was written last, or None.
+
+        Raises:
+            SourceError: the folder cannot be read.
+        """
+        return self._greatest(_FILE)
 
     def has(self, mark: str) -> bool:
         """Whether the file of a watermark is there.
@@ -173,6 +176,14 @@ class ObjectFolder:
                 file=mark,
                 hint="Name one below the object's folder: batch=…/data-….parquet.",
             )
+
+    def _greatest(self, *forms: re.Pattern[str]) -> str | None:
+        for _, folder in sorted(self._batches(), key=lambda item: rank(item[0]), reverse=True):
+            listed = _listed(folder)
+            found = [name for form in forms for name, _ in _matching(form, listed)]
+            if found:
+                return max(found, key=rank)
+        return None
 
     def _named(self, form: re.Pattern[str], after: str | None) -> Iterator[tuple[str, str, Path]]:
         """Batch, name and path of files; older batches than the watermark's are not looked into."""

@@ -380,7 +380,6 @@ def spool_folder(project: Project, pipeline: str) -> Path:
     return project.lake.path / "raw" / "_spool" / pipeline.replace("/", "_")
 
 
-def fingerprint_folder(project: Project, pipeline: str, stream: str) -> Path:
-    """Where a source keeps what it needs to see what has changed in a stream since it landed."""
-    folder = raw_folder(project, pipeline, stream)
-    return project.lake.path / "raw" / "_fingerprints" / folder.path.relative_to(folder.root)
+def fingerprint_folder(project: Project, pipeline: str) -> Path:
+    """Where a source keeps what it needs to see what has changed in streams since they landed."""
+    return project.lake.path / "raw" / "_fingerprints" / pipeline.replace("/", "_")

@@ -12,18 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from chronolake.errors import SourceError
-from chronolake.source.offered import (
-    Failure,
-    Finding,
-    Level,
-    OfferedStream,
-    Sight,
-    fingerprint_folder,
-)
+from chronolake.source.offered import Failure, Finding, Level, OfferedStream, Sight
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import table_findings, version_of
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.difference import FingerprintFolder, Look
+from chronolake.source.postgres.difference import Look
 from chronolake.source.postgres.position import LogPosition
 from chronolake.source.postgres.slot import exists, slot_of
 from chronolake.source.postgres.snapshot import exported_snapshot
@@ -71,7 +64,7 @@ def read_whole(
                 if told is None
                 else LogPosition.from_json(told)
             )
-            folder = FingerprintFolder(fingerprint_folder(wanted.project, wanted.pipeline, name))
+            folder = wanted.fingerprints_of(name)
             look = Look(lake.spark, dsn, snapshot, server, major, folder)
             yield from look.at(table, position, anew=anew)
 
@@ -100,6 +93,7 @@ class ComparedDatabase:
         anew: bool,
     ) -> Iterator[Piece | Snapshot | Reading | Failure]:
         """All tables as they are in one snapshot of the database."""
+        self._wanted.forget_fingerprints(but=self._wanted.names)
         yield from read_whole(lake, self._wanted, positions, anew=anew)
 
     def findings(self, *, create: bool) -> list[Finding]:  # noqa: ARG002 - nothing has to be made

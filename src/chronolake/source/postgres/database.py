@@ -94,6 +94,7 @@ class PostgresDatabase:
         # Looked at again: what the log tells up to its end is known by what there is after that.
         wanted = WantedTables(self.project, self.pipeline, self.config)
         unfollowed = wanted.unfollowed
+        wanted.forget_fingerprints(but=unfollowed)
         in_log = {name: told for name, told in positions.items() if name not in unfollowed}
         followed: list[Following] = []
         missing: list[Following] = []

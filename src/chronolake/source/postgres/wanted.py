@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import SourceError
 from chronolake.limits import StreamTraits
-from chronolake.source.offered import OfferedStream, Sight, raw_folder
+from chronolake.source.offered import OfferedStream, Sight, fingerprint_folder, raw_folder
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.difference import FingerprintFolder
 from chronolake.source.postgres.rowkey import ROW_KEY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from chronolake.config import PostgresSource, Project
     from chronolake.source.postgres.catalog import SourceTable
 
@@ -48,6 +53,27 @@ class WantedTables:
     def unfollowed(self) -> set[str]:
         """The streams of those that are there and that the log does not tell enough of."""
         return {name for name, table in self.there.items() if not table.followed_by}
+
+    @property
+    def names(self) -> list[str]:
+        """The streams of all, whether they are there or not."""
+        return self._names
+
+    def fingerprints_of(self, stream: str) -> FingerprintFolder:
+        """Where the fingerprints of a stream's table are."""
+        landed = raw_folder(self.project, self.pipeline, stream)
+        return FingerprintFolder(self._fingerprints / landed.path.name, landed)
+
+    def forget_fingerprints(self, *, but: Iterable[str]) -> None:
+        """Remove the fingerprints of all streams but some: they hold keys."""
+        kept = {self.fingerprints_of(name).path for name in but}
+        for path in self._fingerprints.glob("*"):
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    @property
+    def _fingerprints(self) -> Path:
+        return fingerprint_folder(self.project, self.pipeline)
 
     def offered(self, sight: Sight) -> list[OfferedStream]:
         """A stream for each table; also for one that is not there, which fails by itself.

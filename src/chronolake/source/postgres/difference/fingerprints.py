@@ -56,7 +56,8 @@ _COLLATED: Final = frozenset({25, 1043})
 _SEED: Final = 0x2545F4914F6CDD1D
 #: So many pages are asked for at once: of the smallest rows some 300,000.
 _STEP_PAGES: Final = 1_024
-_PLACE_BYTES: Final = 6
+#: So many are divided into shares at once: the more, the larger the pieces that tasks exchange.
+_ROWS_AT_ONCE: Final = 2**20
 _OFFSET_BITS: Final = 16
 
 
@@ -129,10 +130,17 @@ class Fingerprinting:
             for batch in batches:
                 for place in batch.column("ranges").flatten().to_pylist():
                     part = self.relations.index(place["relation"])
+                    made: list[pa.Table] = []
                     for begin, finish in _steps(place["begin"], place["finish"], place["last"]):
-                        found = self._made(connection, part, begin, finish)
-                        if found.num_rows:
-                            yield self._shared(found)
+                        made.append(self._made(connection, part, begin, finish))
+                        if sum(one.num_rows for one in made) >= _ROWS_AT_ONCE:
+                            yield self._shared(made)
+                            made = []
+                    yield self._shared(made)
+
+    @property
+    def _nothing(self) -> pa.Table:
+        return schema_of([column.name for column in self.key]).empty_table()
 
     def _made(
         self, connection: psycopg.Connection, part: int, begin: int, finish: int | None
@@ -141,7 +149,7 @@ class Fingerprinting:
             cursor = connection.execute(self._query(part, begin, finish), binary=True)
             row: tuple[Any, ...] = cursor.fetchone() or (0,)
         if not row[0]:
-            return schema_of([column.name for column in self.key]).empty_table()
+            return self._nothing
         rows, keys, hashes, places, *texts = row
         values = [
             np.frombuffer(keys, ">u8").astype(np.uint64),
@@ -171,10 +179,11 @@ class Fingerprinting:
             sql.SQL(", ").join(asked), sql.SQL(self.relations[part]), begin, until
         )
 
-    def _shared(self, found: pa.Table) -> pa.RecordBatch:
+    def _shared(self, made: Sequence[pa.Table]) -> pa.RecordBatch:
+        found = pa.concat_tables([self._nothing, *made]).combine_chunks()
         shares = share_of(found[KEY].to_numpy(), self.shares)
         order = np.argsort(shares, kind="stable")
-        ordered = found.take(pa.array(order)).combine_chunks()
+        ordered = found.take(pa.array(order))
         there, begins = np.unique(shares[order], return_index=True)
         ends = [*begins[1:].tolist(), len(shares)]
         pieces = [

@@ -1,15 +1,15 @@
 """Fingerprints of a table as it was when it was last read, kept until it is read again.
 
 They are in a folder beside the raw lake, a file for each share of all keys, and count only while
-the stream's checkpoint names them and they are not retired: what lands after them is not in them.
-Before anything lands they are retired, and the checkpoint that follows names others. So they are
-never those of a state that the raw lake does not end with, wherever a process dies.
+the stream's checkpoint names them and its raw lake ends with the file that it ended with then: what
+has landed since is not in them, whoever landed it, and wherever a process died.
 """
 
 from __future__ import annotations
 
 import shutil
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -18,17 +18,18 @@ import orjson
 import pyarrow as pa
 
 from chronolake.errors import SourceError
-from chronolake.rawlake.naming import make_durable
 from chronolake.source.postgres.difference.fingerprints import KEY, share_of, to_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_TOLD: Final = "fingerprints.json"
+    from chronolake.rawlake import ObjectFolder
+
+_TELLS: Final = "fingerprints.json"
 #: Then come the number of its rows and a check of its bytes.
 _SHARE: Final = "share-{:05d}-"
-_DOUBT: Final = "doubt-"
+_SHARES: Final = "share-*"
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,22 @@ class Fingerprints:
         return self.path.name
 
     @property
-    def is_doubtful(self) -> bool:
-        """Whether two rows have the same key, or keys of the same hash."""
-        return any(self.path.glob(f"{_DOUBT}*"))
+    def are_all_there(self) -> bool:
+        """Whether every share has a file: none is written of rows that are not told apart."""
+        return len({path.name.split("-")[1] for path in self._files()}) == self.shares
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all files are as they were written."""
+        return self.are_all_there and all(_is_whole(path) for path in self._files())
 
     @property
     def rows(self) -> int:
         """Of how many rows they are."""
-        return sum(int(path.name.split("-")[2]) for path in self.path.glob("share-*"))
+        return sum(int(path.name.split("-")[2]) for path in self._files())
 
-    def doubt(self, share: int) -> None:
-        """Note that the rows of a share cannot be told apart."""
-        (self.path / f"{_DOUBT}{share}").touch()
+    def _files(self) -> list[Path]:
+        return list(self.path.glob(_SHARES))
 
     def write(self, share: int, rows: pa.Table) -> None:
         """Write those of a share, in the order of their keys; the same again does no harm."""
@@ -68,7 +73,6 @@ class Fingerprints:
         name = f"{_SHARE.format(share)}{rows.num_rows}-{zlib.crc32(data):08x}"
         staged = self.path / f"{uuid4().hex}.staged"
         staged.write_bytes(data)
-        make_durable(staged)
         staged.replace(self.path / name)
 
     def read(self, share: int, shares: int) -> pa.Table:
@@ -92,14 +96,17 @@ class Fingerprints:
     def _read(self, number: int) -> pa.Table:
         prefix = _SHARE.format(number)
         for path in self.path.glob(f"{prefix}*"):
-            data = path.read_bytes()
-            if path.name.endswith(f"-{zlib.crc32(data):08x}"):
-                return pa.ipc.open_stream(data).read_all()
+            if _is_whole(path):
+                return pa.ipc.open_stream(path.read_bytes()).read_all()
         raise SourceError(
             "Fingerprints of the last run are damaged or gone.",
             file=str(self.path / prefix),
             hint="Run it again: it compares all rows with the table then.",
         )
+
+
+def _is_whole(path: Path) -> bool:
+    return path.name.endswith(f"-{zlib.crc32(path.read_bytes()):08x}")
 
 
 @dataclass(frozen=True)
@@ -108,58 +115,74 @@ class FingerprintFolder:
 
     Attributes:
         path: where they are.
+        landed: what has landed of the stream.
     """
 
     path: Path
+    landed: ObjectFolder
 
     def recalled(self, name: str | None, says: Mapping[str, Any]) -> Fingerprints | None:
-        """Those that a checkpoint names.
+        """Those that a checkpoint names, if they are of all that has landed, and of nothing else.
 
         Args:
             name: their name; None: it names none.
             says: what they are of, and how they were made.
 
-        Returns:
-            None: there are none, or they are retired, or of something else.
+        Raises:
+            SourceError: the folder cannot be read.
         """
         if name is None:
             return None
-        try:
-            told = orjson.loads((self.path / name / _TOLD).read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
-            return None
-        if told["says"] != says:
-            return None
-        return Fingerprints(self.path / name, told["shares"])
+        with _told(self.path):
+            try:
+                told = orjson.loads((self.path / name / _TELLS).read_bytes())
+            except (FileNotFoundError, orjson.JSONDecodeError):
+                return None
+            found = Fingerprints(self.path / name, told["shares"])
+            counts = told["says"] == says and told["landed"] == self.landed.last()
+            return found if counts and found.are_all_there else None
 
     def begun(self, shares: int) -> Fingerprints:
-        """New ones, of which none are written yet."""
+        """New ones, of which none are written yet.
+
+        Raises:
+            SourceError: the folder cannot be written.
+        """
         found = Fingerprints(self.path / uuid4().hex, shares)
-        found.path.mkdir(parents=True)
+        with _told(self.path):
+            found.path.mkdir(parents=True)
         return found
 
     def finish(self, found: Fingerprints, says: Mapping[str, Any]) -> None:
-        """Let fingerprints count, as soon as a checkpoint names them.
+        """Let fingerprints count: what they tell of has landed, and a checkpoint names them.
 
         Args:
             found: all of them are written.
             says: what they are of, and how they were made.
-        """
-        told = {"says": says, "shares": found.shares}
-        staged = found.path / f"{_TOLD}.staged"
-        staged.write_bytes(orjson.dumps(told))
-        make_durable(staged)
-        staged.replace(found.path / _TOLD)
-        make_durable(found.path)
-        make_durable(self.path)
 
-    def retire(self, found: Fingerprints) -> None:
-        """Let fingerprints count no more, also after a loss of power; they can still be read."""
-        (found.path / _TOLD).unlink(missing_ok=True)
-        make_durable(found.path)
+        Raises:
+            SourceError: the folder cannot be written.
+        """
+        told = {"says": says, "shares": found.shares, "landed": self.landed.last()}
+        with _told(self.path):
+            staged = found.path / f"{_TELLS}.staged"
+            staged.write_bytes(orjson.dumps(told))
+            staged.replace(found.path / _TELLS)
 
     def remove_all_but(self, name: str | None) -> None:
         """Remove those that no checkpoint names."""
         for path in self.path.glob("*"):
             if path.name != name:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise SourceError(
+            f"Fingerprints cannot be kept: {failure.strerror}.",
+            file=str(path),
+            hint="See that it can be written and has room, or remove it; then run it again.",
+        ) from failure

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.position import LogPosition
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
     from chronolake.types import Column
+
+log = structlog.get_logger(__name__)
 
 #: Of tables with fewer pages of 8 KiB all rows are read sooner than their fingerprints are made.
 _LEAST_PAGES: Final = 4_096
@@ -109,6 +112,8 @@ class Look:
         self, held: TableSnapshot, key: RowKey, position: LogPosition, *, anew: bool
     ) -> Iterator[Piece | Snapshot | Reading | Failure]:
         stream, columns = held.table.stream, held.table.columns
+        # All that follows is looking.
+        yield Reading(stream, 0)
         says = self._says(held, key)
         before = None if anew else self.folder.recalled(position.fingerprints, says)
         cores = self.spark.sparkContext.defaultParallelism
@@ -119,25 +124,23 @@ class Look:
                 rows = until_landed.enter_context(_kept(found))
                 count, beyond = _measured(rows, columns)
             except Exception as failure:  # noqa: BLE001 - the other tables must not suffer
-                if before is not None:
-                    # They may be the reason.
-                    self.folder.retire(before)
-                yield Failure(stream, failure)
-                return
-            yield Reading(stream, new.rows)
-            if before is not None:
-                # What lands now is not in them.
-                self.folder.retire(before)
-            if before is None or new.is_doubtful:
-                name = None if new.is_doubtful else new.name
-                yield from self._all_of(held.table, position, name)
+                if before is None or before.are_whole:
+                    yield Failure(stream, failure)
+                    return
+                log.warning("fingerprints_damaged", stream=stream, path=str(before.path))
+                before, count, beyond = None, 0, set()
+            is_told_apart = new.are_all_there
+            if is_told_apart:
+                yield Reading(stream, new.rows)
+            if before is None or not is_told_apart:
+                yield from self._all_of(held.table, position, new.name if is_told_apart else None)
             else:
                 done = self._done(held, position, new)
                 declared = key.declared(columns, beyond=beyond)
                 versions = self._versions(rows, count, held, declared, done) if count else None
                 yield Piece(stream, versions, declared, done.as_json(), done.numbers(columns))
-        # A checkpoint names them by now, or none ever does.
-        self.folder.finish(new, says)
+        if is_told_apart:
+            self.folder.finish(new, says)
         self.folder.remove_all_but(new.name)
 
     def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
