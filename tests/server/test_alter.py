@@ -244,6 +244,9 @@ def test_values_that_do_not_fit_the_new_type_are_a_task_and_change_nothing(calle
         ("LONG", "1704067200", "UTC_DATETIME"),
         ("NAIVE_TIME", "10:15:30", "UTC_DATETIME"),
         ("DOUBLE", "1.5", "LONG"),
+        ("LONG", "9007199254740993", "DOUBLE"),
+        ("LONG", "9223372036854775807", "FLOAT"),
+        ("INT", "16777217", "FLOAT"),
         # What no cell of a batch file could be is no value of a text, either.
         ("STRING", "10:15:30", "UTC_DATETIME"),
         ("STRING", "2024-2-9 junk", "NAIVE_DATE"),

@@ -252,7 +252,10 @@ def cast(  # noqa: PLR0911 - one case a pair of kinds
 
 def _as_number(value: float | Decimal, new: ColumnSpec) -> Value:
     if new.kind in {Kind.FLOAT, Kind.DOUBLE}:
-        return _floating(float(value), new.kind)
+        number = _floating(float(value), new.kind)
+        if isinstance(value, int) and number != value:
+            raise ValueError("more digits than such a number has")
+        return number
     if new.kind is Kind.DECIMAL:
         return fitted(Decimal(repr(value)) if isinstance(value, float) else Decimal(value), new)
     if not math.isfinite(value) or int(value) != value:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Final, Self
 
@@ -21,6 +20,7 @@ from chronolake.server.service import Destination
 from chronolake.server.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    import threading
     from pathlib import Path
     from types import FrameType, TracebackType
 
@@ -37,6 +37,8 @@ _CANCEL_SECONDS: Final = 10.0
 _CANCEL_STEP: Final = 0.5
 # A call that waits for a worker when the last one ends is not counted for a moment.
 _SETTLE_SECONDS: Final = 0.2
+#: How often the main thread looks whether another one took a signal.
+_LOOK_SECONDS: Final = 0.2
 _NOT_STARTED: Final = 1
 
 
@@ -199,10 +201,11 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         the exit code of the process: 0, or 1 when the server cannot start.
     """
     logs.configure(logs.own_standard_output())
-    told = threading.Event()
+    is_told = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        told.set()
+        nonlocal is_told
+        is_told = True
 
     # Before the lake, which takes seconds to open, and after it, because Spark sets its own.
     _on_signals(stop)
@@ -220,7 +223,10 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         _log.error("not_started", **unexpected(failure))
         return _NOT_STARTED
     _say_hello(config, options, server)
-    told.wait()
+    while not is_told:
+        # A signal may come to any thread, and is handled in this one, when it goes on: also while
+        # it has a lock that it would then wait for. So there is none.
+        time.sleep(_LOOK_SECONDS)
     _log.info("stopping", grace=options.grace)
     done = server.stop()
     lake.close()

@@ -41,9 +41,9 @@ def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression
 
     Texts are read and written as batch files do (`seeds/destination-connector.txt`, "Examples of
     data types"), but for bytes, which are a text's UTF-8. Numbers are no times, and times no
-    numbers: no unit is theirs. Decimals with fewer fraction digits are rounded half up, and
-    floating-point numbers must stay finite; to every other type a value fits if it would come back
-    as it was.
+    numbers: no unit is theirs. What has a fraction is rounded: half up to a decimal with fewer
+    digits, and to the nearest floating-point number, which must be finite. Otherwise a value fits
+    if it would come back as it was.
     """
     if new.kind is Kind.BINARY:
         return _as_text(value, old.kind).cast("binary")
@@ -80,11 +80,14 @@ def _cast(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
     result = value.try_cast(new.sql)
     if new.kind is Kind.SHORT:
         result = F.when(result.between(*_SHORT_LIMITS), result)
-    if new.kind not in {*_FLOATING, Kind.DECIMAL}:
+    if new.kind not in {*_FLOATING, Kind.DECIMAL} or old.kind in _WHOLE:
         # What does not come back as it was has lost something: a fraction, a time of day, a number
         # that became true.
         result = F.when(result.try_cast(old.sql).eqNullSafe(value), result)
     if new.kind in _FLOATING:
+        if old.kind in _WHOLE:
+            # This one comes back as the greatest of all, which it is not.
+            result = F.when(result < F.lit(2.0**63), result)
         overflows = F.abs(result) == F.lit(float("inf")).cast(new.sql)
         was_infinite = F.abs(value.try_cast("double")) == F.lit(float("inf"))
         result = F.when(~overflows | was_infinite, result)
