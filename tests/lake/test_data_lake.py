@@ -497,6 +497,7 @@ def test_a_mode_that_changes_is_changed_before_the_data(pipeline: Pipeline) -> N
     ]
 
 
+@pytest.mark.long
 def test_a_mode_that_changes_while_its_pipeline_runs(pipeline: Pipeline) -> None:
     """The stream pauses at its next checkpoint, its table is switched, and the sync goes on."""
     for file in range(4):

@@ -42,6 +42,7 @@ def test_a_file_that_is_no_catalog_is_said_to_be_none(config: LakeConfig) -> Non
         tables(config)
 
 
+@pytest.mark.long
 def test_tables_may_be_dropped_and_made_while_they_are_looked_at(
     config: LakeConfig, make: Make
 ) -> None:

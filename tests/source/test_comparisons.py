@@ -253,6 +253,7 @@ def test_a_cursor_that_counts_is_compared_too(shop: ApiShop) -> None:
     assert shop.rows("counted", "id", DELETED) == [(1, True), (2, True)]
 
 
+@pytest.mark.long
 def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     shop.configure(
         "notes: {detect_deletes: 1s, mode: live}", "turns: {detect_deletes: 1s, mode: live}"
