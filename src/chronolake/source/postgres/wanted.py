@@ -41,23 +41,19 @@ class WantedTables:
         return {table.stream: table for table in found}
 
     @cached_property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """The streams of all, whether they are there or not."""
         return list(dict.fromkeys(self.config.tables or self._there))
 
     @cached_property
     def there(self) -> dict[str, SourceTable]:
         """Those that are there, by their streams."""
-        return {name: self._there[name] for name in self._names if name in self._there}
+        return {name: self._there[name] for name in self.names if name in self._there}
 
     @cached_property
     def unfollowed(self) -> set[str]:
         """The streams of those that are there and that the log does not tell enough of."""
         return {name for name, table in self.there.items() if not table.followed_by}
-
-    @property
-    def names(self) -> list[str]:
-        """The streams of all, whether they are there or not."""
-        return self._names
 
     def fingerprints_of(self, stream: str) -> FingerprintFolder:
         """Where the fingerprints of a stream's table are."""
@@ -92,7 +88,7 @@ class WantedTables:
                 key=keys.get(name, ()),
                 default_table=catalog.default_table(name),
             )
-            for name in self._names
+            for name in self.names
         ]
 
     def table(self, stream: str) -> SourceTable:

@@ -57,7 +57,7 @@ class Fingerprints:
     @property
     def are_whole(self) -> bool:
         """Whether all files are as they were written."""
-        return self.are_all_there and all(_is_whole(path) for path in self._files())
+        return self.are_all_there and None not in map(_content, self._files())
 
     @property
     def rows(self) -> int:
@@ -96,8 +96,8 @@ class Fingerprints:
     def _read(self, number: int) -> pa.Table:
         prefix = _SHARE.format(number)
         for path in self.path.glob(f"{prefix}*"):
-            if _is_whole(path):
-                return pa.ipc.open_stream(path.read_bytes()).read_all()
+            if (data := _content(path)) is not None:
+                return pa.ipc.open_stream(data).read_all()
         raise SourceError(
             "Fingerprints of the last run are damaged or gone.",
             file=str(self.path / prefix),
@@ -105,8 +105,10 @@ class Fingerprints:
         )
 
 
-def _is_whole(path: Path) -> bool:
-    return path.name.endswith(f"-{zlib.crc32(path.read_bytes()):08x}")
+def _content(path: Path) -> bytes | None:
+    """What a file holds; None, if that is not what was written."""
+    data = path.read_bytes()
+    return data if path.name.endswith(f"-{zlib.crc32(data):08x}") else None
 
 
 @dataclass(frozen=True)
