@@ -19,6 +19,7 @@ from test_declarative import TOKEN, Shop
 
 from chronolake.config import load_project
 from chronolake.pipeline.store import Status, Store
+from chronolake.source.declarative.landing import run as landing_run
 from processes import COMMAND, killed
 
 _DAYS = 12
@@ -165,7 +166,11 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
     assert len(given) == 2
 
 
-def test_a_task_that_is_killed_leaves_what_is_finished(shop: Shop) -> None:
+def test_a_task_that_is_killed_leaves_what_is_finished(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where a disk is slow notes are left out, and no slice follows here that would make up for it.
+    monkeypatch.setattr(landing_run, "_NOTING_SHARE", float("inf"))
     for number in range(1, _DAYS + 1):
         shop.put(number, f"{number:02d}", state="new")
     calm = threading.Event()
