@@ -33,6 +33,7 @@ EXAMPLES = {
     Kind.NAIVE_DATE: "2024-02-29",
     Kind.NAIVE_DATETIME: "2024-02-29T10:15:30",
     Kind.UTC_DATETIME: "2024-02-29T10:15:30.123Z",
+    Kind.NAIVE_TIME: "10:15:30",
     Kind.BINARY: "base64, such as AAEC",
 }
 

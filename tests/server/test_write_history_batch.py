@@ -134,6 +134,31 @@ def test_each_kind_of_file_needs_its_columns(table: Caller) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "column", "cell"),
+    [
+        ("earliest", "_fivetran_start", None),
+        ("replace", "_fivetran_start", None),
+        ("replace", "_fivetran_end", None),
+        ("update", "_fivetran_end", UNMODIFIED),
+        ("update", "_fivetran_active", UNMODIFIED),
+        ("update", "_fivetran_active", None),
+        ("delete", "_fivetran_end", None),
+    ],
+)
+def test_a_version_without_its_times_is_named(
+    table: Caller, kind: str, column: str, cell: str | None
+) -> None:
+    rows = [version(7, "a", "b", day) for day in ("2024-05-01", "2024-06-01", "2024-07-01")]
+    rows[1][column] = cell
+    stored = table.snapshot("t")
+    file = table.file(kind, rows)
+    request = table.request("t", COLUMNS, history=True, **{kind: [file]})
+    told = table.stub.WriteHistoryBatch(request).task.message
+    assert f"file '{file.path}', row 2, column '{column}'" in told
+    assert table.snapshot("t") == stored
+
+
+@pytest.mark.parametrize(
     ("columns", "words"),
     [
         (["k*:LONG", SYNCED, *HISTORY[1:3]], "_fivetran_active"),

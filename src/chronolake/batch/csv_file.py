@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from chronolake.batch import records
-from chronolake.batch.pieces import Piece, present, refused, refused_mark
+from chronolake.batch.pieces import Piece, present, refused_cell, refused_mark
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, OversizeError
 from chronolake.texts.columns import EMPTY_IS_VALUE, CellRefusedError, direct, settled, typed
@@ -37,6 +37,10 @@ _PATIENCE: Final = 4
 #: A block of more bytes is one of large records.
 _LARGE: Final = 2 * records.BLOCK_SIZE
 _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
+_MEND_DIALECT: Final = (
+    "Put quotes around a cell that holds a comma, a quote or a line break, and double each quote "
+    "in it; a backslash escapes nothing."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +262,7 @@ class CsvFile:
             return typed(texts, column.type, self.tallies[column.name])
         except CellRefusedError as error:
             cell = error
-        raise refused(self.file, self._rows + cell.index + 1, column, cell.reason)
+        raise refused_cell(self.file, self._rows, column, cell)
 
     def _parsed(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
         """The block's columns; those in `texts` as bytes, more added as PyArrow refuses them."""
@@ -337,7 +341,7 @@ class CsvFile:
         raise self._malformed(0, "The rows from this one on are not CSV.")
 
     def _malformed(
-        self, rows_before: int, message: str, *, hint: str | None = None
+        self, rows_before: int, message: str, *, hint: str = _MEND_DIALECT
     ) -> MalformedFileError:
         return MalformedFileError(
             message, hint=hint, file=self.file.path, row=self._rows + rows_before + 1

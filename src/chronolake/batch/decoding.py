@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from chronolake.batch import parquet_file, records
 from chronolake.batch.csv_file import Block, CsvFile
-from chronolake.batch.pieces import expect_whole_keys
+from chronolake.batch.pieces import expect_cells
 from chronolake.batch.plain import opened
 from chronolake.batch.remarks import logged
 from chronolake.changes import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
@@ -53,6 +53,7 @@ class Reading:
         table: `schema.table`, for the log.
         batch: the batch's identity, for the log.
         block_size: about how many bytes of CSV are parsed at once.
+        times: by operation, those of the required columns in which no cell may be null.
     """
 
     form: FileForm
@@ -61,6 +62,7 @@ class Reading:
     table: str
     batch: str
     block_size: int = records.BLOCK_SIZE
+    times: Mapping[Op, frozenset[str]] = field(default_factory=dict)
 
 
 def decoded(
@@ -78,10 +80,11 @@ def decoded(
         BatchFileError: the file cannot be read; its place names file, row and column.
     """
     tallies = {column.name: Counter[str]() for column in reading.columns}
+    times = reading.times.get(file.op, frozenset())
     row = ordinal * ROWS_PER_FILE
     with closing(_pieces(file, reading, tallies, remark)) as pieces:
         for piece in pieces:
-            expect_whole_keys(piece, reading.columns, file, row - ordinal * ROWS_PER_FILE)
+            expect_cells(piece, reading.columns, times, file, row - ordinal * ROWS_PER_FILE)
             rows = _rows(piece, file.op, row, reading.columns)
             row += piece.rows
             for start in range(0, rows.num_rows, ROWS_PER_BATCH):

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
 from chronolake.batch.access import open_file
-from chronolake.batch.pieces import Piece, present, refused, refused_mark
+from chronolake.batch.pieces import Piece, present, refused, refused_cell, refused_mark
 from chronolake.batch.plain import opened
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, OversizeError
@@ -227,13 +227,15 @@ class _ParquetFile:
                 return pa.nulls(len(texts), pa.binary())
             first = pc.index(pc.is_valid(texts), True).as_py()
             reason = "it is text; Parquet carries bytes as bytes"
-            raise refused(self.file, self._rows + first + 1, column, reason)
+            raise refused(
+                self.file, self._rows + first + 1, column, reason, hint="Write it as bytes."
+            )
         cell: CellRefusedError
         try:
             return typed(texts, column.type, self.tallies[column.name])
         except CellRefusedError as error:
             cell = error
-        raise refused(self.file, self._rows + cell.index + 1, column, cell.reason)
+        raise refused_cell(self.file, self._rows, column, cell)
 
 
 @dataclass(frozen=True, slots=True)

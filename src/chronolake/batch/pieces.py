@@ -7,18 +7,27 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
+from chronolake.cells import EXAMPLES
 from chronolake.errors import MalformedFileError, ValueRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     import pyarrow as pa
 
     from chronolake.batch.files import BatchFile
+    from chronolake.texts.columns import CellRefusedError
     from chronolake.types import Column
 
-_MEND: Final = "Give the column a wider type with AlterTable, or mend the value at the source."
-_MEND_MARK: Final = "Send the value: only update files leave cells unmodified, and never a key's."
+_WIDEN: Final = "Give the column a wider type with AlterTable, or mend the value at the source."
+_MEND_TEXT: Final = "Write text in UTF-8; what is not text belongs into a column of type BINARY."
+_MEND_TIME: Final = (
+    "Every version needs its start, its end and whether it is active; a delete needs its end, and "
+    "an earliest start its start."
+)
+_MEND_MARK: Final = (
+    "Send the value: only update files leave cells unmodified, and never those of a key or a time."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,10 @@ def present(
     for place, name in enumerate(names):
         if name in places:
             raise MalformedFileError(
-                "The file has two columns of the same name.", file=file.path, column=name
+                "The file has two columns of the same name.",
+                hint="Write each column once.",
+                file=file.path,
+                column=name,
             )
         places[name] = place
     absent = sorted(set(required) - set(places))
@@ -59,6 +71,7 @@ def present(
         more = f" It lacks {len(absent)} of them." if len(absent) > 1 else ""
         raise MalformedFileError(
             f"The file lacks a column that a file of its kind must have.{more}",
+            hint="Write every column that the request lists; names are told apart by case.",
             file=file.path,
             column=absent[0],
         )
@@ -66,7 +79,7 @@ def present(
 
 
 def refused(
-    file: BatchFile, row: int, column: Column, reason: str, *, hint: str = _MEND
+    file: BatchFile, row: int, column: Column, reason: str, *, hint: str
 ) -> ValueRefusedError:
     """The error for a cell that does not fit its column.
 
@@ -86,18 +99,44 @@ def refused(
     )
 
 
+def refused_cell(
+    file: BatchFile, rows: int, column: Column, cell: CellRefusedError
+) -> ValueRefusedError:
+    """The error for a cell whose text is no value of its column's type.
+
+    Args:
+        file: where it stands.
+        rows: how many rows the file has before those that the cell is counted in.
+        column: its column.
+        cell: what was found.
+    """
+    example = EXAMPLES.get(column.type.kind)
+    hint = _MEND_TEXT
+    if cell.is_too_great:
+        hint = _WIDEN
+    elif example is not None:
+        hint = (
+            f"Write it like {example}. If the column has other values, make it a STRING with "
+            "AlterTable."
+        )
+    return refused(file, rows + cell.index + 1, column, cell.reason, hint=hint)
+
+
 def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> ValueRefusedError:
     """The error for an unmodified marker in a place where it has no meaning."""
     reason = f"it is the unmodified marker, {where}"
     return refused(file, row, column, reason, hint=_MEND_MARK)
 
 
-def expect_whole_keys(piece: Piece, columns: Iterable[Column], file: BatchFile, rows: int) -> None:
-    """Refuse unmodified cells of key columns: without its key, a row names no record.
+def expect_cells(
+    piece: Piece, columns: Iterable[Column], times: Collection[str], file: BatchFile, rows: int
+) -> None:
+    """Refuse rows whose record or time is unknown: nothing could be done with them.
 
     Args:
         piece: some rows of a file.
-        columns: the columns.
+        columns: the columns; the cells of those of the key may be null, but not unmodified.
+        times: names of columns that have a value in every row.
         file: which file.
         rows: how many rows it has before them.
 
@@ -105,7 +144,12 @@ def expect_whole_keys(piece: Piece, columns: Iterable[Column], file: BatchFile, 
         ValueRefusedError: there is one.
     """
     for column in columns:
-        mask = piece.unmodified.get(column.name) if column.primary_key else None
+        name = column.name
+        mask = piece.unmodified.get(name) if column.primary_key or name in times else None
         at = -1 if mask is None else pc.index(mask, True).as_py()
         if at >= 0:
-            raise refused_mark(file, rows + at + 1, column, "in a key")
+            where = "in a key" if column.primary_key else "in a version's time"
+            raise refused_mark(file, rows + at + 1, column, where)
+        if name in times and piece.arrays[name].null_count:
+            at = pc.index(pc.is_null(piece.arrays[name]), True).as_py()
+            raise refused(file, rows + at + 1, column, "it is null", hint=_MEND_TIME)

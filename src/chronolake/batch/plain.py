@@ -67,7 +67,9 @@ def opened(file: BatchFile, form: FileForm) -> Iterator[Plain]:
 
 def _unreadable(file: BatchFile, error: OSError) -> FileAccessError:
     return FileAccessError(
-        f"The batch file cannot be read: {error.strerror or 'the device failed'}.", file=file.path
+        f"The batch file cannot be read: {error.strerror or 'the device failed'}.",
+        hint="Send the batch again once the file can be read.",
+        file=file.path,
     )
 
 
@@ -174,7 +176,9 @@ class _Ciphertext(_Source):
         sealed = _fill(self._raw, wanted, self._file)
         if not sealed or len(sealed) % BLOCK:
             raise DecryptionError(
-                "The file became shorter while it was read.", file=self._file.path
+                "The file became shorter while it was read.",
+                hint="Leave a batch's files alone until the batch is answered.",
+                file=self._file.path,
             )
         plain = memoryview(self._decryptor.update(sealed))[: self._left]
         self._left -= len(plain)
@@ -191,6 +195,7 @@ def _key(file: BatchFile) -> bytes:
     if len(file.key) != KEY_LENGTH:
         raise DecryptionError(
             f"The file's key has {len(file.key)} bytes; AES-256 takes {KEY_LENGTH}.",
+            hint="Send the key as bytes, neither Base64 nor hexadecimal digits.",
             file=file.path,
         )
     return file.key

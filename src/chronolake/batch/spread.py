@@ -39,6 +39,7 @@ def read(
     required: Mapping[Op, frozenset[str]],
     table: str,
     batch: str,
+    times: Mapping[Op, frozenset[str]] | None = None,
 ) -> DataFrame:
     """The change set of a request's files (see `chronolake.changes`), lazily.
 
@@ -54,6 +55,7 @@ def read(
         required: by operation, the names that each of its files must have as columns.
         table: `schema.table`, for errors and the log.
         batch: identity of the batch, for errors and the log.
+        times: by operation, those of the required columns in which no cell may be null.
 
     Raises:
         FileAccessError: a file is not there. Other faults of files are raised when the DataFrame
@@ -81,7 +83,7 @@ def read(
     numbered = list(enumerate(sorted(files, key=lambda file: file.op)))
     sizes = [size_of(file, table, batch) for _, file in numbered]
     tasks = packed(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
-    reading = Reading(form, tuple(columns), dict(required), table, batch)
+    reading = Reading(form, tuple(columns), dict(required), table, batch, times=dict(times or {}))
     remark = carrier(spark.sparkContext)
 
     def decode(chosen: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

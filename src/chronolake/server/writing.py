@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -35,10 +35,12 @@ class WritePlan:
     Attributes:
         columns: the request's columns with the types and keys that the table has.
         required: the columns that a file of each kind must have.
+        times: those of them in which no cell of such a file may be null.
     """
 
     columns: tuple[Column, ...]
     required: Mapping[Op, frozenset[str]]
+    times: Mapping[Op, frozenset[str]] = field(default_factory=dict)
 
 
 def plan_batch(write: Write, description: TableDescription) -> WritePlan:
@@ -98,6 +100,12 @@ def plan_history_batch(write: Write, description: TableDescription) -> WritePlan
             Op.REPLACE: names,
             Op.UPDATE: names,
             Op.DELETE: key | {END},
+        },
+        {
+            Op.EARLIEST: frozenset({START}),
+            Op.REPLACE: frozenset(HISTORY_COLUMNS),
+            Op.UPDATE: frozenset(HISTORY_COLUMNS),
+            Op.DELETE: frozenset({END}),
         },
     )
 
@@ -204,6 +212,7 @@ def _read(spark: SparkSession, write: Write, plan: WritePlan, batch: str) -> Dat
         required={op: frozenset(map(sent_name, names)) for op, names in plan.required.items()},
         table=str(write.name),
         batch=batch,
+        times=plan.times,
     )
     stored = {sent_name(column.name): column.name for column in plan.columns}
     if all(sent == own for sent, own in stored.items()):

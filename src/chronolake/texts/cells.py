@@ -63,6 +63,10 @@ class RefusedError(Exception):
     """A text is no value of the type. Carries the reason, and never the text."""
 
 
+class TooGreatError(RefusedError):
+    """A text is a value, but of a wider type."""
+
+
 def boolean(text: str) -> bool:
     """`true` or `false` in any case.
 
@@ -87,7 +91,7 @@ def integer(text: str, kind: Kind) -> int:
     value = int(text)
     low, high = _RANGES[kind]
     if not low <= value <= high:
-        raise RefusedError(f"it is out of the range of {kind}")
+        raise TooGreatError(f"it is out of the range of {kind}")
     return value
 
 
@@ -109,7 +113,7 @@ def floating(text: str, kind: Kind) -> float:
         # Straight from the text: going through a double would round twice.
         value = pa.scalar(text.removeprefix("+")).cast(pa.float32()).as_py()
     if np.isinf(value):
-        raise RefusedError(f"it is too great for {kind}")
+        raise TooGreatError(f"it is too great for {kind}")
     return value
 
 
@@ -125,13 +129,13 @@ def decimal(text: str, kind: ColumnType) -> tuple[Decimal, bool]:
     precision, scale = kind.precision or 0, kind.scale or 0
     value = Decimal(text)
     if value and value.adjusted() >= precision - scale:
-        raise RefusedError(f"it has more digits before the point than {kind} holds")
+        raise TooGreatError(f"it has more digits before the point than {kind} holds")
     if value and value.adjusted() < -scale - 1:
         # Far below the last digit: zero, without building millions of digits first.
         return Decimal(0).scaleb(-scale), True
     kept = value.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _EXACT)
     if kept and kept.adjusted() >= precision - scale:
-        raise RefusedError(f"rounded, it has more digits before the point than {kind} holds")
+        raise TooGreatError(f"rounded, it has more digits before the point than {kind} holds")
     return kept, kept != value
 
 

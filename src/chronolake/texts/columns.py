@@ -57,12 +57,14 @@ class CellRefusedError(Exception):
     Attributes:
         index: its place in the array.
         reason: why; without the cell's text.
+        is_too_great: whether a wider type would hold it.
     """
 
-    def __init__(self, index: int, reason: str) -> None:
+    def __init__(self, index: int, reason: str, *, is_too_great: bool = False) -> None:
         super().__init__(reason)
         self.index = index
         self.reason = reason
+        self.is_too_great = is_too_great
 
 
 def direct(kind: ColumnType) -> pa.DataType | None:
@@ -185,7 +187,8 @@ def _careful(
             if not refuses:
                 values.append(None)
                 continue
-            refused = CellRefusedError(index, str(error))
+            too_great = isinstance(error, cells.TooGreatError)
+            refused = CellRefusedError(index, str(error), is_too_great=too_great)
             break
         adjusted += changed
         values.append(value)

@@ -281,6 +281,27 @@ def test_a_malformed_row_is_named(decode: Decode, content: str, row: int, block_
         decode(content, {"a": Kind.STRING, "b": Kind.STRING}, block_size=block_size)
     assert caught.value.row == row
     assert caught.value.file is not None
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "hint"),
+    [
+        (Kind.SHORT, b"40000", "wider type"),
+        (Kind.FLOAT, b"1e300", "wider type"),
+        (Kind.DECIMAL, b"1" * 60, "wider type"),
+        (Kind.BOOLEAN, b"1", "Write it like true"),
+        (Kind.NAIVE_DATE, b"2023-02-30", "Write it like 2024-02-29"),
+        (Kind.UTC_DATETIME, b"today", "Write it like 2024-02-29T10:15:30.123Z"),
+        (Kind.NAIVE_TIME, b"25:00:00", "Write it like 10:15:30"),
+        (Kind.DECIMAL, b"12,50", "Write it like 12.50"),
+        (Kind.STRING, b"\xff", "UTF-8"),
+    ],
+)
+def test_an_error_says_what_helps(decode: Decode, kind: Kind, cell: bytes, hint: str) -> None:
+    with pytest.raises(ValueRefusedError) as caught:
+        decode(b'k,v\n1,"' + cell + b'"\n', {"k": Kind.INT, "v": kind})
+    assert hint in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe,a\n1,2\n", b'a,"b\n1,2\n', b'a"b,c\n1,2\n'])
