@@ -323,7 +323,7 @@ def test_a_configuration_is_texts_only_and_its_values_stay_private(tmp_path):
     assert "12345" not in str(caught.value)
     with pytest.raises(ConfigurationError):
         read_configuration(Path("missing.json"))
-    assert "sesame" not in repr(DriveOptions(target="x", configuration={"key": "sesame"}))
+    assert "sesame" not in repr(DriveOptions(target="x:1", configuration={"key": "sesame"}))
 
 
 def test_the_command_passes_its_options_on(tmp_path):
@@ -340,7 +340,11 @@ def test_the_command_passes_its_options_on(tmp_path):
     assert json.loads(result.output.splitlines()[-1])["ok"]
     assert set(json.loads((tmp_path / "model.json").read_text())) == {"shop"}
     assert "orders_demo_2_changes_update_1.csv" in {p.name for p in (tmp_path / "w").iterdir()}
-    assert CliRunner().invoke(app, ["drive", "missing.json", "--target", "x:1"]).exit_code == 2
+    wrong = CliRunner().invoke(app, ["drive", "missing.json", "--target", "x:1", "--json"])
+    assert wrong.exit_code == 2
+    told = json.loads(wrong.output)
+    assert (told["error"], told["file"]) == ("ScenarioError", "missing.json")
+    assert told["hint"]
 
 
 def test_the_example_in_the_guide_plays(tmp_path):

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -324,4 +325,15 @@ def test_a_wrong_option_is_told_before_the_lake_is_opened(
     (line,) = served.lines()
     assert line["error"] == "ConfigurationError"
     assert "--files-root" in line["reason"]
+    assert not served.lake.exists()
+
+
+def test_a_port_in_use_is_told_before_the_lake_is_opened(serving: Callable[..., Serving]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        served = serving("--port", str(port))
+        assert served.ended() == 1
+    (line,) = served.lines()
+    assert line["error"] == "ConfigurationError"
+    assert f"127.0.0.1:{port} cannot be listened on" in line["reason"]
     assert not served.lake.exists()

@@ -143,6 +143,22 @@ def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Pa
     assert "CHRONOLAKE_LAEK is not read: did you mean CHRONOLAKE_LAKE?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("serve --lake x --port 70000", "--port is 70000"),
+        ("serve --lake x --host 0.0.0.0", "--allow-plaintext"),
+        ("serve --lake x --tls-cert x.pem", "belong together"),
+        ("drive x.json --target localhost", "Write HOST:PORT"),
+    ],
+)
+def test_options_that_contradict_themselves_are_wrong_usage(words: str, told: str) -> None:
+    done = run(*words.split())
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+
+
 def test_a_missing_lake_says_what_where_and_what_to_do(tmp_path: Path) -> None:
     done = run("tables", "--lake", str(tmp_path / "lake"))
 

@@ -82,18 +82,22 @@ def serve(
 ) -> None:
     """Run the gRPC destination (Partner SDK v2) until SIGTERM; the log is JSON lines on stdout."""
     from chronolake import server
+    from chronolake.errors import ConfigurationError
 
-    options = server.ServeOptions(
-        port=port,
-        hosts=tuple(host) if host else server.LOOPBACK,
-        allow_plaintext=allow_plaintext,
-        files_root=files_root,
-        batch_format=batch_format.value,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
-        metrics_port=metrics_port,
-        max_workers=max_workers,
-        grace=grace,
-    )
+    try:
+        options = server.ServeOptions(
+            port=port,
+            hosts=tuple(host) if host else server.LOOPBACK,
+            allow_plaintext=allow_plaintext,
+            files_root=files_root,
+            batch_format=batch_format.value,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+            metrics_port=metrics_port,
+            max_workers=max_workers,
+            grace=grace,
+        )
+    except ConfigurationError as failure:
+        raise typer.BadParameter(str(failure)) from failure
     fail(server.serve(configuration(lake, config, settings), options))

@@ -56,7 +56,8 @@ def history_changes(table: str, definition: TableDefinition, events: Iterable[Ev
         for one, two in pairwise(ordered):
             if _time(one) == _time(two):
                 raise ScenarioError(
-                    f"{one.row.place} and {two.row.place} have the same key and op_time."
+                    f"{one.row.place} and {two.row.place} have the same key and op_time.",
+                    hint="Give one of them another op_time.",
                 )
         _group(ordered, definition, records)
     return Changes(table, definition, frozen(records))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_SCHEMA: Final = "tester"
+#: A host or an address, IPv6 in brackets, and its port; or a socket of this machine.
+_TARGET: Final = re.compile(r"(dns:/{0,3})?(\[[^]]+\]|[^]:/[]+):[0-9]{1,5}|unix:.+")
 _CONFIGURATION: Final = TypeAdapter(dict[str, str])
 
 
@@ -91,8 +94,14 @@ class DriveOptions:
         """Refuse what makes no run.
 
         Raises:
-            ConfigurationError: fewer than one file a kind, or no schema name.
+            ConfigurationError: no host and port to call, fewer than one file a kind, or no schema
+                name.
         """
+        if not _TARGET.fullmatch(self.target):
+            raise ConfigurationError(
+                f"--target {self.target!r} is no host and port.",
+                hint="Write HOST:PORT, such as localhost:50052 or [::1]:50052.",
+            )
         if self.split < 1:
             raise ConfigurationError("--split must be at least 1.")
         if not self.schema:
@@ -109,16 +118,24 @@ def read_configuration(path: Path) -> dict[str, str]:
         return _CONFIGURATION.validate_python(json.loads(path.read_bytes()), strict=True)
     except OSError as failure:
         raise ConfigurationError(
-            f"The configuration cannot be read: {failure.strerror}.", file=str(path)
+            f"The configuration cannot be read: {failure.strerror}.",
+            hint="--configuration names a JSON file.",
+            file=str(path),
         ) from failure
     except ValidationError as failure:
         first = failure.errors(include_input=False, include_url=False)[0]
         place = ".".join(["$", *(str(step) for step in first["loc"])])
         raise ConfigurationError(
-            f"The configuration must be one JSON object of texts; look at {place}.", file=str(path)
+            f"The configuration must be one JSON object of texts; look at {place}.",
+            hint='Put quotes around every value, such as {"port": "5432"}.',
+            file=str(path),
         ) from None
     except ValueError:
-        raise ConfigurationError("The configuration is not JSON.", file=str(path)) from None
+        raise ConfigurationError(
+            "The configuration is not JSON.",
+            hint='Write one JSON object of texts, such as {"port": "5432"}.',
+            file=str(path),
+        ) from None
 
 
 def accepted_type(text: str) -> tuple[Kind, Kind]:

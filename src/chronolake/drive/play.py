@@ -50,10 +50,18 @@ def run(paths: Sequence[Path], options: DriveOptions, *, stream: TextIO | None =
     try:
         scenarios = [read_scenario(path) for path in scenario_files(paths)]
         if not scenarios:
-            raise ConfigurationError("No scenario is named.")
+            raise ConfigurationError(
+                "No scenario is named.", hint="Name a scenario's JSON file, or a folder of them."
+            )
         return _play(scenarios, options, report)
     except ChronolakeError as failure:
-        report.error(str(failure))
+        report.error(
+            str(failure),
+            error=type(failure).__name__,
+            message=failure.message,
+            **failure.place,
+            hint=failure.hint,
+        )
         return EXIT_WRONG_INPUT
 
 
@@ -143,7 +151,9 @@ def _work_dir(options: DriveOptions, stack: ExitStack) -> Path:
             options.work_dir.mkdir(parents=True, exist_ok=True)
         except OSError as failure:
             raise ConfigurationError(
-                f"The work folder cannot be made: {failure.strerror}.", file=str(options.work_dir)
+                f"The work folder cannot be made: {failure.strerror}.",
+                hint="Name another with --work-dir.",
+                file=str(options.work_dir),
             ) from failure
         return options.work_dir.resolve()
     if options.keep_files:
@@ -159,5 +169,7 @@ def _dump(sessions: Mapping[str, Session], path: Path | None) -> None:
         path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
     except OSError as failure:
         raise ConfigurationError(
-            f"The expected contents cannot be written: {failure.strerror}.", file=str(path)
+            f"The expected contents cannot be written: {failure.strerror}.",
+            hint="Name another file with --dump-model.",
+            file=str(path),
         ) from failure

@@ -71,8 +71,8 @@ class Report(Protocol):
     def notice(self, text: str) -> None:
         """Something worth saying."""
 
-    def error(self, text: str) -> None:
-        """The run cannot go on: its input is wrong."""
+    def error(self, text: str, **parts: Any) -> None:
+        """The run cannot go on; a program gets what the text is made of, too."""
 
     def finish(self, tally: Tally) -> None:
         """The run is over."""
@@ -124,8 +124,9 @@ class TextReport:
         """Something worth saying."""
         self._line((f"      note: {text}", "yellow"))
 
-    def error(self, text: str) -> None:
-        """The run cannot go on: its input is wrong."""
+    def error(self, text: str, **parts: Any) -> None:
+        """The run cannot go on."""
+        del parts
         self._line(("error: ", "bold red"), (text, ""))
 
     def finish(self, tally: Tally) -> None:
@@ -189,9 +190,9 @@ class JsonReport:
         """Something worth saying."""
         self._write("notice", text=text)
 
-    def error(self, text: str) -> None:
-        """The run cannot go on: its input is wrong."""
-        self._write("error", text=text)
+    def error(self, text: str, **parts: Any) -> None:
+        """The run cannot go on."""
+        self._write("error", text=text, **parts)
 
     def finish(self, tally: Tally) -> None:
         """The run is over."""

@@ -106,26 +106,41 @@ def _check_row(row: Row, operation: RowOperation, definition: TableDefinition, f
     for name, text in row.cells.items():
         column = definition.column(name)
         if column is None:
-            raise ScenarioError(f"{row.place}.{name}: The table has no such column.", file=file)
+            raise ScenarioError(
+                f"{row.place}.{name}: The table has no such column.",
+                hint="Declare it in create_table, or in alter_table.",
+                file=file,
+            )
         if text is not None:
             try:
                 parsed(text, column)
             except ValueError as failure:
                 raise ScenarioError(
                     f"{row.place}.{name}: The value does not fit {column.spelled}: {failure}.",
+                    hint="Write another value, or declare the column with another type.",
                     file=file,
                 ) from None
     for name in definition.key:
         if row.cells.get(name) is None:
-            raise ScenarioError(f"{row.place}: The key column {name!r} is missing.", file=file)
+            raise ScenarioError(
+                f"{row.place}: The key column {name!r} is missing.",
+                hint="Give every row a value for each column of primary_key.",
+                file=file,
+            )
     if definition.history and row.op_time is None:
         raise ScenarioError(
-            f"{row.place}: A row of a history table must have an op_time.", file=file
+            f"{row.place}: A row of a history table must have an op_time.",
+            hint="Write op_time beside its columns, such as 2024-02-29T10:15:30Z.",
+            file=file,
         )
     if operation is RowOperation.SOFT_DELETE and not (
         definition.history or definition.soft_deletes
     ):
-        raise ScenarioError(f"{row.place}: The table has no {DELETED!r} column.", file=file)
+        raise ScenarioError(
+            f"{row.place}: The table has no {DELETED!r} column.",
+            hint="Use delete, or declare the column or history_mode.",
+            file=file,
+        )
 
 
 def upsert_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:

@@ -150,7 +150,11 @@ def scenario_files(paths: Sequence[Path]) -> tuple[Path, ...]:
                 if entry.suffix == ".json" and entry.is_file() and entry.name != CONFIGURATION_FILE
             )
             if not found:
-                raise ScenarioError("The folder holds no scenario.", file=str(path))
+                raise ScenarioError(
+                    "The folder holds no scenario.",
+                    hint=f"Scenarios are its .json files, but for {CONFIGURATION_FILE}.",
+                    file=str(path),
+                )
             files.extend(found)
         elif path.is_file():
             files.append(path)
@@ -173,10 +177,17 @@ def read_scenario(path: Path) -> Scenario:
         content = json.loads(path.read_bytes(), object_pairs_hook=_no_duplicates)
     except OSError as failure:
         raise ScenarioError(
-            f"The scenario cannot be read: {failure.strerror}.", file=str(path)
+            f"The scenario cannot be read: {failure.strerror}.",
+            hint="Name a scenario's JSON file, or a folder of them.",
+            file=str(path),
         ) from failure
     except ValueError as failure:
-        raise ScenarioError(f"The scenario is not JSON: {failure}.", file=str(path)) from failure
+        raise ScenarioError(
+            f"The scenario is not JSON: {failure}.",
+            hint="Mend the file there; JSON has no comments, no names without quotes, and no comma "
+            "after the last item.",
+            file=str(path),
+        ) from failure
     return _Reader(path).scenario(content)
 
 
@@ -308,7 +319,8 @@ class _Reader:
         return str(value)
 
     def _error(self, message: str, place: str) -> ScenarioError:
-        return ScenarioError(f"{place}: {message}", file=str(self._path))
+        return ScenarioError(f"{place}: {message}", hint=_FORMAT, file=str(self._path))
 
 
+_FORMAT: Final = "docs/drive.md tells what may stand in a scenario, and where."
 _NAMES: Final = TypeAdapter(tuple[Annotated[str, Field(min_length=1)], ...])

@@ -209,6 +209,7 @@ class Session:
                         raise ScenarioError(
                             f"{step.place}: The history table {name!r} has no {DELETED!r} column "
                             "to set.",
+                            hint="Use truncate_before.",
                             file=str(scenario.path),
                         )
 
@@ -266,7 +267,9 @@ class Session:
         try:
             changes = (history_changes if history else plain_changes)(name, table.request, events)
         except ScenarioError as failure:
-            raise ScenarioError(failure.message, file=str(scenario.path)) from failure
+            raise ScenarioError(
+                failure.message, hint=failure.hint, file=str(scenario.path)
+            ) from failure
         if not changes.records:
             return
         self._note_parquet(table.request)

@@ -93,7 +93,7 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
         # gRPC listens on both for either: a second one would find the port in use.
         hosts = tuple(host for host in hosts if host != _WILDCARDS[0])
     for host in hosts:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = _address(host, port)
         try:
             bound = (
                 server.add_secure_port(address, credentials)
@@ -105,6 +105,35 @@ def listen(server: grpc.Server, options: ServeOptions) -> int:
         if bound == 0:
             raise _not_bound(address)
     return port
+
+
+def expect_usable(options: ServeOptions) -> None:
+    """Look whether `listen` will do, without listening.
+
+    Raises:
+        ConfigurationError: as of `listen`.
+    """
+    _credentials(options)
+    for host in options.hosts:
+        if options.port and (options.hosts != LOOPBACK or host != LOOPBACK[1]):
+            _expect_free(host, options.port)
+
+
+def _expect_free(host: str, port: int) -> None:
+    try:
+        family, kind, *_, to = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            # As gRPC does: what a server has left behind that is gone does not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(to)
+    except OSError as error:
+        raise _not_bound(_address(host, port)) from error
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _not_bound(address: str) -> ConfigurationError:

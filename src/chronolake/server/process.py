@@ -212,6 +212,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     try:
         # What is wrong with the options is told at once, and not after Spark has started.
         _real_folder(options.files_root)
+        listening.expect_usable(options)
         lake = Lake.open(config.path, config=config)
         _on_signals(stop)
         server = Server(lake, options)
