@@ -36,10 +36,19 @@ def test_a_hard_truncate_removes_exactly_what_was_synced_before(table: Caller) -
     assert table.rows("t", "id") == [(2,), (3,)]
 
 
-def test_a_time_that_no_column_can_hold_is_before_all_rows_or_after_them(table: Caller) -> None:
-    assert table.truncate("t", -(2**62) * 1000).success
+def test_a_time_that_is_none_is_a_task_and_removes_no_row(table: Caller) -> None:
+    before = table.snapshot("t")
+    # Milliseconds for seconds, among others.
+    for wrong in (-(2**62) * 1000, 2**62 * 1000, CUTOFF * 1000):
+        answer = table.truncate("t", wrong)
+        assert "no time of the years 1 to 9999" in answer.task.message
+    assert table.snapshot("t") == before
+
+
+def test_the_first_and_the_last_time_are_times(table: Caller) -> None:
+    assert table.truncate("t", -62_135_596_800_000).success
     assert len(table.rows("t", "id")) == len(ROWS)
-    assert table.truncate("t", 2**62 * 1000).success
+    assert table.truncate("t", 253_402_300_799_999).success
     assert table.rows("t", "id") == []
 
 

@@ -149,6 +149,7 @@ def test_metrics_count_batches_rows_bytes_seconds_and_failures_by_table(
     assert caller.write("t", COLUMNS, update=[row(3, "z")], delete=[row(2, "y")]).success
     assert caller.create("t", COLUMNS).WhichOneof("response") == "task"
     assert caller.write("made up", COLUMNS).WhichOneof("response") == "task"
+    assert caller.create("unmade", ["a*:DECIMAL(39,0)"]).WhichOneof("response") == "task"
     text = metrics(server)
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     table = f'table="{caller.schema}.t"'
@@ -168,6 +169,7 @@ def test_metrics_count_batches_rows_bytes_seconds_and_failures_by_table(
     assert value('chronolake_requests_in_progress{rpc="WriteBatch"}') == 0
     assert value('chronolake_requests_total{outcome="task",rpc="CreateTable"}') >= 1
     assert "made up" not in text
+    assert "unmade" not in text
 
 
 def test_an_unforeseen_failure_names_its_table_and_its_batch(

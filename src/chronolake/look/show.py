@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from chronolake.look.usage import MonthlyUsage
 
 _MOST_COLUMNS: Final = 24
+#: Names are copied from here, so they are whole.
+_LONGEST_NAME: Final = 1_000
 _MINUTES: Final = len("2024-01-01T00:00")
 _STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELETED: "red"}
 
@@ -42,7 +44,7 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     table.add_column("published", no_wrap=True)
     for summary in summaries:
         table.add_row(
-            label(str(summary.name)),
+            label(str(summary.name), longest=_LONGEST_NAME),
             Text(summary.mode.value),
             label(", ".join(summary.key)),
             Text(f"{summary.rows:,}"),
@@ -71,7 +73,9 @@ def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
     )
     for each in found:
         about = "" if each.is_exact else "about "
-        table.add_row(label(str(each.table)), each.mode.value, f"{about}{each.rows:,}")
+        table.add_row(
+            label(str(each.table), longest=_LONGEST_NAME), each.mode.value, f"{about}{each.rows:,}"
+        )
     notes = Text(
         "distinct rows that were written, of history tables versions; 'about': within 3 %",
         style="dim",

@@ -14,19 +14,20 @@ import structlog
 from chronolake.errors import (
     ChronolakeError,
     CommitUnknownError,
+    SchemaError,
     StoppingError,
     TableNotFoundError,
 )
 from chronolake.protos import common_pb2
 from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
 from chronolake.server.writing import cancellable
+from chronolake.types import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from chronolake.lake import Lake
     from chronolake.server.metrics import Metrics
-    from chronolake.types import TableName
 
 _log = structlog.get_logger(__name__)
 
@@ -173,6 +174,9 @@ class Calls:
     def _known(self, error: ChronolakeError) -> str:
         if error.table is None or isinstance(error, TableNotFoundError):
             return ""
+        if isinstance(error, SchemaError):
+            # It may be what stops the table from being made.
+            return self._existing(TableName.parse(error.table))
         return error.table
 
     def _failed(

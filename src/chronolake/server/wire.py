@@ -14,7 +14,16 @@ from chronolake.batch import BatchFile, FileForm
 from chronolake.changes import Op
 from chronolake.errors import BatchError, SchemaError, UnsupportedTypeError
 from chronolake.protos import common_pb2, destination_sdk_pb2
-from chronolake.types import Column, ColumnType, Kind, TableName, sent_name, stored_name
+from chronolake.types import (
+    LAST_MICROS,
+    TMIN_MICROS,
+    Column,
+    ColumnType,
+    Kind,
+    TableName,
+    sent_name,
+    stored_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +44,7 @@ _COMPRESSIONS: Final[dict[int, Literal["off", "zstd", "gzip"]]] = {
     destination_sdk_pb2.ZSTD: "zstd",
     destination_sdk_pb2.GZIP: "gzip",
 }
+_NANOS: Final = 1_000_000_000
 _FILE_LISTS: Final = {
     "earliest_start_files": Op.EARLIEST,
     "replace_files": Op.REPLACE,
@@ -155,9 +165,22 @@ def table_message(name: str, columns: Iterable[Column], key: Iterable[str]) -> c
     return table
 
 
-def micros_of(time: Timestamp) -> int:
-    """A protobuf time in microseconds since 1970 UTC; finer digits are cut off."""
-    return time.seconds * 1_000_000 + time.nanos // 1_000
+def micros_of(time: Timestamp, name: TableName) -> int:
+    """A protobuf time in microseconds since 1970 UTC; finer digits are cut off.
+
+    Raises:
+        BatchError: it is none of the years 1 to 9999, which are all that protobuf knows. Nobody
+            means such a time, and all rows may be before it.
+    """
+    micros = time.seconds * 1_000_000 + time.nanos // 1_000
+    if not (TMIN_MICROS <= micros <= LAST_MICROS and 0 <= time.nanos < _NANOS):
+        raise BatchError(
+            f"The request's time has {time.seconds} seconds and {time.nanos} nanoseconds, which is "
+            "no time of the years 1 to 9999.",
+            hint="Send seconds since 1970, and less than a second of nanoseconds.",
+            table=str(name),
+        )
+    return micros
 
 
 def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "") -> Truncate:
@@ -165,6 +188,7 @@ def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "
 
     Raises:
         SchemaError: an empty name of the schema, the table, or one of the columns.
+        BatchError: a time that is none.
     """
     name = table_name(request.schema_name, request.table_name, prefix=prefix)
     if not request.synced_column:
@@ -186,7 +210,9 @@ def truncate_of(request: destination_sdk_pb2.TruncateRequest, *, prefix: str = "
         synced_column=stored_name(request.synced_column),
         # Presence counts: zero is a time like any other.
         before_micros=(
-            micros_of(request.utc_delete_before) if request.HasField("utc_delete_before") else None
+            micros_of(request.utc_delete_before, name)
+            if request.HasField("utc_delete_before")
+            else None
         ),
         deleted_column=stored_name(request.soft.deleted_column) if soft else None,
     )
