@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +12,10 @@ import pytest
 from databases import Shop
 from hypothesis import given
 from hypothesis import strategies as st
-from postgresql import server
 from test_database import TYPES
 
 from chronolake.errors import SourceError
+from chronolake.rawlake.layout import ObjectFolder
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import held_table, rows_where
@@ -30,7 +29,7 @@ from chronolake.source.postgres.difference.fingerprints import (
     share_of,
     to_stream,
 )
-from chronolake.source.postgres.difference.kept import Fingerprints
+from chronolake.source.postgres.difference.kept import FingerprintFolder, Fingerprints
 from chronolake.source.postgres.difference.shares import Comparing, differing
 from chronolake.source.postgres.snapshot import DatabaseSnapshot, exported_snapshot
 
@@ -44,12 +43,6 @@ _BULK: Final = (
 )
 
 _Rows = dict[int, tuple[str, int]]
-
-
-@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    with server(version=request.param) as found:
-        yield found
 
 
 @pytest.fixture
@@ -123,6 +116,19 @@ def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(SourceError, match="Run it again"):
         kept.read(0, 1)
+
+
+@pytest.mark.parametrize("other", ["way", "server", "major", "table", "key", "columns"])
+def test_fingerprints_that_were_made_otherwise_do_not_count(tmp_path: Path, other: str) -> None:
+    says: dict[str, object] = {"way": 1, "server": 7, "major": 18, "table": 5, "key": ["id"]}
+    says["columns"] = [[1, "id", 23, -1]]
+    folder = FingerprintFolder(tmp_path / "made", ObjectFolder(tmp_path, "shop", "orders"))
+    made = folder.begun(1)
+    made.write(0, _table({1: ("a", 1)}))
+    assert folder.recalled(made.name, says) is None, "they are not finished"
+    folder.finish(made, says)
+    assert folder.recalled(made.name, says) == made
+    assert folder.recalled(made.name, {**says, other: 9}) is None
 
 
 def test_rows_that_cannot_be_told_apart_are_noted_and_not_compared(tmp_path: Path) -> None:
@@ -273,6 +279,32 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
     assert failed.error is not None
     assert "cannot be kept" in failed.error
     assert "run it again" in str(failed.hint)
+
+
+@pytest.mark.long
+def test_fingerprints_do_not_outlive_a_while_with_the_log(
+    bulk: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bulk.run("UPDATE bulk SET state = 'paid' WHERE n = 1")
+    bulk.prepare()
+    bulk.configure(method="logical_replication")
+    with monkeypatch.context() as patched:
+        patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
+        bulk.sync()
+    bulk.run("UPDATE bulk SET state = 'new'")
+    bulk.configure(method="snapshot_diff")
+    bulk.synced()
+    _expect_right(bulk)
+    # Now the log has told of changes.
+    bulk.configure(method="logical_replication")
+    bulk.synced()
+    bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 2")
+    bulk.synced()
+    bulk.run("UPDATE bulk SET state = 'new' WHERE n = 2")
+    bulk.configure(method="snapshot_diff")
+    bulk.synced()
+    _expect_right(bulk)
+    assert bulk.told("bulk", ("n",), ("state",))[2,] == [("new",), ("sent",), ("new",)]
 
 
 def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:

@@ -95,10 +95,8 @@ def copied(
             key = RowKey.of(now)
             columns = key.declared(now.columns, beyond=beyond)
             rows = key.typed(texts_of(spark, dsn, held), now.columns, columns)
-            at = max(snapshot.at_micros, position.last_micros + 1)
-            done = position.copied(
-                now, lsn=snapshot.lsn, at_micros=at, server=server, fingerprints=fingerprints
-            )
+            done = position.copied(now, snapshot, server=server, fingerprints=fingerprints)
+            at = done.last_micros
             yield Snapshot(
                 now.stream,
                 rows,

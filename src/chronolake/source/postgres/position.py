@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.messages import Transaction
+    from chronolake.source.postgres.snapshot import DatabaseSnapshot
     from chronolake.source.postgres.tuples import Flags, Places
 
 
@@ -112,25 +113,26 @@ class LogPosition:
     def copied(
         self,
         table: SourceTable,
+        snapshot: DatabaseSnapshot,
         *,
-        lsn: int,
-        at_micros: int,
         server: int,
         fingerprints: str | None = None,
     ) -> LogPosition:
         """Where the stream is when a copy of its table has landed.
 
+        Its `last_micros` is the time of the copy's versions: the snapshot's, or one microsecond
+        after the last version where the server's clock is behind that.
+
         Args:
             table: the table as it is in the copy.
-            lsn: the place in the log that the copy belongs to.
-            at_micros: the time of the copy's versions.
+            snapshot: what the copy is of.
             server: which database it is a copy of.
             fingerprints: the name of those that were made of it.
         """
         return replace(
             self,
-            lsn=lsn,
-            last_micros=at_micros,
+            lsn=snapshot.lsn,
+            last_micros=max(snapshot.at_micros, self.last_micros + 1),
             columns=table.columns,
             table=table.oid,
             key=table.key_numbers,

@@ -135,7 +135,9 @@ class Look:
             if before is None or not is_told_apart:
                 yield from self._all_of(held.table, position, new.name if is_told_apart else None)
             else:
-                done = self._done(held, position, new)
+                done = position.copied(
+                    held.table, held.database, server=self.server, fingerprints=new.name
+                )
                 declared = key.declared(columns, beyond=beyond)
                 versions = self._versions(rows, count, held, declared, done) if count else None
                 yield Piece(stream, versions, declared, done.as_json(), done.numbers(columns))
@@ -183,15 +185,6 @@ class Look:
             before,
         )
         return compared(self.spark, making, held, comparing)
-
-    def _done(self, held: TableSnapshot, position: LogPosition, new: Fingerprints) -> LogPosition:
-        return position.copied(
-            held.table,
-            lsn=held.database.lsn,
-            at_micros=max(held.database.at_micros, position.last_micros + 1),
-            server=self.server,
-            fingerprints=new.name,
-        )
 
     def _versions(
         self,
