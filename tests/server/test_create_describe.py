@@ -108,10 +108,10 @@ def test_a_decimal_without_parameters_has_38_digits_10_after_the_point(caller: C
 
 
 @pytest.mark.parametrize("kind", ["DECIMAL(39,5)", "DECIMAL(10,15)", "DECIMAL(0,0)"])
-def test_an_impossible_decimal_is_a_task_that_names_the_column(caller: Caller, kind: str) -> None:
+def test_an_impossible_decimal_is_a_task_that_names_its_place(caller: Caller, kind: str) -> None:
     answer = caller.create("t", ["id*:LONG", f"d:{kind}", SYNCED])
     assert answer.WhichOneof("response") == "task"
-    assert "'d'" in answer.task.message
+    assert f"table '{caller.schema}.t', column 'd'" in answer.task.message
     assert caller.describe("t").not_found
 
 

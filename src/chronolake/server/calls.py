@@ -158,6 +158,8 @@ class Calls:
         error: ChronolakeError,
         as_task: Callable[[common_pb2.Task], _A],
     ) -> _A:
+        if error.table is None and call.table is not None:
+            error.table = str(call.table)
         kind, text = type(error).__name__, text_of(error)
         place = {**call.place, **error.place}
         # A name that no table has must not become a time series.

@@ -174,10 +174,9 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         answer = destination_sdk_pb2.TruncateResponse
 
         def work(call: Call) -> destination_sdk_pb2.TruncateResponse:
-            wanted = wire.truncate_of(
-                request, prefix=Configuration.of(request.configuration).schema_prefix
-            )
-            call.table = wanted.name
+            prefix = Configuration.of(request.configuration).schema_prefix
+            call.table = wire.table_name(request.schema_name, request.table_name, prefix=prefix)
+            wanted = wire.truncate_of(request, prefix=prefix)
             result = table.truncate(
                 self._lake,
                 wanted.name,
@@ -257,13 +256,9 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         history = rpc == "WriteHistoryBatch"
 
         def work(call: Call) -> destination_sdk_pb2.WriteBatchResponse:
-            write = wire.write_of(
-                request,
-                format=self._format,
-                prefix=Configuration.of(request.configuration).schema_prefix,
-                root=self._root,
-            )
-            call.table = write.name
+            prefix = Configuration.of(request.configuration).schema_prefix
+            call.table = wire.table_name(request.schema_name, request.table.name, prefix=prefix)
+            write = wire.write_of(request, format=self._format, prefix=prefix, root=self._root)
             with self._writing(write.name):
                 written = writing.run(self._lake, write, history=history, batch=call.batch)
             if written.result is None:
