@@ -122,6 +122,12 @@ _LIGHT: Final[dict[str, str]] = {
 }
 
 
+def is_java_running() -> bool:
+    """Whether the JVM that this process has started is there; one of another process counts so."""
+    process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - nobody else tells
+    return process is None or process.poll() is None
+
+
 @dataclass(frozen=True)
 class Sessions:
     """The sessions of a lake, on one JVM and with one catalog each.

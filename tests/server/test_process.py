@@ -307,6 +307,38 @@ def test_a_batch_that_takes_too_long_is_given_up_and_leaves_nothing(
     assert caller.rows("t", "v") == [("before",)]
 
 
+def test_a_server_ends_with_its_java_and_says_so(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    served = serving(
+        CHRONOLAKE_FAILPOINT="publish.before-commit=pause", CHRONOLAKE_FAILPOINT_FILE=str(held)
+    )
+    caller = served.caller()
+    assert caller.create("t", COLUMNS).success
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(caller.write, "t", COLUMNS, replace=[row(1, "x")])
+        served.until(held.with_suffix(".reached").exists)
+        (java,) = java_of(served.process.pid)
+        os.kill(java, signal.SIGKILL)
+        served.until(lambda: any(line["event"] == "java_ended" for line in served.lines()))
+        held.unlink()
+        failure = running.exception()
+    assert isinstance(failure, grpc.RpcError)
+    assert failure.code() is grpc.StatusCode.UNAVAILABLE
+    assert "Java has ended" in failure.details()
+    assert served.ended() == 1
+    caller.channel.close()
+    assert caller.rows("t", "id") == []
+
+
+def java_of(process: int) -> list[int]:
+    """The JVMs among the children of a process."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(one) for one in children if Path(f"/proc/{one}/comm").read_text() == "java\n"]
+
+
 def test_a_server_that_cannot_start_says_why_and_ends_with_1(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from chronolake.errors import (
 from chronolake.protos import common_pb2
 from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
 from chronolake.server.writing import cancellable
+from chronolake.session import is_java_running
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Calls:
         """Cancel the Spark jobs of every running call; says which calls those are."""
         with self._state:
             running = tuple(self._calls)
-        for call in running:
+        for call in running if is_java_running() else ():
             self._lake.spark.sparkContext.cancelJobsWithTag(call.batch)
         return running
 
@@ -132,19 +133,20 @@ class Calls:
 
         The work gives the call its table as soon as it knows it.
         """
-        with self._running(rpc, context) as call, cancellable(self._lake, call.batch):
+        with self._running(rpc, context) as call:
             if self._closed:
                 return self._refused(rpc, context, call, _given_up(call), as_task)
             try:
-                response = work(call)
+                with cancellable(self._lake, call.batch):
+                    response = work(call)
             except ChronolakeError as error:
                 # A task stays one, and of an answer that was lost nobody knows what became.
                 is_final = is_actionable(error) or isinstance(error, CommitUnknownError)
-                if self._closed and not is_final:
+                if (self._closed or not is_java_running()) and not is_final:
                     error = _given_up(call)
                 return self._refused(rpc, context, call, error, as_task)
             except Exception as failure:  # noqa: BLE001 - nothing may end the connection
-                if self._closed:
+                if self._closed or not is_java_running():
                     return self._refused(rpc, context, call, _given_up(call), as_task)
                 self._failed(rpc, context, call, failure)
             self._metrics.answered(rpc, str(response.WhichOneof("response")))
@@ -208,8 +210,14 @@ class Calls:
 
 
 def _given_up(call: Call) -> StoppingError:
+    message = "The server is stopping and gave the call up; the table is as it was."
+    if not is_java_running():
+        message = (
+            "Java has ended, and the server ends with it; the table is as it was, or as the whole "
+            "call leaves it."
+        )
     return StoppingError(
-        "The server is stopping and gave the call up; the table is as it was.",
+        message,
         hint="Send it again.",
         table=None if call.table is None else str(call.table),
         batch=call.batch,

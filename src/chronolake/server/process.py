@@ -18,6 +18,7 @@ from chronolake.server.metrics import Metrics, MetricsPort
 from chronolake.server.outcomes import text_of, unexpected
 from chronolake.server.service import Destination
 from chronolake.server.upkeep import Upkeep
+from chronolake.session import is_java_running
 
 if TYPE_CHECKING:
     import threading
@@ -40,6 +41,7 @@ _SETTLE_SECONDS: Final = 0.2
 #: How often the main thread looks whether another one took a signal.
 _LOOK_SECONDS: Final = 0.2
 _NOT_STARTED: Final = 1
+_WITHOUT_JAVA: Final = 1
 
 
 class Server:
@@ -198,7 +200,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         options: how to listen.
 
     Returns:
-        the exit code of the process: 0, or 1 when the server cannot start.
+        the exit code of the process: 0, or 1 when the server cannot start or Java has ended.
     """
     logs.configure(logs.own_standard_output())
     is_told = False
@@ -224,10 +226,19 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         _log.error("not_started", **unexpected(failure))
         return _NOT_STARTED
     _say_hello(config, options, server)
-    while not is_told:
+    while not is_told and is_java_running():
         # A signal may come to any thread, and is handled in this one, when it goes on: also while
         # it has a lock that it would then wait for. So there is none.
         time.sleep(_LOOK_SECONDS)
+    code = 0
+    if not is_told:
+        code = _WITHOUT_JAVA
+        _log.error(
+            "java_ended",
+            reason="All work is done by Java, whose process has ended. It may have said why on "
+            "standard error; else the system's log tells whether memory was short. Start the "
+            "server again: no table is half written.",
+        )
     _log.info("stopping", grace=options.grace)
     done = server.stop()
     lake.close()
@@ -236,8 +247,8 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         # A thread hangs in a call that the JVM does not give back. Nothing of it is published, and
         # the interpreter would wait for it for ever.
         sys.stdout.flush()
-        os._exit(0)
-    return 0
+        os._exit(code)
+    return code
 
 
 def _on_signals(stop: signal.Handlers | object) -> None:
