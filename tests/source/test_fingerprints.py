@@ -227,6 +227,16 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
     assert (run.landed_rows, run.rows_read) == (0, 9_000)
 
 
+def test_pages_may_be_left_without_a_row(bulk: Shop) -> None:
+    bulk.run("DELETE FROM bulk")
+    bulk.synced()
+    assert bulk.present("bulk", ("n",)) == []
+    bulk.run("INSERT INTO bulk VALUES ('late', 1, 'new', NULL)")
+    bulk.synced()
+    assert bulk.present("bulk", ("n",)) == [(1,)]
+    assert bulk.agrees()
+
+
 def _expect_right(shop: Shop) -> None:
     there = sorted(shop.rows("SELECT n, state FROM bulk"), key=repr)
     assert shop.present("bulk", ("n", "state")) == there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,10 @@ _REFUSED: Final = (
 )
 #: How the last line of a Python worker's traceback begins for an error of our own.
 _RAISED_IN_TASK: Final = "\nchronolake.errors."
+#: How what Spark says of any error of a Python worker begins, and what its traceback consists of.
+_OF_WORKER: Final = "An exception was thrown from the Python worker"
+_FRAME: Final = re.compile(r'^ +File "(?:[^"]*/)?([^"/]+)", line (\d+)', re.MULTILINE)
+_LAST: Final = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 
 
 def java_class_of(failure: BaseException) -> str:
@@ -49,7 +54,8 @@ def java_class_of(failure: BaseException) -> str:
 def java_message_of(failure: BaseException) -> str:
     """The first line of what Java said, or of the exception itself.
 
-    Of what a task of ours raised all is told: what was wrong, where, and what to do.
+    Of what a task of ours raised all is told: what was wrong, where, and what to do. Of any other
+    error of a task its class and its place are, but not its words, which may hold a cell.
     """
     if isinstance(failure, Py4JJavaError):
         text = str(failure.java_exception.getMessage())
@@ -59,7 +65,12 @@ def java_message_of(failure: BaseException) -> str:
     if is_ours:
         # Its class, and then Java's stack, stand around it.
         return " ".join(told.partition(": ")[2].partition("\n\n")[0].split())
-    return text.strip().partition("\n")[0]
+    text = text.strip()
+    if text.startswith(_OF_WORKER):
+        file, line = (_FRAME.findall(text) or [("an unknown file", "0")])[-1]
+        kind = (_LAST.findall(text) or ["error"])[-1]
+        return f"A task of Spark failed with {kind} in {file}, line {line}."
+    return text.partition("\n")[0]
 
 
 def spark_words(failure: BaseException) -> str | None:

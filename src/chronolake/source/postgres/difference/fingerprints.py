@@ -136,7 +136,9 @@ class Fingerprinting:
                         if sum(one.num_rows for one in made) >= _ROWS_AT_ONCE:
                             yield self._shared(made)
                             made = []
-                    yield self._shared(made)
+                    # Pages may be without a row: those that were there have gone.
+                    if any(one.num_rows for one in made):
+                        yield self._shared(made)
 
     @property
     def _nothing(self) -> pa.Table:
@@ -180,7 +182,7 @@ class Fingerprinting:
         )
 
     def _shared(self, made: Sequence[pa.Table]) -> pa.RecordBatch:
-        found = pa.concat_tables([self._nothing, *made]).combine_chunks()
+        found = pa.concat_tables(made).combine_chunks()
         shares = share_of(found[KEY].to_numpy(), self.shares)
         order = np.argsort(shares, kind="stable")
         ordered = found.take(pa.array(order))
