@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from chronolake import variables
 from chronolake.errors import LakeError, MissingRequirementError
+from chronolake.types import RELIED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,14 +85,8 @@ _LOOPBACK: Final[dict[str, str]] = {
 
 # Settings of a session: every lake has its own.
 _SESSION: Final[dict[str, str]] = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.caseSensitive": "true",
-    "spark.sql.ansi.enabled": "true",
-    # Names may hold `${…}`: Spark would put settings and environment variables there.
-    "spark.sql.variable.substitute": "false",
+    **RELIED_ON,
     "spark.sql.defaultCatalog": CATALOG,
-    # Parquet files of others may hold nanoseconds, for which Spark has no type.
-    "spark.sql.legacy.parquet.nanosAsLong": "true",
     # Rows go to Python in batches of so many bytes at most: large cells must not add up.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     # What is kept lives as long as a batch: to look for a way to compress each column takes more

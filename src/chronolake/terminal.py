@@ -8,9 +8,11 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from chronolake.cells import Cell
+    from chronolake.types import TableName
 
 #: Characters of a value that are shown.
 LONGEST: Final = 120
+_LONGEST_NAME: Final = 1_000
 
 
 def cell(value: Cell) -> Text:
@@ -22,6 +24,11 @@ def cell(value: Cell) -> Text:
     if value in {"", "null"}:
         return Text(f'"{value}"')
     return label(str(value))
+
+
+def name_of(table: TableName) -> str:
+    """A table's name as commands take it, on one line; whole, because it is copied from here."""
+    return label(str(table), longest=_LONGEST_NAME).plain
 
 
 def label(text: str, *, longest: int = LONGEST) -> Text:

@@ -39,6 +39,17 @@ TMAX_MICROS: Final = 253_402_300_799_999_000
 TMIN_MICROS: Final = -62_135_596_800_000_000
 LAST_MICROS: Final = 253_402_300_799_999_999
 
+#: Spark settings that nobody may set otherwise: with others, values would be other ones.
+RELIED_ON: Final[dict[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.ansi.enabled": "true",
+    # Names may hold `${…}`: Spark would put settings and environment variables there.
+    "spark.sql.variable.substitute": "false",
+    # Parquet files of others may hold nanoseconds, for which Spark has no type.
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
+}
+
 #: Iceberg's own columns of every table: a table that has one of these names cannot be read.
 METADATA_COLUMNS: Final = frozenset(
     {

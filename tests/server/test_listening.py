@@ -231,8 +231,9 @@ def test_a_tls_file_that_is_missing_or_no_certificate_is_refused(
         (own.cert, tmp_path / "nowhere"),
         (nonsense, own.key),
         (own.cert, nonsense),
+        (own.cert, Identity(tmp_path, "other").key),
     ):
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(ConfigurationError, match=r"cannot be (read|used together)"):
             Server(lake, ServeOptions(port=0, tls_cert=cert, tls_key=key))
 
 

@@ -64,6 +64,12 @@ def test_a_soft_truncate_marks_exactly_those_and_changes_nothing_else(table: Cal
     ]
 
 
+def test_a_soft_truncate_makes_no_version_active(caller: Caller) -> None:
+    assert caller.create("h", ["k*:LONG", *HISTORY]).success
+    answer = caller.truncate("h", CUTOFF, soft="_fivetran_active")
+    assert "would make versions active that have ended" in answer.task.message
+
+
 def test_no_time_means_no_row(table: Caller) -> None:
     before = table.snapshot("t")
     assert table.truncate("t", None).success

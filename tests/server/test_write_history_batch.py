@@ -158,6 +158,15 @@ def test_a_version_without_its_times_is_named(
     assert table.snapshot("t") == stored
 
 
+def test_rows_of_a_live_batch_are_versions_here_too(table: Caller) -> None:
+    stored = table.snapshot("t")
+    rows = [version(7, "a", "b", "2024-05-01"), version(7, "a", "b", "2024-06-01")]
+    rows[1]["_fivetran_end"] = None
+    told = table.write("t", COLUMNS, replace=rows).task.message
+    assert "row 2, column '_fivetran_end'" in told
+    assert table.snapshot("t") == stored
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [

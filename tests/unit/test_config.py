@@ -96,6 +96,13 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
     assert nearest in (refused.value.hint or "")
 
 
+def test_settings_that_values_depend_on_are_refused(tmp_path: Path) -> None:
+    zone = "spark.sql.session.timeZone"
+    with pytest.raises(ConfigurationError, match=f"{zone} has to be UTC"):
+        load(tmp_path, overrides={"spark.conf": {zone: "Europe/Berlin"}})
+    assert load(tmp_path, overrides={"spark.conf": {zone: "utc"}}).spark.conf == {zone: "utc"}
+
+
 def test_an_unknown_variable_is_refused_with_the_nearest_known_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

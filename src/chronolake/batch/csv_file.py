@@ -162,9 +162,12 @@ class CsvFile:
             except (UnicodeDecodeError, csv.Error):
                 names = []
         if not names:
+            hidden = self.form.encrypted or self.form.compression != "off"
+            otherwise = ", or the compression or the key is another one" if hidden else ""
             raise MalformedFileError(
                 "The first line is not a header of column names.",
-                hint="The compression or the key may be another one.",
+                hint="Write the names in UTF-8 and end the line with a line feed; perhaps it is no "
+                f"CSV file at all{otherwise}.",
                 file=self.file.path,
                 row=0,
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 from chronolake.cells import EXAMPLES
+from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, ValueRefusedError
 
 if TYPE_CHECKING:
@@ -69,9 +70,12 @@ def present(
     absent = sorted(set(required) - set(places))
     if absent:
         more = f" It lacks {len(absent)} of them." if len(absent) > 1 else ""
+        needed = "every column that the request lists"
+        if file.op in {Op.EARLIEST, Op.DELETE}:
+            needed = ", ".join(sorted(required))
         raise MalformedFileError(
             f"The file lacks a column that a file of its kind must have.{more}",
-            hint="Write every column that the request lists; names are told apart by case.",
+            hint=f"Write {needed}; names are told apart by case.",
             file=file.path,
             column=absent[0],
         )

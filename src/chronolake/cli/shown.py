@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chronolake.spelling import size
-from chronolake.terminal import cell, label
+from chronolake.terminal import cell, label, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def verified_json(report: VerifyReport) -> dict[str, Any]:
 def verified(report: VerifyReport) -> RenderableType:
     """A table's promises, one a line."""
     title = Text.assemble(
-        (str(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
+        (name_of(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
     )
     grid = Table.grid(padding=(0, 2))
     if not report.promises:
@@ -79,7 +79,7 @@ def plan_json(plan: MaintenancePlan) -> dict[str, Any]:
 def plan(needed: MaintenancePlan) -> RenderableType:
     """What a table needs, on one line."""
     return Text.assemble(
-        (str(needed.table), "bold"),
+        (name_of(needed.table), "bold"),
         "  ",
         (needed.reason, "yellow" if needed.is_needed else "green"),
         (f"  {needed.files.data_files:,} files, {size(needed.files.data_bytes)}", "dim"),
@@ -109,7 +109,7 @@ def maintained(result: MaintenanceResult) -> RenderableType:
     ]
     done = ", ".join(word for word in words if word) or "nothing to do"
     return Text.assemble(
-        (str(result.plan.table), "bold"), f"  {done}", (f"  {result.seconds:.1f} s", "dim")
+        (name_of(result.plan.table), "bold"), f"  {done}", (f"  {result.seconds:.1f} s", "dim")
     )
 
 
@@ -130,7 +130,7 @@ def switch_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
 
 def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
     """What a switch of mode changes, or has changed."""
-    name = (str(plan.table), "bold")
+    name = (name_of(plan.table), "bold")
     if plan.before is plan.after:
         return Text.assemble(name, f"  is in {plan.after} mode; nothing to do")
     words = "switched" if done else "would switch"

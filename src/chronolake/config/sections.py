@@ -16,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from chronolake.types import RELIED_ON
+
 
 class CatalogKind(StrEnum):
     """What keeps the list of tables."""
@@ -130,6 +132,16 @@ class SparkConfig(Section):
         repr=False,
         description="Spark settings, over Chronolake's own.",
     )
+
+    @field_validator("conf")
+    @classmethod
+    def _as_relied_on(cls, conf: dict[str, str]) -> dict[str, str]:
+        for name, value in RELIED_ON.items():
+            if name in conf and conf[name].lower() != value.lower():
+                raise ValueError(
+                    f"{name} has to be {value}, or values would be other ones; leave it out"
+                )
+        return conf
 
 
 class MaintenanceConfig(Section):

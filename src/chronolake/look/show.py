@@ -11,7 +11,7 @@ from rich.text import Text
 
 from chronolake.look.versions import Ending, Version
 from chronolake.spelling import size
-from chronolake.terminal import LONGEST, cell, label
+from chronolake.terminal import LONGEST, cell, label, name_of
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from chronolake.look.usage import MonthlyUsage
 
 _MOST_COLUMNS: Final = 24
-#: Names are copied from here, so they are whole.
-_LONGEST_NAME: Final = 1_000
 _MINUTES: Final = len("2024-01-01T00:00")
 _STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELETED: "red"}
 
@@ -44,7 +42,7 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     table.add_column("published", no_wrap=True)
     for summary in summaries:
         table.add_row(
-            label(str(summary.name), longest=_LONGEST_NAME),
+            Text(name_of(summary.name)),
             Text(summary.mode.value),
             label(", ".join(summary.key)),
             Text(f"{summary.rows:,}"),
@@ -73,9 +71,7 @@ def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
     )
     for each in found:
         about = "" if each.is_exact else "about "
-        table.add_row(
-            label(str(each.table), longest=_LONGEST_NAME), each.mode.value, f"{about}{each.rows:,}"
-        )
+        table.add_row(Text(name_of(each.table)), each.mode.value, f"{about}{each.rows:,}")
     notes = Text(
         "distinct rows that were written, of history tables versions; 'about': within 3 %",
         style="dim",
@@ -87,7 +83,7 @@ def timeline(found: Timeline) -> RenderableType:
     """A record's versions from the oldest to the newest, one block each."""
     count = len(found.versions)
     title = Text.assemble(
-        (str(found.table), "bold"), "  ", _key(found), (f"  {found.mode.value}", "dim")
+        (name_of(found.table), "bold"), "  ", _key(found), (f"  {found.mode.value}", "dim")
     )
     if not count:
         return Group(title, Text("No such record.", style="yellow"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from uuid import uuid4
 
 import grpc
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from chronolake.lake import Lake
     from chronolake.server.metrics import Metrics
+
+#: How long an unforeseen failure waits to see whether Java has ended.
+_JAVA_SECONDS: Final = 0.5
 
 _log = structlog.get_logger(__name__)
 
@@ -146,7 +150,7 @@ class Calls:
                     error = _given_up(call)
                 return self._refused(rpc, context, call, error, as_task)
             except Exception as failure:  # noqa: BLE001 - nothing may end the connection
-                if self._closed or not is_java_running():
+                if self._closed or _ends_without_java():
                     return self._refused(rpc, context, call, _given_up(call), as_task)
                 self._failed(rpc, context, call, failure)
             self._metrics.answered(rpc, str(response.WhichOneof("response")))
@@ -207,6 +211,14 @@ class Calls:
         except Exception:  # noqa: BLE001 - what has failed just now may fail here as well
             return ""
         return "" if found is None else str(table)
+
+
+def _ends_without_java() -> bool:
+    """Whether Java has ended: its connections are closed a moment before its process is gone."""
+    until = time.monotonic() + _JAVA_SECONDS
+    while is_java_running() and time.monotonic() < until:
+        time.sleep(_JAVA_SECONDS / 10)
+    return not is_java_running()
 
 
 def _given_up(call: Call) -> StoppingError:

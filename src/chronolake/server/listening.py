@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -180,11 +181,24 @@ def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
     if options.tls_cert is None or options.tls_key is None:
         return None
     authorities = _pem(options.tls_client_ca) if options.tls_client_ca else None
+    _expect_pair(options.tls_cert, options.tls_key)
     return grpc.ssl_server_credentials(
         [(_pem(options.tls_key), _pem(options.tls_cert))],
         root_certificates=authorities,
         require_client_auth=authorities is not None,
     )
+
+
+def _expect_pair(certificate: Path, key: Path) -> None:
+    try:
+        # An encrypted key is asked for on the terminal, unless there is a password.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The certificate {str(certificate)!r} and the key {str(key)!r} cannot be used "
+            f"together: {error.strerror or type(error).__name__}.",
+            hint="Give a certificate chain and its own private key, both PEM, without a password.",
+        ) from error
 
 
 def _pem(path: Path) -> bytes:

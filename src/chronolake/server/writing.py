@@ -62,6 +62,10 @@ def plan_batch(write: Write, description: TableDescription) -> WritePlan:
             # The other cells of a deleted row mean nothing.
             Op.DELETE: frozenset(description.primary_key),
         },
+        # Rows of a history table are versions, whichever call brings them.
+        {Op.REPLACE: everything.intersection(HISTORY_COLUMNS)}
+        if description.mode is Mode.HISTORY
+        else {},
     )
 
 

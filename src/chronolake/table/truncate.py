@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.staging import Stopwatch, staged
-from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind, quoted
+from chronolake.types import ACTIVE, LAST_MICROS, TMIN_MICROS, Kind, Mode, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,8 @@ def truncate(
         deleted_column: set this column to true instead of removing rows; nothing else changes.
 
     Raises:
-        BatchError: an empty column name, or a column that holds no instant or no mark.
+        BatchError: an empty column name, or a column that holds no instant or no mark, or that says
+            whether a version is active.
         UnknownColumnError: a column that the table does not have.
         CommitError: the result could not be published.
     """
@@ -59,6 +60,13 @@ def truncate(
     _check(description, synced_column, Kind.UTC_DATETIME)
     if deleted_column is not None:
         _check(description, deleted_column, Kind.BOOLEAN)
+        if description.mode is Mode.HISTORY and deleted_column == ACTIVE:
+            raise BatchError(
+                "The truncate would make versions active that have ended.",
+                table=str(name),
+                column=ACTIVE,
+                hint="Name the column that marks deleted rows.",
+            )
     if before_micros is None:
         return TruncateResult(exists=True)
     rows = 0

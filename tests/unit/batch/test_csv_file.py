@@ -304,6 +304,17 @@ def test_an_error_says_what_helps(decode: Decode, kind: Kind, cell: bytes, hint:
     assert hint in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("op", "hint"), [(Op.DELETE, "Write k; names"), (Op.REPLACE, "Write every column that")]
+)
+def test_a_missing_column_is_asked_for_where_it_is_needed(
+    decode: Decode, op: Op, hint: str
+) -> None:
+    with pytest.raises(MalformedFileError) as caught:
+        decode("v\n1\n", {"k": Kind.INT, "v": Kind.INT}, op=op, required=["k"])
+    assert hint in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe,a\n1,2\n", b'a,"b\n1,2\n', b'a"b,c\n1,2\n'])
 def test_a_header_that_is_none_is_refused(decode: Decode, content: bytes) -> None:
     with pytest.raises(MalformedFileError):
