@@ -51,19 +51,23 @@ class Lake:
         self._guard = threading.Lock()
 
     @classmethod
-    def open(cls, path: str | Path, *, config: LakeConfig | None = None) -> Self:
+    def open(cls, path: str | Path, *, config: LakeConfig | str | Path | None = None) -> Self:
         """Open the lake in a folder, and make the folder if it is missing.
 
         Args:
             path: the lake's folder; `chronolake.yml` in it (or in the working directory) is read.
-            config: use this instead of reading a file.
+            config: another file to read, or a configuration to use instead of reading one.
 
         Raises:
             ConfigurationError: chronolake.yml or the environment is wrong.
             MissingRequirementError: no Java, or no jars.
             LakeError: the folder or the catalog cannot be used.
         """
-        settings = config or load(Path(path))
+        settings = (
+            config
+            if isinstance(config, LakeConfig)
+            else load(Path(path), file=None if config is None else Path(config))
+        )
         try:
             settings.path.mkdir(parents=True, exist_ok=True)
         except OSError as failure:

@@ -34,6 +34,19 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
 
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]*)\] *(.*)")
+_NAMES: Final = "`chronolake tables --json` lists the names of tables and columns."
+#: What to do, by how Spark's conditions begin.
+_HINTS: Final = {
+    "PARSE_": "Write one statement of Spark SQL, such as SELECT * FROM schema.table LIMIT 10.",
+    "TABLE_OR_VIEW_NOT_FOUND": _NAMES,
+    "SCHEMA_NOT_FOUND": _NAMES,
+    "UNRESOLVED_COLUMN": _NAMES,
+    "UNRESOLVED_ROUTINE": '`chronolake query "SHOW FUNCTIONS"` lists Spark\'s functions.',
+    "FIELD_NOT_FOUND": _NAMES,
+    "AMBIGUOUS_REFERENCE": "Write the table's name, or the column's in its own case, with it.",
+    "CAST_INVALID_INPUT": "With `try_cast` such values become NULL.",
+    "DIVIDE_BY_ZERO": "With `try_divide` the result is NULL.",
+}
 _CASE: Final = "spark.sql.caseSensitive"
 # Statements that are no queries, but only tell about tables.
 _TELLING: Final = frozenset(
@@ -65,6 +78,7 @@ _JSON_TIMES: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
+_NESTED: Final = (StructType, ArrayType, MapType)
 # Kinds of plan node that change something, or run statements of their own.
 _DOING: Final = ("Command", "ParsedStatement", "CompoundPlanStatement")
 
@@ -80,6 +94,12 @@ class Answer:
 
     columns: tuple[str, ...]
     frame: DataFrame
+
+    @property
+    def nested(self) -> frozenset[str]:
+        """Names of the columns of structs, arrays and maps: their cells are texts in JSON."""
+        fields = zip(self.columns, self.frame.schema, strict=True)
+        return frozenset(name for name, field in fields if isinstance(field.dataType, _NESTED))
 
     def rows(self, limit: int | None = None) -> Iterator[tuple[Cell, ...]]:
         """The rows in their order, one partition in memory at a time.
@@ -200,9 +220,10 @@ def _failed(failure: PySparkException | Py4JJavaError) -> QueryError:
     first = text.strip().partition("\n")[0].partition(" SQLSTATE:")[0]
     named = _CONDITION.match(first)
     condition, message = named.groups() if named else (type(failure).__name__, first)
-    hint = "`chronolake tables --json` lists the names of tables and columns."
-    if condition == "PARSE_SYNTAX_ERROR":
-        hint = "Write one statement of Spark SQL, such as SELECT * FROM schema.table LIMIT 10."
+    hint = next(
+        (hint for begin, hint in _HINTS.items() if condition.startswith(begin)),
+        "Change the statement, or look the condition up in Spark's documentation.",
+    )
     return QueryError(f"Spark cannot answer ({condition}): {message.rstrip('.;')}.", hint=hint)
 
 
@@ -231,7 +252,7 @@ def _form(  # noqa: PLR0911 - one line a type
             return F.unix_date, date
         case FloatType():
             return (lambda column: column), single
-        case StructType() | ArrayType() | MapType():
+        case _ if isinstance(kind, _NESTED):
             return (lambda column: F.to_json(column, _JSON_TIMES)), plain
         case DayTimeIntervalType() | YearMonthIntervalType() | VariantType():
             return (lambda column: column.cast("string")), plain

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from chronolake import variables
 from chronolake.errors import LakeError, MissingRequirementError
+from chronolake.sockets import acknowledge_at_once
 from chronolake.types import RELIED_ON
 
 if TYPE_CHECKING:
@@ -275,6 +276,7 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
                 "A Spark session runs in this process that was started without Iceberg.",
                 hint=_OPEN_FIRST,
             )
+    acknowledge_at_once(base)
     partitions = 2 * base.sparkContext.defaultParallelism
     settings = {
         **_SESSION,

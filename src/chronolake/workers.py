@@ -6,6 +6,7 @@ It is Spark's own daemon, made ready for this project's tasks:
 * It imports PySpark from where it is installed, not from the archives that Spark puts first on the
   path. At the begin of every task a worker forgets what it knows of importable files, and Python
   reads the directory of every such archive again: a tenth of a second of each task.
+* What the JVM sends is acknowledged at once (`chronolake.sockets`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.sockets import in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +53,9 @@ def main() -> None:
         import_module(name)
     # Workers collect garbage after every task: what is here now need not be looked at.
     gc.freeze()
-    import_module("pyspark.daemon").manager()
+    daemon: Any = import_module("pyspark.daemon")
+    daemon.worker_main = in_worker(daemon.worker_main)
+    daemon.manager()
 
 
 if __name__ == "__main__":

@@ -266,10 +266,13 @@ def test_a_question_that_spark_does_not_understand_is_explained(
 
 
 def test_a_failure_while_computing_is_explained(lake: Lake) -> None:
-    with pytest.raises(QueryError, match="DIVIDE_BY_ZERO"):
+    with pytest.raises(QueryError, match="DIVIDE_BY_ZERO") as refused:
         list(ask(lake, f"SELECT 1 / ({quoted(KEY)} - {quoted(KEY)}) FROM {SQL_NAME}").rows())
+    assert "try_divide" in refused.value.hint
 
 
+#: More digits than a float has.
+EXACT = 9_007_199_254_740_993
 #: How Python tells of an import, with `PYTHONPROFILEIMPORTTIME`.
 _PYSPARK = "pyspark\n"
 
@@ -298,9 +301,12 @@ def _ran(lake: Lake, *words: str, **environment: str) -> subprocess.CompletedPro
 
 def test_the_commands_answer_in_json_and_looking_needs_no_spark(lake: Lake) -> None:
     """Looking does not even import it, or it would not answer at once (`bench/looking.py`)."""
-    question = f"SELECT count(*) AS n, max(name) AS last FROM {SQL_NAME}"
+    both = f"named_struct('exact', {EXACT}L, 'all', array(max(name), NULL)) AS both"
+    question = f"SELECT count(*) AS n, max(name) AS last, {both} FROM {SQL_NAME}"
     asked = _ran(lake, "query", question, PYTHONPROFILEIMPORTTIME="1")
-    assert [json.loads(line) for line in asked.stdout.splitlines()] == [{"n": 49, "last": "n9"}]
+    assert [json.loads(line) for line in asked.stdout.splitlines()] == [
+        {"n": 49, "last": "n9", "both": {"exact": EXACT, "all": ["n9", None]}}
+    ]
     assert _PYSPARK in asked.stderr
     looked = _ran(lake, "history", NAMED, "--key", f"{KEY}=3", PYTHONPROFILEIMPORTTIME="1")
     assert json.loads(looked.stdout)["versions"][1]["changes"]
@@ -318,3 +324,6 @@ def test_commands_that_look_after_tables_answer_in_json(lake: Lake) -> None:
     lines = _told(lake, "maintain", NAMED, "--dry-run").splitlines()
     (plan,) = [json.loads(line) for line in lines]
     assert plan["table"] == str(NAME)
+    assert (plan["needed"], plan["compact"], plan["reason"]) == (False, False, "in order")
+    (done,) = [json.loads(line) for line in _told(lake, "maintain", NAMED).splitlines()]
+    assert (done["needed"], done["compact"], done["reason"]) == (False, True, "in order")

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
-from caller import HISTORY, SYNCED, Caller
+import structlog
+from caller import HISTORY, SYNCED, Caller, said
 from sent_files import UNMODIFIED
 
 COLUMNS = ["k*:LONG", "a:STRING", "b:STRING", *HISTORY]
@@ -54,20 +55,19 @@ def table(caller: Caller) -> Caller:
     return caller
 
 
-def test_a_table_whose_start_is_not_in_its_key_takes_batches_of_rows(caller: Caller) -> None:
+def test_a_caller_need_not_say_that_the_start_is_in_the_key(caller: Caller) -> None:
     columns = [column.replace("_start*", "_start") for column in COLUMNS]
     assert caller.create("t", columns).success
+    assert said(caller.describe("t").table.columns) == COLUMNS
     twice = [version(1, "x0", "y0", "2024-01-01"), version(1, "x1", "y1", "2024-02-01")]
     assert caller.write("t", columns, replace=twice).success
-    assert caller.rows("t", "k", "a", "b") == [(1, "x1", "y1")]
-    changes = [
-        version(1, "x2", UNMODIFIED, "2024-02-01"),
-        version(1, UNMODIFIED, "y2", "2024-02-01"),
-    ]
+    changes = [version(1, "x2", UNMODIFIED, "2024-02-01")]
     assert caller.write("t", columns, update=changes).success
-    assert caller.rows("t", "k", "a", "b") == [(1, "x2", "y2")]
-    assert caller.write("t", columns, delete=[{"k": "1"}]).success
-    assert caller.rows("t", "k") == []
+    assert caller.rows("t", "k", "a", "b") == [(1, "x0", "y0"), (1, "x2", "y1")]
+    assert caller.alter("t", [*columns, "c:STRING"]).success
+    assert said(caller.describe("t").table.columns) == [*COLUMNS, "c:STRING"]
+    assert caller.write("t", columns, delete=twice[:1]).success
+    assert caller.rows("t", "k", "a", "b") == [(1, "x2", "y1")]
 
 
 @pytest.mark.parametrize("start_is_in_the_key", [True, False])
@@ -158,13 +158,61 @@ def test_a_version_without_its_times_is_named(
     assert table.snapshot("t") == stored
 
 
-def test_rows_of_a_live_batch_are_versions_here_too(table: Caller) -> None:
+def test_the_end_of_time_may_be_written_with_more_digits(table: Caller) -> None:
+    rows = [version(7, "a", "b", "2024-05-01"), version(8, "a", UNMODIFIED, "2024-05-01")]
+    for row in rows:
+        row |= {"_fivetran_end": TMAX.replace("999Z", "999999999Z"), "_fivetran_active": "true"}
+    request = table.request(
+        "t",
+        COLUMNS,
+        history=True,
+        replace=[table.file("r", rows[:1])],
+        update=[table.file("u", rows[1:])],
+    )
+    for _ in range(2):
+        assert table.stub.WriteHistoryBatch(request).success
+        assert [row for row in table.rows("t", *SHOWN) if row[0] != 9 and row[-1]] == [
+            (7, "a", "b", at("2024-05-01"), MAX, True),
+            (8, "a", "q", at("2024-05-01"), MAX, True),
+        ]
+
+
+def test_versions_that_contradict_themselves_are_taken_and_counted(table: Caller) -> None:
+    rows = [
+        version(1, "fits", "b", "2024-05-01"),
+        version(2, "active, but ends", "b", "2024-05-01", "2024-06-01T00:00:00Z"),
+        version(3, "inactive, but does not end", "b", "2024-05-01"),
+        version(4, "ends before it starts", "b", "2024-05-01", "2024-04-01T00:00:00Z"),
+        version(5, "shorter than a millisecond", "b", "2024-05-01", "2024-04-30T23:59:59.999Z"),
+    ]
+    rows[1]["_fivetran_active"], rows[2]["_fivetran_active"] = "true", "false"
+    request = table.request("t", COLUMNS, history=True, replace=[table.file("r", rows)])
+    with structlog.testing.capture_logs() as logged:
+        assert table.stub.WriteHistoryBatch(request).success
+    (warned,) = [line for line in logged if line["event"] == "versions_contradict_themselves"]
+    assert (warned["log_level"], warned["rows"]) == ("warning", 3)
+    assert warned["table"] == f"{table.schema}.t"
+    assert len([row for row in table.rows("t", "k") if row[0] < 7]) == len(rows)
+
+
+@pytest.mark.parametrize("kind", ["replace", "update"])
+def test_rows_of_a_live_batch_are_versions_here_too(table: Caller, kind: str) -> None:
     stored = table.snapshot("t")
-    rows = [version(7, "a", "b", "2024-05-01"), version(7, "a", "b", "2024-06-01")]
+    rows = [version(7, "a", "b", "2024-01-01"), version(7, "a", "b", "2024-02-01")]
     rows[1]["_fivetran_end"] = None
-    told = table.write("t", COLUMNS, replace=rows).task.message
+    told = table.write("t", COLUMNS, **{kind: rows}).task.message
     assert "row 2, column '_fivetran_end'" in told
     assert table.snapshot("t") == stored
+
+
+def test_an_update_of_a_live_batch_may_leave_a_version_its_times(table: Caller) -> None:
+    rows = [version(7, "new", UNMODIFIED, "2024-01-01")]
+    rows[0] |= {"_fivetran_end": UNMODIFIED, "_fivetran_active": UNMODIFIED}
+    assert table.write("t", COLUMNS, update=rows).success
+    assert table.rows("t", *SHOWN)[0] == (
+        *(7, "new", "y0", at("2024-01-01")),
+        *(before("2024-02-01"), False),
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     config = load(lake, overrides={"spark.master": "local[3]", "warehouse": None})
 
     assert config.spark.master == "local[3]"
+    assert load(lake, overrides={"lake.spark.master": "local[4]"}).spark.master == "local[4]"
     assert config.maintenance.small_files == 20
     assert config.maintenance.keep_snapshots == 3
     assert config.maintenance.automatic

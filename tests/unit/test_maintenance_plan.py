@@ -32,3 +32,4 @@ def test_a_table_is_compacted_when_that_is_worth_it(
     )
     plan = plan_maintenance(TableName("shop", "orders"), files, MaintenanceConfig())
     assert plan.is_needed is is_needed
+    assert (plan.reason == "in order") is not is_needed

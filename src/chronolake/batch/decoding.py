@@ -54,6 +54,7 @@ class Reading:
         batch: the batch's identity, for the log.
         block_size: about how many bytes of CSV are parsed at once.
         times: by operation, those of the required columns in which no cell may be null.
+        may_keep_times: whether update rows may leave these as they are.
     """
 
     form: FileForm
@@ -63,6 +64,7 @@ class Reading:
     batch: str
     block_size: int = records.BLOCK_SIZE
     times: Mapping[Op, frozenset[str]] = field(default_factory=dict)
+    may_keep_times: bool = False
 
 
 def decoded(
@@ -84,7 +86,14 @@ def decoded(
     row = ordinal * ROWS_PER_FILE
     with closing(_pieces(file, reading, tallies, remark)) as pieces:
         for piece in pieces:
-            expect_cells(piece, reading.columns, times, file, row - ordinal * ROWS_PER_FILE)
+            expect_cells(
+                piece,
+                reading.columns,
+                file,
+                row - ordinal * ROWS_PER_FILE,
+                times=times,
+                may_keep_times=reading.may_keep_times and file.op is Op.UPDATE,
+            )
             rows = _rows(piece, file.op, row, reading.columns)
             row += piece.rows
             for start in range(0, rows.num_rows, ROWS_PER_BATCH):

@@ -133,27 +133,41 @@ def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> Value
 
 
 def expect_cells(
-    piece: Piece, columns: Iterable[Column], times: Collection[str], file: BatchFile, rows: int
+    piece: Piece,
+    columns: Iterable[Column],
+    file: BatchFile,
+    rows: int,
+    *,
+    times: Collection[str],
+    may_keep_times: bool,
 ) -> None:
     """Refuse rows whose record or time is unknown: nothing could be done with them.
 
     Args:
         piece: some rows of a file.
         columns: the columns; the cells of those of the key may be null, but not unmodified.
-        times: names of columns that have a value in every row.
         file: which file.
         rows: how many rows it has before them.
+        times: names of columns in which no cell may be null.
+        may_keep_times: whether these may be unmodified, if they are not of the key.
 
     Raises:
         ValueRefusedError: there is one.
     """
     for column in columns:
         name = column.name
-        mask = piece.unmodified.get(name) if column.primary_key or name in times else None
-        at = -1 if mask is None else pc.index(mask, True).as_py()
-        if at >= 0:
-            where = "in a key" if column.primary_key else "in a version's time"
-            raise refused_mark(file, rows + at + 1, column, where)
-        if name in times and piece.arrays[name].null_count:
-            at = pc.index(pc.is_null(piece.arrays[name]), True).as_py()
-            raise refused(file, rows + at + 1, column, "it is null", hint=_MEND_TIME)
+        is_time = name in times
+        unmodified = piece.unmodified.get(name)
+        if unmodified is not None and (column.primary_key or (is_time and not may_keep_times)):
+            at = pc.index(unmodified, True).as_py()
+            if at >= 0:
+                where = "in a key" if column.primary_key else "in a version's time"
+                raise refused_mark(file, rows + at + 1, column, where)
+        if is_time and piece.arrays[name].null_count:
+            is_null = pc.is_null(piece.arrays[name])
+            if unmodified is not None:
+                # An unmodified cell holds no value, but stands for one.
+                is_null = pc.and_not(is_null, pc.fill_null(unmodified, False))
+            at = pc.index(is_null, True).as_py()
+            if at >= 0:
+                raise refused(file, rows + at + 1, column, "it is null", hint=_MEND_TIME)

@@ -40,6 +40,7 @@ def read(
     table: str,
     batch: str,
     times: Mapping[Op, frozenset[str]] | None = None,
+    may_keep_times: bool = False,
 ) -> DataFrame:
     """The change set of a request's files (see `chronolake.changes`), lazily.
 
@@ -56,6 +57,7 @@ def read(
         table: `schema.table`, for errors and the log.
         batch: identity of the batch, for errors and the log.
         times: by operation, those of the required columns in which no cell may be null.
+        may_keep_times: whether update rows may leave these as they are.
 
     Raises:
         FileAccessError: a file is not there. Other faults of files are raised when the DataFrame
@@ -83,7 +85,15 @@ def read(
     numbered = list(enumerate(sorted(files, key=lambda file: file.op)))
     sizes = [size_of(file, table, batch) for _, file in numbered]
     tasks = packed(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
-    reading = Reading(form, tuple(columns), dict(required), table, batch, times=dict(times or {}))
+    reading = Reading(
+        form,
+        tuple(columns),
+        dict(required),
+        table,
+        batch,
+        times=dict(times or {}),
+        may_keep_times=may_keep_times,
+    )
     remark = carrier(spark.sparkContext)
 
     def decode(chosen: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Annotated
 
+import orjson
 import typer
 
 from chronolake.cli import shown
@@ -61,8 +62,17 @@ def query(
     with existing(configuration(lake, config, settings)) as opened:
         answer = ask(opened, question)
         if json:
+            nested = answer.nested
             for row in answer.rows(limit or None):
-                print_json(dict(zip(answer.columns, row, strict=True)), pretty=False)
+                cells = zip(answer.columns, row, strict=True)
+                # They are JSON already, with digits that a float would lose.
+                values = {
+                    name: orjson.Fragment(cell)
+                    if name in nested and isinstance(cell, str)
+                    else cell
+                    for name, cell in cells
+                }
+                print_json(values, pretty=False)
             return
         # One row more than is shown tells whether there are more.
         found = list(answer.rows(limit + 1 if limit else None))
@@ -121,7 +131,12 @@ def maintain(
     *,
     lake: LakeOption,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what the tables need.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only say which thresholds the tables pass. Without --if-needed, tables that pass "
+            "none are compacted too.",
+        ),
     ] = False,
     only_if_needed: Annotated[
         bool,

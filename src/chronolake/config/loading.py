@@ -152,7 +152,8 @@ def _lake(
         _check(LakeSection, lake, f"the environment variable {variable_of(key)}")
     for key, value in (overrides or {}).items():
         if value is not None:
-            _put(lake, key, value)
+            # In the file, the same key stands below `lake`: both spellings mean it.
+            _put(lake, key.removeprefix("lake."), value)
             _check(LakeSection, lake, f"the setting {key}")
     return LakeConfig(path=folder, **lake)
 

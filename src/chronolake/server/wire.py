@@ -7,7 +7,7 @@ Iceberg keeps for itself have other names in the lake (`chronolake.types.stored_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from chronolake.batch import BatchFile, FileForm
@@ -16,11 +16,14 @@ from chronolake.errors import BatchError, SchemaError, UnsupportedTypeError
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.types import (
     LAST_MICROS,
+    START,
     TMIN_MICROS,
     Column,
     ColumnType,
     Kind,
+    Mode,
     TableName,
+    mode_of,
     sent_name,
     stored_name,
 )
@@ -108,10 +111,19 @@ def table_name(schema: str, table: str, *, prefix: str = "") -> TableName:
 def columns_of(message: common_pb2.Table) -> tuple[Column, ...]:
     """The columns of a request's table, in its order; whether they make a table is not looked at.
 
+    A history table with a key has its `_fivetran_start` in it, whether the caller says so or not:
+    callers differ, and the key has to tell versions apart.
+
     Raises:
         UnsupportedTypeError: a type that is unspecified, unknown or impossible.
     """
-    return tuple(_column_of(column) for column in message.columns)
+    columns = tuple(_column_of(column) for column in message.columns)
+    is_history = mode_of(column.name for column in columns) is Mode.HISTORY
+    if not is_history or not any(column.primary_key for column in columns):
+        return columns
+    return tuple(
+        replace(column, primary_key=True) if column.name == START else column for column in columns
+    )
 
 
 def column_of(name: str, data_type: int) -> Column:

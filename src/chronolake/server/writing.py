@@ -36,11 +36,13 @@ class WritePlan:
         columns: the request's columns with the types and keys that the table has.
         required: the columns that a file of each kind must have.
         times: those of them in which no cell of such a file may be null.
+        may_keep_times: whether update rows may leave their times as they are.
     """
 
     columns: tuple[Column, ...]
     required: Mapping[Op, frozenset[str]]
     times: Mapping[Op, frozenset[str]] = field(default_factory=dict)
+    may_keep_times: bool = False
 
 
 def plan_batch(write: Write, description: TableDescription) -> WritePlan:
@@ -63,9 +65,10 @@ def plan_batch(write: Write, description: TableDescription) -> WritePlan:
             Op.DELETE: frozenset(description.primary_key),
         },
         # Rows of a history table are versions, whichever call brings them.
-        {Op.REPLACE: everything.intersection(HISTORY_COLUMNS)}
+        dict.fromkeys((Op.REPLACE, Op.UPDATE), everything.intersection(HISTORY_COLUMNS))
         if description.mode is Mode.HISTORY
         else {},
+        may_keep_times=True,
     )
 
 
@@ -203,6 +206,14 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
             rows=result.ignored,
             reason="no stored row to take unmodified columns from",
         )
+    if result.contradicting:
+        _log.warning(
+            "versions_contradict_themselves",
+            table=str(write.name),
+            batch=batch,
+            rows=result.contradicting,
+            reason="active versions end at Tmax, and only they do; none ends before it starts",
+        )
     return Written(result, size, time.monotonic() - started)
 
 
@@ -217,6 +228,7 @@ def _read(spark: SparkSession, write: Write, plan: WritePlan, batch: str) -> Dat
         table=str(write.name),
         batch=batch,
         times=plan.times,
+        may_keep_times=plan.may_keep_times,
     )
     stored = {sent_name(column.name): column.name for column in plan.columns}
     if all(sent == own for sent, own in stored.items()):

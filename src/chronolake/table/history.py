@@ -137,6 +137,7 @@ def write_history_batch(
         deleted=batch_rows.deleted,
         ignored=outcome.ignored,
         ignored_key=outcome.ignored_key,
+        contradicting=batch_rows.contradicting,
         seconds=watch.seconds,
     )
 

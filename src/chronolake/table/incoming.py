@@ -15,7 +15,7 @@ from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.sql import KEYS, TABLE, kept, listed, numbered
 from chronolake.table.usage import sketching
-from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, Kind, quoted
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, TMAX_MICROS, Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +48,7 @@ class Incoming:
         with_nulls: key columns that are null in some row.
         bounds: bounds of the key columns for which that is useful, as SQL.
         since: history only: the least time in microseconds that the batch touches, or None.
+        contradicting: history only: rows whose own times and `_fivetran_active` do not agree.
         writing: not for history: the sketch of its replace and update rows (`table/usage.py`).
     """
 
@@ -62,6 +63,7 @@ class Incoming:
     with_nulls: frozenset[str]
     bounds: dict[str, tuple[str, str]]
     since: int | None
+    contradicting: int
     writing: bytes | None
 
     @property
@@ -253,6 +255,7 @@ def _measure(
             if name in ordered - nullable and found[f"least{number}"] is not None
         },
         since=found["since"] if is_history else None,
+        contradicting=found["contradicting"] if is_history else 0,
         writing=None if is_history else found["writing"],
     )
 
@@ -272,6 +275,7 @@ def _measuring(
             *bits,
             f"min({time}) AS since",
             f"count_if({time} IS NULL OR ({no_times})) AS timeless",
+            f"count_if({OP} IN (1, 2) AND {_contradicts()}) AS contradicting",
         ]
         rows, columns = batch, list(map(quoted, key))
     else:
@@ -290,6 +294,18 @@ def _measuring(
         if key[number] in ordered:
             found += [f"min({name}) AS least{number}", f"max({name}) AS greatest{number}"]
     return f"SELECT {', '.join(found)} FROM {rows}"
+
+
+def _contradicts() -> str:
+    """A SQL condition: what a row says of its version's times cannot all be true.
+
+    It is active although it ends, or inactive although it does not; or it ends before it starts,
+    but for a version that is shorter than a millisecond.
+    """
+    end = f"unix_micros({END})"
+    return (
+        f"({ACTIVE} <> ({end} >= {TMAX_MICROS}) OR {end} < unix_micros({START}) - {EPSILON_MICROS})"
+    )
 
 
 def micros_of_change() -> str:

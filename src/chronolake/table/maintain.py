@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 #: Removed rows hide in a file until it is rewritten; beyond this share a file is worth it.
 _FILE_DELETE_RATIO: Final = 0.1
+_IN_ORDER: Final = "in order"
 _LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
 
 #: A reader passes over fewer removed rows than these without noticing.
@@ -68,7 +69,17 @@ class TableFiles:
 
 @dataclass(frozen=True)
 class MaintenancePlan:
-    """What a table needs, and why; `is_urgent` if it is far beyond the thresholds."""
+    """What is to be done to a table, and why.
+
+    Attributes:
+        table: the table.
+        files: what it is made of.
+        compact, compact_hidden: whether its files, or those of its hidden rows, are compacted.
+        expire: whether old snapshots go.
+        orphans: whether files go that no snapshot names.
+        reason: which thresholds of the configuration are passed, or "in order".
+        is_urgent: whether it is far beyond them.
+    """
 
     table: TableName
     files: TableFiles
@@ -82,7 +93,7 @@ class MaintenancePlan:
     @property
     def is_needed(self) -> bool:
         """Whether a threshold is passed: what `serve` acts on."""
-        return self.compact or self.compact_hidden or self.expire
+        return self.reason != _IN_ORDER
 
 
 @dataclass(frozen=True)
@@ -159,7 +170,7 @@ def plan_maintenance(
         compact_hidden,
         expire,
         orphans=False,
-        reason=", ".join(reasons) or "in order",
+        reason=", ".join(reasons) or _IN_ORDER,
         is_urgent=files.small_files >= _URGENT * config.small_files,
     )
 

@@ -16,6 +16,8 @@ class BatchResult:
         deleted: rows in delete files.
         ignored: update rows that no stored or earlier row could complete.
         ignored_key: the key of one ignored row as `column=value, …`, or None.
+        contradicting: versions of a history batch that were taken as they are although their own
+            times and `_fivetran_active` do not agree.
         seconds: time by stage: read, resolve, branch, delete, append, publish.
     """
 
@@ -25,4 +27,5 @@ class BatchResult:
     deleted: int = 0
     ignored: int = 0
     ignored_key: str | None = None
+    contradicting: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

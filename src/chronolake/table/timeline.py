@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from chronolake.changes import RESERVED
 from chronolake.table.runs import NONE, Runs, Unmodified, flags, integers, taken
-from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, SYNCED
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, SYNCED, TMAX_MICROS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -194,6 +194,8 @@ def _ends(
 ) -> _Ends:
     kind, time = integers(events.column(KIND)), integers(events.column(TIME))
     old_end, old_active = integers(events.column(END)), flags(events.column(ACTIVE))
+    # Senders with finer clocks may write the end of time with more digits.
+    old_end = np.minimum(old_end, TMAX_MICROS)
     trimmed = kept & (before != _NEVER) & (old_active | (old_end > before))
     end = np.where(trimmed, before, old_end)
 
