@@ -659,13 +659,11 @@ def test_a_dropped_table_leaves_no_file(caller: Caller) -> None:
 
 
 def test_a_version_that_nobody_knows_to_be_active_keeps_its_end(caller: Caller) -> None:
-    # It was there before the column was, which made the table one that keeps history.
     without = [text for text in VERSIONED if not text.startswith("_fivetran_active")]
     unknown = version(1, T1, T2_ENDS)
     del unknown["_fivetran_active"]
-    fill(caller, without, [])
+    fill(caller, VERSIONED, [])
     assert caller.write("t", without, replace=[unknown]).success
-    assert caller.alter("t", VERSIONED).success
     rows = [version(2, T3, T3), version(3, T1)]
     assert caller.write("t", VERSIONED, replace=rows).success
     parts = {"column": "plan", "column_type": "STRING", "operation_timestamp": T3}
