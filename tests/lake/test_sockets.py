@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import os
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
-from chronolake.sockets import acknowledging, in_worker
+from chronolake.sockets import _Acknowledging, acknowledging, in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +78,24 @@ def test_other_sockets_stay_what_they_are() -> None:
     with here, there, here.makefile("rb") as received:
         assert isinstance(received, io.BufferedReader)
         assert acknowledging(here, received) is received
+
+
+def test_every_connection_to_the_jvm_acknowledges_at_once(lake: Lake) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        [*threads.map(lambda _: lake.spark._jvm.java.lang.System.nanoTime(), range(4))]
+        streams = [one.stream for one in lake.spark._jvm._gateway_client.deque]
+    assert streams
+    assert all(isinstance(stream.raw, _Acknowledging) for stream in streams)
+
+
+def test_workers_acknowledge_at_once(lake: Lake) -> None:
+    def serving(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            names = [sys.modules["pyspark.daemon"].worker_main.__module__] * batch.num_rows
+            yield pa.RecordBatch.from_pydict({"name": names})
+
+    found = lake.spark.range(1).mapInArrow(serving, "name string").collect()
+    assert [row["name"] for row in found] == ["chronolake.sockets"]
 
 
 @pytest.mark.parametrize("length", [10, 9_000, 1_000_000])

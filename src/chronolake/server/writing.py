@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from chronolake.table import BatchResult, TableDescription
 
 _log = structlog.get_logger(__name__)
+
+_IGNORED: Final = "no stored row to take unmodified columns from"
+_CONTRADICTING: Final = "active versions end at Tmax, and only they do; none ends before it starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,23 +200,13 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
         size = sum(batch_files.size_of(file, str(write.name), batch) for file in write.files)
         changes = _read(lake.session_for(write.name, size), write, plan, batch)
         result = _publish(lake, write, plan, changes, history=history, batch=batch)
-    if result.ignored:
-        _log.warning(
-            "updates_ignored",
+    for event, rows, reason in (
+        ("updates_ignored", result.ignored, _IGNORED),
+        ("versions_contradict_themselves", result.contradicting, _CONTRADICTING),
+    ):
+        if rows:
             # No sample key: a key may be a name or an address.
-            table=str(write.name),
-            batch=batch,
-            rows=result.ignored,
-            reason="no stored row to take unmodified columns from",
-        )
-    if result.contradicting:
-        _log.warning(
-            "versions_contradict_themselves",
-            table=str(write.name),
-            batch=batch,
-            rows=result.contradicting,
-            reason="active versions end at Tmax, and only they do; none ends before it starts",
-        )
+            _log.warning(event, table=str(write.name), batch=batch, rows=rows, reason=reason)
     return Written(result, size, time.monotonic() - started)
 
 

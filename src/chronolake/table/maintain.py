@@ -32,7 +32,6 @@ log = structlog.get_logger(__name__)
 
 #: Removed rows hide in a file until it is rewritten; beyond this share a file is worth it.
 _FILE_DELETE_RATIO: Final = 0.1
-_IN_ORDER: Final = "in order"
 _LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
 
 #: A reader passes over fewer removed rows than these without noticing.
@@ -77,7 +76,7 @@ class MaintenancePlan:
         compact, compact_hidden: whether its files, or those of its hidden rows, are compacted.
         expire: whether old snapshots go.
         orphans: whether files go that no snapshot names.
-        reason: which thresholds of the configuration are passed, or "in order".
+        reasons: which thresholds of the configuration are passed, in words.
         is_urgent: whether it is far beyond them.
     """
 
@@ -87,13 +86,18 @@ class MaintenancePlan:
     compact_hidden: bool
     expire: bool
     orphans: bool
-    reason: str
+    reasons: tuple[str, ...]
     is_urgent: bool = False
 
     @property
     def is_needed(self) -> bool:
         """Whether a threshold is passed: what `serve` acts on."""
-        return self.reason != _IN_ORDER
+        return bool(self.reasons)
+
+    @property
+    def reason(self) -> str:
+        """The thresholds that are passed in one line, or "in order"."""
+        return ", ".join(self.reasons) or "in order"
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def plan_maintenance(
         compact_hidden,
         expire,
         orphans=False,
-        reason=", ".join(reasons) or _IN_ORDER,
+        reasons=tuple(reasons),
         is_urgent=files.small_files >= _URGENT * config.small_files,
     )
 
