@@ -221,8 +221,8 @@ class LakeTable:
     def _micros(self, at: Instant) -> int:
         """An instant in microseconds since 1970."""
         text = _iso(at) if isinstance(at, datetime) else str(at)
-        # Without a date, Spark would take today's.
-        wanted = text if _WITH_DATE.match(text) else None
+        # Without a date, Spark would take today's; and a number has no unit.
+        wanted = text if isinstance(at, date | str) and _WITH_DATE.match(text) else None
         # Nothing but a constant: Spark runs no job for it.
         (row,) = self._spark.sql(
             "SELECT unix_micros(try_cast(:text AS TIMESTAMP))", args={"text": wanted}

@@ -135,6 +135,8 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
         lake.table(TableName(NAME.schema, NAME.table.upper()))
     with pytest.raises(ValueRefusedError, match="'last week' is no timestamp"):
         versions.as_of("last week")
+    with pytest.raises(ValueRefusedError, match="'12345' is no timestamp"):
+        versions.as_of(12345)  # type: ignore[arg-type]
 
 
 def test_a_table_without_a_key_promises_nothing(lake: Lake) -> None:

@@ -360,6 +360,18 @@ def test_a_wrong_option_is_told_before_the_lake_is_opened(
     assert not served.lake.exists()
 
 
+@pytest.mark.parametrize("port", ["0", "50052"])
+def test_an_unknown_host_is_told_before_the_lake_is_opened(
+    serving: Callable[..., Serving], port: str
+) -> None:
+    served = serving("--port", port, "--host", "nowhere.invalid", "--allow-plaintext")
+    assert served.ended() == 1
+    (line,) = served.lines()
+    assert line["error"] == "ConfigurationError"
+    assert "'nowhere.invalid' is no address" in line["reason"]
+    assert not served.lake.exists()
+
+
 def test_a_port_in_use_is_told_before_the_lake_is_opened(serving: Callable[..., Serving]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

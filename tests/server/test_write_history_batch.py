@@ -183,14 +183,15 @@ def test_versions_that_contradict_themselves_are_taken_and_counted(table: Caller
         version(2, "active, but ends", "b", "2024-05-01", "2024-06-01T00:00:00Z"),
         version(3, "inactive, but does not end", "b", "2024-05-01"),
         version(4, "ends before it starts", "b", "2024-05-01", "2024-04-01T00:00:00Z"),
-        version(5, "shorter than a millisecond", "b", "2024-05-01", "2024-04-30T23:59:59.999Z"),
+        version(5, "shorter than a millisecond", "b", "2024-05-01", "2024-04-30T23:59:59.9991Z"),
+        version(6, "a millisecond before it starts", "b", "2024-05-01", "2024-04-30T23:59:59.999Z"),
     ]
     rows[1]["_fivetran_active"], rows[2]["_fivetran_active"] = "true", "false"
     request = table.request("t", COLUMNS, history=True, replace=[table.file("r", rows)])
     with structlog.testing.capture_logs() as logged:
         assert table.stub.WriteHistoryBatch(request).success
     (warned,) = [line for line in logged if line["event"] == "versions_contradict_themselves"]
-    assert (warned["log_level"], warned["rows"]) == ("warning", 3)
+    assert (warned["log_level"], warned["rows"]) == ("warning", 4)
     assert warned["table"] == f"{table.schema}.t"
     assert len([row for row in table.rows("t", "k") if row[0] < 7]) == len(rows)
 

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from chronolake.batch import records
-from chronolake.batch.pieces import Piece, present, refused_cell, refused_mark
+from chronolake.batch.pieces import Piece, of_text, present, refused_mark
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, OversizeError
-from chronolake.texts.columns import EMPTY_IS_VALUE, CellRefusedError, direct, settled, typed
+from chronolake.texts.columns import EMPTY_IS_VALUE, direct, settled
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
@@ -37,9 +37,13 @@ _PATIENCE: Final = 4
 #: A block of more bytes is one of large records.
 _LARGE: Final = 2 * records.BLOCK_SIZE
 _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
+_PARQUET: Final = b"PAR1"
 _MEND_DIALECT: Final = (
     "Put quotes around a cell that holds a comma, a quote or a line break, and double each quote "
     "in it; a backslash escapes nothing."
+)
+_MEND_EMPTY: Final = (
+    "Write no line without a cell: a row of NULLs has its null markers and the commas between."
 )
 
 
@@ -156,7 +160,7 @@ class CsvFile:
         """Take the header off the first block."""
         length = records.header_end(block)
         names: list[str] = []
-        if records.flaw(block[:length], width=1) is None:
+        if not block.startswith(_PARQUET) and records.flaw(block[:length], width=1) is None:
             try:
                 names = records.names(block[:length])
             except (UnicodeDecodeError, csv.Error):
@@ -184,7 +188,8 @@ class CsvFile:
     def _piece(self, block: Block) -> Piece:
         if block.flaw is not None:
             before, what = block.flaw
-            raise self._malformed(before, f"The row is not well-formed CSV: {what}.")
+            hint = _MEND_EMPTY if what == records.EMPTY_LINE else _MEND_DIALECT
+            raise self._malformed(before, f"The row is not well-formed CSV: {what}.", hint=hint)
         if not block.marked:
             piece, _ = self._typed(block, [self.form.null_string])
         elif self.file.op is Op.UPDATE:
@@ -260,12 +265,7 @@ class CsvFile:
         return self._typed(block, [self.form.null_string])[0]
 
     def _from_text(self, texts: pa.Array, column: Column) -> pa.Array:
-        cell: CellRefusedError
-        try:
-            return typed(texts, column.type, self.tallies[column.name])
-        except CellRefusedError as error:
-            cell = error
-        raise refused_cell(self.file, self._rows, column, cell)
+        return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
 
     def _parsed(self, block: bytes, texts: set[int], nulls: list[str]) -> _Grid:
         """The block's columns; those in `texts` as bytes, more added as PyArrow refuses them."""
@@ -279,9 +279,9 @@ class CsvFile:
             if isinstance(found, _Grid):
                 return found
             attempts += 1
-            refused = {found} if attempts < _PATIENCE else set(self._wanted)
-            self._as_text |= refused
-            texts |= refused
+            hard = {found} if attempts < _PATIENCE else set(self._wanted)
+            self._as_text |= hard
+            texts |= hard
 
     def _texts(self, block: bytes, places: Iterable[int], nulls: list[str]) -> dict[int, pa.Array]:
         """Columns of a block as bytes, which no cell can refuse."""

@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
 from chronolake.batch.access import open_file
-from chronolake.batch.pieces import Piece, present, refused, refused_cell, refused_mark
+from chronolake.batch.pieces import Piece, of_text, present, refused, refused_mark
 from chronolake.batch.plain import opened
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, OversizeError
-from chronolake.texts.columns import CellRefusedError, direct, settled, spelled, typed
+from chronolake.texts.columns import direct, settled, spelled
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
@@ -230,12 +230,7 @@ class _ParquetFile:
             raise refused(
                 self.file, self._rows + first + 1, column, reason, hint="Write it as bytes."
             )
-        cell: CellRefusedError
-        try:
-            return typed(texts, column.type, self.tallies[column.name])
-        except CellRefusedError as error:
-            cell = error
-        raise refused_cell(self.file, self._rows, column, cell)
+        return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
 
 
 @dataclass(frozen=True, slots=True)

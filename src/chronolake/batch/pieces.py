@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.cells import EXAMPLES
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, ValueRefusedError
+from chronolake.texts.columns import EMPTY_IS_VALUE, CellRefusedError, typed
+from chronolake.types import START
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Collection, Iterable, Sequence
 
-    import pyarrow as pa
-
     from chronolake.batch.files import BatchFile
-    from chronolake.texts.columns import CellRefusedError
     from chronolake.types import Column
 
 _WIDEN: Final = "Give the column a wider type with AlterTable, or mend the value at the source."
@@ -25,6 +26,9 @@ _MEND_TEXT: Final = "Write text in UTF-8; what is not text belongs into a column
 _MEND_TIME: Final = (
     "Every version needs its start, its end and whether it is active; a delete needs its end, and "
     "an earliest start its start."
+)
+_MEND_KEY: Final = (
+    "Write the value of the key; NULL has its marker, and an empty text is a value of texts only."
 )
 _MEND_MARK: Final = (
     "Send the value: only update files leave cells unmodified, and never those of a key or a time."
@@ -103,17 +107,38 @@ def refused(
     )
 
 
-def refused_cell(
-    file: BatchFile, rows: int, column: Column, cell: CellRefusedError
-) -> ValueRefusedError:
-    """The error for a cell whose text is no value of its column's type.
+def of_text(
+    texts: pa.Array, column: Column, file: BatchFile, rows: int, tally: Counter[str]
+) -> pa.Array:
+    """Cell texts as an array of their column's Arrow type.
 
     Args:
-        file: where it stands.
-        rows: how many rows the file has before those that the cell is counted in.
-        column: its column.
-        cell: what was found.
+        texts: as of `texts.columns.typed`. An empty text is NULL unless the column holds text or
+            bytes, and is refused in a key: as NULL, it would make one record of several.
+        column: their column.
+        file: where they stand.
+        rows: how many rows the file has before them.
+        tally: counts what was adjusted.
+
+    Raises:
+        ValueRefusedError: the first cell that does not fit.
     """
+    if column.primary_key and column.name != START and column.type.kind not in EMPTY_IS_VALUE:
+        at = pc.index(texts, pa.scalar(b"", pa.binary()).cast(texts.type)).as_py()
+        if at >= 0:
+            reason = "it is empty, and the column is one of the key"
+            raise refused(file, rows + at + 1, column, reason, hint=_MEND_KEY)
+    cell: CellRefusedError
+    try:
+        return typed(texts, column.type, tally)
+    except CellRefusedError as error:
+        cell = error
+    raise _refused_cell(file, rows, column, cell)
+
+
+def _refused_cell(
+    file: BatchFile, rows: int, column: Column, cell: CellRefusedError
+) -> ValueRefusedError:
     example = EXAMPLES.get(column.type.kind)
     hint = _MEND_TEXT
     if cell.is_too_great:

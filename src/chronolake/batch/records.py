@@ -24,6 +24,9 @@ BLOCK_SIZE: Final = 4 << 20
 #: The longest record, in bytes, that is held in memory.
 RECORD_LIMIT: Final = 64 << 20
 
+#: What `flaw` says of a line without a cell, which a record of several columns cannot be.
+EMPTY_LINE: Final = "a line is empty"
+
 _QUOTE: Final = 34
 _COMMA: Final = 44
 _CR: Final = 13
@@ -189,7 +192,7 @@ class _Look:
             blank = (before == _LF) | ((before == _CR) & (self._beside(ends, -2) == _LF))
             blank = _outside(ends[blank], quotes, inside=inside)
             if len(blank):
-                return int(blank[0]), "a line is empty"
+                return int(blank[0]), EMPTY_LINE
         return None
 
     def _stray(

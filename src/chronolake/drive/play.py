@@ -61,6 +61,7 @@ def run(paths: Sequence[Path], options: DriveOptions, *, stream: TextIO | None =
             message=failure.message,
             **failure.place,
             hint=failure.hint,
+            retryable=failure.retryable,
         )
         return EXIT_WRONG_INPUT
 

@@ -116,14 +116,15 @@ def expect_usable(options: ServeOptions) -> None:
     """
     _credentials(options)
     for host in options.hosts:
-        if options.port and (options.hosts != LOOPBACK or host != LOOPBACK[1]):
+        if options.hosts != LOOPBACK or host != LOOPBACK[1]:
+            # Port 0 is any that is free, and tells whether the address is of this machine.
             _expect_free(host, options.port)
 
 
 def _expect_free(host: str, port: int) -> None:
+    family, to = _resolved(host, port)
     try:
-        family, kind, *_, to = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             # As gRPC does: what a server has left behind that is gone does not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -131,6 +132,20 @@ def _expect_free(host: str, port: int) -> None:
             probe.bind(to)
     except OSError as error:
         raise _not_bound(_address(host, port)) from error
+
+
+def _resolved(host: str, port: int) -> tuple[int, Any]:
+    """The family of a host's address, and the address with the port, as `bind` wants it."""
+    try:
+        family, _kind, _protocol, _name, to = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"{host!r} is no address and no name that is known here.",
+            hint="Give --host an address of this machine, such as 127.0.0.1.",
+        ) from error
+    return family, to
 
 
 def _address(host: str, port: int) -> str:
@@ -161,8 +176,8 @@ def _free_port(hosts: tuple[str, ...]) -> int:
         held: list[socket.socket] = []
         try:
             for host in hosts:
-                family, kind, *_, to = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-                probe = socket.socket(family, kind)
+                family, to = _resolved(host, port)
+                probe = socket.socket(family, socket.SOCK_STREAM)
                 held.append(probe)
                 if family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

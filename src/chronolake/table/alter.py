@@ -180,7 +180,8 @@ def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> 
     for column, count in zip(plan.converted.values(), lost or (), strict=False):
         if count:
             raise TypeChangeError(
-                f"{count} stored values of type {column.type} do not fit {types[column.name]}.",
+                f"{count} stored {'value' if count == 1 else 'values'} of type {column.type} "
+                f"{'does' if count == 1 else 'do'} not fit {types[column.name]}.",
                 table=str(table.name),
                 column=column.name,
                 hint="Choose a type that holds them, or correct them at the source.",

@@ -302,10 +302,8 @@ def _contradicts() -> str:
     It is active although it ends, or inactive although it does not; or it ends before it starts,
     but for a version that is shorter than a millisecond.
     """
-    end = f"unix_micros({END})"
-    return (
-        f"({ACTIVE} <> ({end} >= {TMAX_MICROS}) OR {end} < unix_micros({START}) - {EPSILON_MICROS})"
-    )
+    start, end = f"unix_micros({START})", f"unix_micros({END})"
+    return f"({ACTIVE} <> ({end} >= {TMAX_MICROS}) OR {end} <= {start} - {EPSILON_MICROS})"
 
 
 def micros_of_change() -> str:

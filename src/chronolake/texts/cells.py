@@ -56,7 +56,7 @@ _DATE: Final = re.compile(_DAY)
 _TIME: Final = re.compile(
     r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(:(?P<second>[0-9]{2})(\.(?P<fraction>[0-9]+))?)?"
 )
-_DATETIME: Final = re.compile(f"{_DAY}([T ]{_CLOCK}{_ZONE})?")
+_DATETIME: Final = re.compile(f"{_DAY}[T ]{_CLOCK}{_ZONE}")
 
 
 class RefusedError(Exception):
@@ -155,13 +155,14 @@ def micros(text: str, kind: Kind) -> tuple[int, bool]:
     """Microseconds since 1970-01-01T00:00:00Z, and whether it was moved into the years 1 to 9999.
 
     Digits beyond microseconds are cut off. A NAIVE_DATETIME may end in Z; an UTC_DATETIME may
-    lack it or have an offset.
+    lack it or have an offset. Seconds may be missing only before a zone: without one, the text may
+    be what a cut file left of a time.
 
     Raises:
         RefusedError: no such time.
     """
     found = _DATETIME.fullmatch(text.strip())
-    if not found:
+    if not found or not (found["second"] or found["zone"]):
         raise RefusedError("it is not a time YYYY-MM-DDTHH:MM:SS")
     days, early = _days(found)
     moved = days * 86_400 * _SECOND + _clock(found) if not early else TMIN_MICROS

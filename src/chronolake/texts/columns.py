@@ -25,12 +25,13 @@ TEXT_KINDS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
 #: Where an empty cell is a value; elsewhere it is NULL.
 EMPTY_IS_VALUE: Final = TEXT_KINDS | {Kind.BINARY}
 
-#: The types that PyArrow's reader gives by itself; decimals it does not always.
+#: The types that PyArrow's reader gives by itself; decimals it does not always. Of local times it
+#: takes a part, too, such as a day alone.
 _DIRECT: Final[dict[Kind, pa.DataType]] = {
     **{
         kind: ColumnType(kind).arrow
         for kind in Kind
-        if kind not in {Kind.DECIMAL, Kind.BINARY, Kind.NAIVE_TIME}
+        if kind not in {Kind.DECIMAL, Kind.BINARY, Kind.NAIVE_DATETIME, Kind.NAIVE_TIME}
     },
     # So it refuses what is out of range.
     Kind.SHORT: pa.int16(),
@@ -44,6 +45,8 @@ NOT_BASE64: Final = "not_base64_kept_as_text"
 
 _CLOCKS: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?$"
 # Seconds, then up to six digits that are kept; what follows them is cut off.
+#: Of fewer characters a time has no seconds.
+_SECONDS_FROM: Final = len("0001-01-01T00:00:00")
 _INSTANTS: Final = (
     r"^(?P<whole>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"((?P<fraction>\.[0-9]{1,6})[0-9]*)?(?P<zone>Z?)$"
@@ -279,11 +282,21 @@ def _truths(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array |
     return _cast(lower, kind, tally) if _all_match(lower, r"^(true|false)$") else None
 
 
+def _local(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    if pc.min(pc.binary_length(text)).as_py() >= _SECONDS_FROM:
+        try:
+            return settled(text.cast(kind.arrow), kind, tally)
+        except pa.ArrowException:
+            pass
+    return _instants(text, kind, tally)
+
+
 def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
     parts = pc.extract_regex(text, _INSTANTS)
     if parts.null_count != text.null_count:
-        # Other forms, such as offsets: only Arrow's own parser or the careful way.
-        return _cast(text, kind, tally)
+        # Other forms, such as offsets: Arrow's own parser, which wants one in every text, or the
+        # careful way.
+        return _cast(text, kind, tally) if kind.kind is Kind.UTC_DATETIME else None
     whole, fraction = pc.struct_field(parts, "whole"), pc.struct_field(parts, "fraction")
     whole = pc.if_else(pc.is_valid(text), whole, pa.scalar(None, pa.string()))
     plain = pc.binary_join_element_wise(whole, fraction, "")
@@ -349,7 +362,7 @@ _QUICK: Final[dict[Kind, Callable[[pa.Array, ColumnType, Counter[str]], pa.Array
     Kind.DOUBLE: _cast,
     Kind.DECIMAL: _decimals,
     Kind.NAIVE_DATE: _cast,
-    Kind.NAIVE_DATETIME: _instants,
+    Kind.NAIVE_DATETIME: _local,
     Kind.UTC_DATETIME: _instants,
     Kind.NAIVE_TIME: _clocks,
 }

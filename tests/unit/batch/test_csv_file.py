@@ -206,6 +206,35 @@ def test_the_unmodified_marker_in_a_key_is_refused(decode: Decode, kind: Kind) -
     assert (caught.value.row, caught.value.column) == (40, "k")
 
 
+@pytest.mark.parametrize("kind", [Kind.INT, Kind.UTC_DATETIME, Kind.BOOLEAN, Kind.DECIMAL])
+def test_an_empty_cell_in_a_key_that_is_no_text_is_refused(decode: Decode, kind: Kind) -> None:
+    rows = [f"{number},{NULL}" for number in range(1, 40)]
+    content = "\n".join(["v,k", *rows, "40,", f'41,"{NULL}"'])
+    kinds = {"k": ColumnType(kind, 5, 2) if kind is Kind.DECIMAL else kind, "v": Kind.STRING}
+    assert values(decode(content, kinds), "k") == [None] * 41
+    with pytest.raises(ValueRefusedError, match="it is empty") as caught:
+        decode(content, kinds, primary_key=["k"], block_size=64)
+    assert (caught.value.row, caught.value.column) == (40, "k")
+
+
+@pytest.mark.parametrize("kind", [Kind.STRING, Kind.JSON, Kind.BINARY])
+def test_an_empty_text_may_be_a_key(decode: Decode, kind: Kind) -> None:
+    table = decode("k,v\n,1\n", {"k": kind, "v": Kind.INT}, primary_key=["k"])
+    assert values(table, "k") == [b"" if kind is Kind.BINARY else ""]
+
+
+@pytest.mark.parametrize("kind", [Kind.UTC_DATETIME, Kind.NAIVE_DATETIME])
+def test_a_file_that_is_cut_within_a_time_gives_no_other_time(decode: Decode, kind: Kind) -> None:
+    """Where nothing is compressed or encrypted, only the cell itself tells that it was cut."""
+    whole = "id,at\n1,2024-06-15T13:45:07Z\n2,2024-06-15T13:45:07"
+    assert values(decode(whole, {"id": Kind.INT, "at": kind}), "at")[1] == 1_718_459_107_000_000
+    begin = whole.rindex("2024")
+    for end in range(begin + 1, len(whole)):
+        with pytest.raises(ValueRefusedError) as caught:
+            decode(whole[:end], {"id": Kind.INT, "at": kind})
+        assert (caught.value.row, caught.value.column) == (2, "at")
+
+
 def test_the_unmodified_marker_in_a_column_nobody_wants_is_ignored(decode: Decode) -> None:
     table = decode(f"k,v\n1,{UNMODIFIED}\n", {"k": Kind.INT})
     assert values(table, "k") == [1]
@@ -302,6 +331,17 @@ def test_an_error_says_what_helps(decode: Decode, kind: Kind, cell: bytes, hint:
     with pytest.raises(ValueRefusedError) as caught:
         decode(b'k,v\n1,"' + cell + b'"\n', {"k": Kind.INT, "v": kind})
     assert hint in str(caught.value.hint)
+
+
+def test_an_empty_line_is_not_mended_by_quotes(decode: Decode) -> None:
+    with pytest.raises(MalformedFileError, match="a line is empty") as caught:
+        decode("a,b\n1,2\n\n3,4\n", {"a": Kind.STRING, "b": Kind.STRING})
+    assert "no line without a cell" in str(caught.value.hint)
+
+
+def test_a_parquet_file_is_no_csv(decode: Decode) -> None:
+    with pytest.raises(MalformedFileError, match="not a header"):
+        decode(b"PAR1\x15\x04,a\n1,2\n", {"a": Kind.INT})
 
 
 @pytest.mark.parametrize(
