@@ -36,6 +36,8 @@ _LIGHT_BYTES: Final = 256 * 2**10
 #: Up to this, a few tasks shuffle what a batch and its records' versions are.
 _MODERATE_BYTES: Final = 16 * 2**20
 _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000&synchronous=NORMAL"
+#: A server that says nothing for a minute is given up: a call would wait for it for ever.
+_POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
 
 
 class Lake:
@@ -206,9 +208,9 @@ def _address_settings(config: LakeConfig) -> dict[str, str]:
     url = make_url(uri)
     port = f":{url.port}" if url.port else ""
     # Such as sslmode, which the Java driver knows by the same name.
-    options = f"?{urlencode(url.normalized_query, doseq=True)}" if url.query else ""
+    options = urlencode({**_POSTGRESQL_OPTIONS, **url.normalized_query}, doseq=True)
     settings = _jdbc(
-        f"jdbc:postgresql://{url.host or 'localhost'}{port}/{url.database}{options}", warehouse
+        f"jdbc:postgresql://{url.host or 'localhost'}{port}/{url.database}?{options}", warehouse
     )
     if url.username:
         settings["jdbc.user"] = unquote(url.username)

@@ -21,13 +21,20 @@ class Lossy:
         self._guard = threading.Lock()
         self._needle: bytes | None = None
         self._passes = 0
+        self._then: Callable[[], None] = _nothing
         #: How many answers were lost.
         self.lost = 0
 
-    def lose(self, statement: bytes, *, nth: int) -> None:
-        """Lose the answer to the nth statement from now on that has this in its text."""
+    def lose(self, statement: bytes, *, nth: int, then: Callable[[], None] | None = None) -> None:
+        """Lose the answer to the nth statement from now on that has this in its text.
+
+        When the server has done it, and before anybody can know, `then` is called.
+        """
         with self._guard:
-            self._needle, self._passes = statement, nth
+            self._needle, self._passes, self._then = statement, nth, then or _nothing
+
+    def between(self) -> None:
+        self._then()
 
     def is_due(self, statement: bytes) -> bool:
         with self._guard:
@@ -46,19 +53,29 @@ class Lossy:
                 client, _ = self._listening.accept()
             except OSError:
                 return
-            _Link(client, socket.create_connection(("127.0.0.1", self._server)), self.is_due)
+            server = socket.create_connection(("127.0.0.1", self._server))
+            _Link(client, server, self.is_due, self.between)
 
     def close(self) -> None:
         self._listening.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Link:
     """One connection through it."""
 
     def __init__(
-        self, client: socket.socket, server: socket.socket, is_due: Callable[[bytes], bool]
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        is_due: Callable[[bytes], bool],
+        between: Callable[[], None],
     ) -> None:
-        self._client, self._server, self._is_due = client, server, is_due
+        self._client, self._server = client, server
+        self._is_due, self._between = is_due, between
         self._is_muted = False
         # Statements that are prepared are executed by name.
         self._prepared: dict[bytes, bytes] = {}
@@ -99,6 +116,7 @@ class _Link:
                 # The server has done what it was asked for when it is ready for the next.
                 if self._is_muted:
                     if data[-6:-1] == b"Z\0\0\0\5":
+                        self._between()
                         break
                     continue
                 self._client.sendall(data)

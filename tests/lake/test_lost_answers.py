@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from lossy import Lossy, lossy
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 from sqlalchemy import make_url
 
 import landed
@@ -19,7 +21,8 @@ from chronolake.errors import LakeError
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
-from chronolake.types import ACTIVE, END, START
+from chronolake.table import create, truncate
+from chronolake.types import ACTIVE, END, START, SYNCED, Column, ColumnType, Kind, TableName
 from datalakes import DataLake, file_row, project
 from landed import LandedRow
 
@@ -66,13 +69,19 @@ class Through:
             return str(failure)
         return None if result.status is Status.SUCCEEDED else result.streams[0].error
 
-    def versions(self, name: str) -> list[tuple[Any, ...]]:
+    @contextmanager
+    def table(self, schema: str, name: str) -> Iterator[Table]:
+        """A table as another process has it, with answers."""
         uri = self.direct.set(drivername="postgresql+psycopg")
         catalog = SqlCatalog("chronolake", uri=uri.render_as_string(hide_password=False))
         try:
-            found = catalog.load_table(("crm", name)).scan().to_arrow()
+            yield catalog.load_table((schema, name))
         finally:
             catalog.engine.dispose()
+
+    def versions(self, name: str) -> list[tuple[Any, ...]]:
+        with self.table("crm", name) as loaded:
+            found = loaded.scan().to_arrow()
         for column in (START, END):
             place = found.column_names.index(column)
             found = found.set_column(place, column, found[column].cast(pa.int64()))
@@ -138,3 +147,39 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) ->
     for told in filter(None, outcomes):
         assert "Traceback" not in told
         assert "lake@" not in told
+
+
+@pytest.mark.long
+def test_what_others_publish_after_a_lost_answer_stays(through: Through) -> None:
+    """Done again, the truncate would remove what came after it."""
+    columns = (
+        Column("id", ColumnType(Kind.LONG), primary_key=True),
+        Column(SYNCED, ColumnType(Kind.UTC_DATETIME)),
+    )
+    catalog = through.lake.config.catalog.model_copy(
+        update={"uri": through.direct.render_as_string(hide_password=False)}
+    )
+    config = through.lake.config.model_copy(update={"catalog": catalog})
+    other = Lake.open(config.path, config=config)
+    kept = []
+    for nth in range(1, 10):
+        name = TableName("others", f"t{nth}")
+        create(through.lake, name, columns)
+
+        insert = f"INSERT INTO chronolake.{name.sql} VALUES"
+
+        def add(key: int, insert: str = insert) -> None:
+            other.spark.sql(f"{insert} ({key}, TIMESTAMP '2024-01-01 00:00:00Z')")
+
+        add(1)
+        lost = through.way.lost
+        through.way.lose(b"UPDATE iceberg_tables", nth=nth, then=lambda: add(2))
+        truncate(through.lake, name, synced_column=SYNCED, before_micros=_T)
+        if through.way.lost == lost:
+            through.way.lose(b"never", nth=1)
+            break
+        with through.table(name.schema, name.table) as loaded:
+            kept.append(loaded.scan().to_arrow()["id"].to_pylist())
+    # Before the last of its commits, the publish, the truncate meets the other row as well.
+    *before, after = kept
+    assert (before, after) == ([[]] * len(before), [2])

@@ -84,6 +84,26 @@ def test_maintenance_comes_again_after_a_batch_without_files_or_success(
         until(lambda: data_files(lake) < SMALL_FILES)
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.15, 0.6])
+def test_maintenance_ends_when_a_batch_comes_also_between_its_jobs(
+    lake: Lake, tmp_path: Path, pause: float
+) -> None:
+    send(lake, tmp_path, range(6), automatic=False)
+    upkeep = Upkeep(lake)
+    try:
+        upkeep.changed(NAME)
+        time.sleep(pause)
+        with upkeep.writing(NAME):
+            # A commit that has begun is not stopped any more.
+            time.sleep(0.3)
+            files = data_files(lake)
+            time.sleep(2)
+            assert data_files(lake) == files
+        until(lambda: data_files(lake) == 1)
+    finally:
+        upkeep.close()
+
+
 def test_a_table_that_is_written_waits_unless_it_is_far_beyond(lake: Lake, tmp_path: Path) -> None:
     caller = send(lake, tmp_path, range(6), automatic=False)
     upkeep = Upkeep(lake)

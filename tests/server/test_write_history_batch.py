@@ -196,6 +196,28 @@ def test_versions_that_contradict_themselves_are_taken_and_counted(table: Caller
     assert len([row for row in table.rows("t", "k") if row[0] < 7]) == len(rows)
 
 
+def test_a_version_that_ends_before_it_starts_is_removed_like_any_other(table: Caller) -> None:
+    def send(day: str, value: str, end: str = TMAX) -> None:
+        earliest = [{"k": "5", "_fivetran_start": f"{day}T00:00:00Z"}]
+        request = table.request(
+            "t",
+            COLUMNS,
+            history=True,
+            earliest=[table.file("e", earliest)],
+            replace=[table.file("r", [version(5, value, "b", day, end)])],
+        )
+        assert table.stub.WriteHistoryBatch(request).success
+
+    def found() -> list[object]:
+        return [value for k, value in table.rows("t", "k", "a") if k == 5]
+
+    for _ in range(2):
+        send("2024-05-10", "ends too early", "2024-05-05T00:00:00Z")
+        assert found() == ["ends too early"]
+    send("2024-05-08", "late")
+    assert found() == ["late"]
+
+
 @pytest.mark.parametrize("kind", ["replace", "update"])
 def test_rows_of_a_live_batch_are_versions_here_too(table: Caller, kind: str) -> None:
     stored = table.snapshot("t")

@@ -151,6 +151,11 @@ class IcebergTable:
         snapshot = self.metadata.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
 
+    def has_published(self, snapshot_id: int) -> bool:
+        """Whether a snapshot is `main`'s current one, or was it once and is still told of."""
+        log = self.metadata.snapshotLog()
+        return any(int(entry.snapshotId()) == snapshot_id for entry in log)
+
     @property
     def rows(self) -> int | None:
         """Number of rows in `main`'s data files, removed ones included; None if it is not told."""

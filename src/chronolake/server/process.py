@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Self
 
 import structlog
@@ -22,6 +23,7 @@ from chronolake.session import is_java_running
 
 if TYPE_CHECKING:
     import threading
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import FrameType, TracebackType
 
@@ -70,8 +72,7 @@ class Server:
         self._destination = Destination(
             lake,
             metrics=metrics,
-            arriving=self._give_way,
-            changed=self._maintain,
+            writing=self._writing,
             batch_format=options.batch_format,
             files_root=root,
         )
@@ -142,13 +143,8 @@ class Server:
         ended.wait(_SETTLE_SECONDS)
         return self._destination.wait_until_idle(max(0.0, deadline - time.monotonic()))
 
-    def _give_way(self, name: TableName) -> None:
-        if self._upkeep:
-            self._upkeep.give_way(name)
-
-    def _maintain(self, name: TableName) -> None:
-        if self._upkeep:
-            self._upkeep.changed(name)
+    def _writing(self, name: TableName) -> AbstractContextManager[None]:
+        return self._upkeep.writing(name) if self._upkeep else nullcontext()
 
     def _cancel(self, ended: threading.Event) -> None:
         deadline = time.monotonic() + _CANCEL_SECONDS

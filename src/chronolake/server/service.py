@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
@@ -16,7 +15,8 @@ from chronolake.server.configuration import TESTS, Configuration, form
 from chronolake.server.outcomes import text_of, unexpected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import grpc
 
@@ -35,8 +35,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     Args:
         lake: where the tables are.
         metrics: where calls are counted.
-        arriving: told of a table before a batch is written to it.
-        changed: told of every table whose rows have changed.
+        writing: entered for a table while a call may change its rows.
         batch_format: what Capabilities answers.
         files_root: real path of the folder that batch files must lie in, or None.
     """
@@ -46,14 +45,12 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         lake: Lake,
         *,
         metrics: Metrics,
-        arriving: Callable[[TableName], None],
-        changed: Callable[[TableName], None],
+        writing: Callable[[TableName], AbstractContextManager[None]],
         batch_format: Literal["csv", "parquet"] = "csv",
         files_root: str | None = None,
     ) -> None:
         super().__init__(lake, metrics)
-        self._arriving = arriving
-        self._changed = changed
+        self._writing = writing
         self._format = batch_format
         self._root = files_root
 
@@ -159,7 +156,8 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
                 prefix=Configuration.of(request.configuration).schema_prefix,
             )
             columns = wire.columns_of(request.table)
-            changed = table.alter(self._lake, name, columns, drop_columns=request.drop_columns)
+            with self._writing(name):
+                changed = table.alter(self._lake, name, columns, drop_columns=request.drop_columns)
             _log.info("table_altered", table=str(name), changed=changed)
             return answer(success=True)
 
@@ -177,13 +175,14 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
             prefix = Configuration.of(request.configuration).schema_prefix
             call.table = wire.table_name(request.schema_name, request.table_name, prefix=prefix)
             wanted = wire.truncate_of(request, prefix=prefix)
-            result = table.truncate(
-                self._lake,
-                wanted.name,
-                synced_column=wanted.synced_column,
-                before_micros=wanted.before_micros,
-                deleted_column=wanted.deleted_column,
-            )
+            with self._writing(wanted.name):
+                result = table.truncate(
+                    self._lake,
+                    wanted.name,
+                    synced_column=wanted.synced_column,
+                    before_micros=wanted.before_micros,
+                    deleted_column=wanted.deleted_column,
+                )
             _log.info(
                 "table_truncated",
                 table=str(wanted.name),
@@ -192,8 +191,6 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
                 soft=wanted.deleted_column is not None,
                 without_time=wanted.before_micros is None,
             )
-            if result.rows:
-                self._changed(wanted.name)
             return answer(success=True)
 
         return self._answer("Truncate", context, work, lambda task: answer(task=task))
@@ -235,15 +232,6 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
             return answer(success=True)
 
         return self._answer("Migrate", context, work, lambda task: answer(task=task))
-
-    @contextmanager
-    def _writing(self, name: TableName) -> Iterator[None]:
-        """A write to a table: its maintenance gives way, and comes again whatever the end."""
-        self._arriving(name)
-        try:
-            yield
-        finally:
-            self._changed(name)
 
     def _write(
         self,

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from py4j.protocol import Py4JError
 
 from chronolake import table
 from chronolake.errors import TableNotFoundError
 from chronolake.server.outcomes import unexpected
 from chronolake.server.writing import cancellable
+from chronolake.session import is_java_running
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from chronolake.lake import Lake
     from chronolake.types import TableName
 
@@ -21,6 +28,7 @@ _log = structlog.get_logger(__name__)
 _TAG: Final = "upkeep"
 _STOP_SECONDS: Final = 10.0
 _CANCEL_STEP: Final = 0.5
+_YIELD_STEP: Final = 0.05
 
 
 class Upkeep:
@@ -31,6 +39,9 @@ class Upkeep:
     the batch, and a batch that comes meanwhile ends it. Only a table that is far beyond the
     thresholds, because its batches leave no gap, is maintained beside them; a batch that is then
     overtaken is staged a second time.
+
+    Another thread ends it. What Spark is told to cancel are the jobs of that moment, and
+    maintenance has pauses between its jobs: it is told again and again until it has ended.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -39,30 +50,40 @@ class Upkeep:
         # A dict, so that tables wait in the order they came, each once.
         self._waiting: dict[TableName, None] = {}
         self._closed = False
-        self._giving_way: TableName | None = None
+        self._writes: Counter[TableName] = Counter()
+        # The table that is maintained, if a batch ends that.
+        self._yielding: TableName | None = None
         self._was_overtaken = False
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._yield, name="upkeep-yield", daemon=True).start()
 
     def changed(self, name: TableName) -> None:
-        """A batch has changed a table."""
+        """A table has changed."""
         with self._state:
             self._waiting[name] = None
-            self._state.notify()
+            self._state.notify_all()
 
-    def give_way(self, name: TableName) -> None:
-        """A batch for a table has come: end its maintenance, which comes again after the batch."""
+    @contextmanager
+    def writing(self, name: TableName) -> Iterator[None]:
+        """A batch for a table: its maintenance ends, and comes again after the batch."""
         with self._state:
-            if self._giving_way != name:
-                return
-            self._was_overtaken = True
-        self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
+            self._writes[name] += 1
+            self._state.notify_all()
+        try:
+            yield
+        finally:
+            with self._state:
+                self._writes[name] -= 1
+                if not self._writes[name]:
+                    del self._writes[name]
+            self.changed(name)
 
     def close(self) -> None:
         """Stop; what is half done is given up, and what a table holds does not change by it."""
         with self._state:
             self._closed = True
-            self._state.notify()
+            self._state.notify_all()
         for _ in range(int(_STOP_SECONDS / _CANCEL_STEP)):
             self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
             self._thread.join(_CANCEL_STEP)
@@ -91,13 +112,31 @@ class Upkeep:
 
     def _maintain(self, name: TableName) -> None:
         plan = table.planned(self._lake, name)
-        if not plan.is_needed or (self._lake.is_written(name) and not plan.is_urgent):
+        if not plan.is_needed:
             return
         with self._state:
-            self._giving_way = None if plan.is_urgent else name
+            if not plan.is_urgent:
+                if self._writes[name] or self._lake.is_written(name):
+                    return
+                self._yielding = name
         try:
             with cancellable(self._lake, _TAG):
                 table.maintain(self._lake, name, only_if_needed=True)
         finally:
             with self._state:
-                self._giving_way = None
+                self._yielding = None
+
+    def _is_overtaken(self) -> bool:
+        return self._yielding is not None and self._writes[self._yielding] > 0
+
+    def _yield(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._closed or self._is_overtaken())
+                if self._closed or not is_java_running():
+                    return
+                self._was_overtaken = True
+            # Where Java ends just now, there is nothing left to cancel.
+            with suppress(Py4JError):
+                self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
+            time.sleep(_YIELD_STEP)

@@ -254,15 +254,17 @@ def _of_batch(batch: Incoming, description: TableDescription) -> str:
 
 
 def _overlapping(table: str, batch: Incoming, description: TableDescription) -> str:
-    """Stored versions that are active, or end at their key's first time in the batch or later.
+    """Stored versions that are active, or start or end at their key's first time or later.
 
-    They are all that the batch can change.
+    They are all that the batch can change. A version may end before it starts: where it is shorter
+    than a millisecond, or was sent so.
     """
     key = description.record_key
-    # A version shorter than a millisecond may end before it starts: look that much further back.
     since = f"timestamp_micros(min({micros_of_change()}) - {EPSILON_MICROS}) AS since"
     keys = f"SELECT {numbered(key)}, {since} FROM {batch.rows} GROUP BY {listed(key)}"
-    reached = f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {KEYS}.since)"
+    reached = (
+        f"({TABLE}.{ACTIVE} OR {TABLE}.{END} >= {KEYS}.since OR {TABLE}.{START} >= {KEYS}.since)"
+    )
     return _stored(table, batch, description, keys, reached, _in_reach(batch))
 
 
@@ -272,7 +274,7 @@ def _in_reach(batch: Incoming) -> str:
     It prunes files and row groups by their statistics, so that the cost does not grow with the
     history before the batch.
     """
-    return f"({TABLE}.{ACTIVE} OR {batch.ends_since()})"
+    return f"({TABLE}.{ACTIVE} OR {batch.since_of(END)} OR {batch.since_of(START)})"
 
 
 def _newest_before(

@@ -83,12 +83,13 @@ class Incoming:
         """
         return same_key(key, self.bounds, self.with_nulls)
 
-    def ends_since(self) -> str:
-        """A SQL condition that the versions of `TABLE` meet which end when the batch begins.
+    def since_of(self, column: str) -> str:
+        """A SQL condition: this time of a version of `TABLE` is when the batch begins, or later.
 
-        Only for history: versions that end earlier the batch cannot change, unless they are active.
+        Only for history: versions that end and start earlier the batch cannot change, unless they
+        are active.
         """
-        return ends_since((self.since or 0) - EPSILON_MICROS)
+        return is_since(column, (self.since or 0) - EPSILON_MICROS)
 
 
 def same_key(
@@ -115,10 +116,10 @@ def same_key(
     return conditions
 
 
-def ends_since(micros: int) -> str:
-    """A SQL condition: a version of `TABLE` ends at a time or later, rounded down to an hour."""
+def is_since(column: str, micros: int) -> str:
+    """A SQL condition: a column of `TABLE` has a time or a later one, rounded down to an hour."""
     since = micros // _HOUR_MICROS * _HOUR_MICROS
-    return f"{TABLE}.{END} >= timestamp_micros({since})"
+    return f"{TABLE}.{column} >= timestamp_micros({since})"
 
 
 def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from chronolake.errors import TableNotFoundError
 from chronolake.failpoints import reach
 from chronolake.table import usage
 from chronolake.table.hashes import HASHED_PROPERTY, hashed_columns, property_for
-from chronolake.table.incoming import ends_since, same_key
+from chronolake.table.incoming import is_since, same_key
 from chronolake.table.measured import measured
 from chronolake.table.pulled import ensure_hidden, layout_of
 from chronolake.table.sql import (
@@ -311,4 +311,4 @@ def _in_reach(pulled: Pulled, layout: Layout) -> list[str]:
     """SQL conditions that all versions meet which landed rows can change: they prune files."""
     if layout.erased and pulled.purges:
         return []
-    return [f"({TABLE}.{ACTIVE} OR {ends_since((pulled.since or 0) - layout.epsilon)})"]
+    return [f"({TABLE}.{ACTIVE} OR {is_since(END, (pulled.since or 0) - layout.epsilon)})"]

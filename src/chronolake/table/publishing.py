@@ -46,7 +46,15 @@ ATTEMPTS: Final = 20
 
 
 class UnansweredError(CommitError):
-    """The catalog did not say whether a commit has happened."""
+    """The catalog did not say whether a commit has happened.
+
+    Attributes:
+        made: the snapshot that the commit would make the table's current one, or None.
+    """
+
+    def __init__(self, message: str, made: int | None, **place: Any) -> None:
+        super().__init__(message, **place)
+        self.made = made
 
 
 class TableMovedError(CommitConflictError):
@@ -86,11 +94,13 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
     """
     for attempt in range(1, ATTEMPTS + 1):
         metadata = change(table).build()
+        made = _made_by(metadata, table)
         try:
             table.commit(metadata)
         except (Py4JError, PySparkException) as failure:
             raise UnansweredError(
                 f"The catalog did not answer a commit: {java_message_of(failure)}",
+                made,
                 table=str(table.name),
                 hint="Check that the catalog can be reached.",
             ) from failure
@@ -99,8 +109,18 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
                 raise
             time.sleep(0.02 * attempt)
             table = table.refreshed()
+            if made is not None and table.has_published(made):
+                # The catalog's client asks again where an answer is lost: it was in its own way.
+                return
         else:
             return
+
+
+def _made_by(metadata: Any, table: IcebergTable) -> int | None:
+    """The snapshot that metadata would make a table's current one, or None if that stays."""
+    snapshot = metadata.currentSnapshot()
+    made = None if snapshot is None else int(snapshot.snapshotId())
+    return None if made == table.snapshot_id else made
 
 
 def publish(
@@ -109,7 +129,7 @@ def publish(
     """Publish a change of metadata together with properties and the publish's identity.
 
     When the catalog's answer is lost, the table is read again: if it carries this publish's
-    identity, the commit has happened.
+    identity, or has had its snapshot since, the commit has happened.
 
     Raises:
         CommitConflictError: others were first too often; nothing has changed.
@@ -143,6 +163,9 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
         except (Py4JError, PySparkException, LakeError):
             continue
         if now.property_of(PUBLISH_PROPERTY) == identity:
+            return
+        if failure.made is not None and now.has_published(failure.made):
+            # Others have published after it.
             return
         raise CommitConflictError(
             f"The commit did not happen: {failure.message}",
