@@ -84,7 +84,9 @@ def test_maintenance_comes_again_after_a_batch_without_files_or_success(
         until(lambda: data_files(lake) < SMALL_FILES)
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.15, 0.6])
+@pytest.mark.parametrize(
+    "pause", [0.15, *(pytest.param(pause, marks=pytest.mark.long) for pause in (0.0, 0.4, 1.0))]
+)
 def test_maintenance_ends_when_a_batch_comes_also_between_its_jobs(
     lake: Lake, tmp_path: Path, pause: float
 ) -> None:
