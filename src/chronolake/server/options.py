@@ -111,4 +111,4 @@ def is_loopback(host: str) -> bool:
 
 def _in_range(flag: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ConfigurationError(f"{flag} is {value:g}, and must be {low:g} to {high:g}.")
+        raise ConfigurationError(f"{flag} is {value}, and must be {low} to {high}.")
