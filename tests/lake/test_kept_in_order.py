@@ -38,8 +38,9 @@ def _files(table: Table, branch: str) -> int:
     return len(list(table.scan(snapshot_id=snapshot).plan_files()))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_threshold")
-@pytest.mark.parametrize("mode", ["live", pytest.param("history", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", ["live", "history"])
 def test_a_run_puts_a_table_in_order(tmp_path: Path, mode: str) -> None:
     pipeline = Pipeline(tmp_path, f"    mode: {mode}\n")
     most = {"main": 0, HIDDEN: 0}

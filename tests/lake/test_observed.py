@@ -69,6 +69,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     return Pipeline(tmp_path_factory.mktemp("observed"))
 
 
+@pytest.mark.long
 def test_another_process_sees_how_far_a_sync_is(pipeline: Pipeline) -> None:
     for number in range(4):
         pipeline.source.write("Account", [_row(key, number) for key in range(100)])

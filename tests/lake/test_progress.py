@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from rich.progress import Progress
 
 from chronolake.cli.progress import SparkTasks
@@ -18,6 +19,7 @@ from chronolake.lake import Lake
 from datalakes import DataLake, project
 
 
+@pytest.mark.long
 def test_a_terminal_sees_bars_and_how_far_spark_is(tmp_path: Path) -> None:
     project(tmp_path, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n")
     source = DataLake(tmp_path / "source")

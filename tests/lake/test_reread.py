@@ -200,9 +200,8 @@ def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
     assert there.agrees()
 
 
-@pytest.mark.parametrize(
-    "mode", ["history", *(pytest.param(n, marks=pytest.mark.long) for n in ("soft-delete", "live"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["history", "soft-delete", "live"])
 @pytest.mark.parametrize("seed", and_drawn(1, test="reread", number=2))
 def test_whatever_fails_reading_anew_finds_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
@@ -229,6 +228,7 @@ def test_whatever_fails_reading_anew_finds_what_there_is(
     assert there.agrees()
 
 
+@pytest.mark.long
 def test_renamed_columns_keep_their_values(tmp_path: Path) -> None:
     there = Shop(tmp_path)
     register, chance = there.register, random.Random(7)

@@ -68,7 +68,6 @@ SAMPLE = {
     ("truncate then update", "encrypted"),
     ("migrations by AlterTable", "encrypted"),
     ("migrations of data", "encrypted"),
-    ("migrations of modes", "encrypted"),
 }
 _schemas = (f"scenario_{number}" for number in itertools.count())
 

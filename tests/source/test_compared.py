@@ -206,6 +206,7 @@ def _rows(shop: Shop, table: str, column: str) -> list[tuple[Any, int]]:
     return sorted(Counter(row[0] for row in shop.present(table, (column,))).items())
 
 
+@pytest.mark.long
 def test_tables_without_a_primary_key(compared: Shop) -> None:
     compared.run(
         "CREATE TABLE log (line text, n int)",

@@ -39,6 +39,7 @@ def _opened_with_undated_ones(shop: ApiShop) -> None:
     shop.put(3, "01-20", state="paid")
 
 
+@pytest.mark.long
 def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: ApiShop) -> None:
     shop.configure("orders: {detect_deletes: 1s}")
     _opened_with_undated_ones(shop)
@@ -157,6 +158,7 @@ def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: Api
     ]
 
 
+@pytest.mark.long
 def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
     manifest = shop.folder / "shop.yaml"
     told = json.loads(manifest.read_text())

@@ -333,6 +333,7 @@ def test_a_stream_that_cannot_land_asks_for_no_more(
     assert not list(shop.folder.rglob("*.arrow"))
 
 
+@pytest.mark.long
 def test_who_is_killed_between_slices_asks_only_for_what_is_missing(shop: Shop) -> None:
     shop.configure(more="only: [orders]")
     for number in range(1, 5):

@@ -243,6 +243,7 @@ def _expect_right(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
     bulk: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

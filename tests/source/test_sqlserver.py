@@ -178,6 +178,7 @@ def test_a_key_that_does_not_tell_rows_apart_is_refused(tmp_path: Path) -> None:
     assert "Two rows of dbo.items have the same id" in (captured.sync().error or "")
 
 
+@pytest.mark.long
 def test_a_pipeline_may_change_how_it_reads(tmp_path: Path) -> None:
     office = _tracked(tmp_path)
     server = office.server
@@ -373,6 +374,7 @@ def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said
     office.done()
 
 
+@pytest.mark.long
 def test_a_newer_instance_brings_its_columns(tmp_path: Path) -> None:
     office = _captured(tmp_path)
     server = office.server

@@ -181,6 +181,7 @@ def test_what_a_run_has_moved_is_shown_as_a_difference(visit: Open, folder: Path
     assert row.locator("ins").all_inner_texts() == [change.after for change in one.changes]
 
 
+@pytest.mark.long
 def test_a_running_sync_moves_the_progress(browser: Browser, api: SlowApi, tmp_path: Path) -> None:
     lake = configured(tmp_path, api.api.url).lake.path
     lake.mkdir()
