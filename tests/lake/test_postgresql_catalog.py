@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import postgresql
@@ -68,6 +71,30 @@ def test_what_is_written_is_read_back_through_the_same_catalog(
     with psycopg.connect(uri) as connection:
         stored = connection.execute("SELECT catalog_name, table_name FROM iceberg_tables")
         assert stored.fetchall() == [("chronolake", NAME.table)]
+
+
+@pytest.mark.long
+def test_a_server_that_says_nothing_is_given_up(config: LakeConfig, uri: str) -> None:
+    name = TableName("silent", "t")
+    with Lake.open(config.path, config=config) as lake, ThreadPoolExecutor(1) as threads:
+        table.create(lake, name, COLUMNS)
+        with psycopg.connect(uri) as connection:
+            found = connection.execute(
+                "SELECT pid FROM pg_stat_activity "
+                "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+            backends = [pid for (pid,) in found]
+        assert backends
+        for pid in backends:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            asked = threads.submit(lake.describe, name)
+            # Another connection may answer then; how long nobody does is what counts.
+            assert isinstance(asked.exception(timeout=150), LakeError | type(None))
+        finally:
+            for pid in backends:
+                os.kill(pid, signal.SIGCONT)
+        assert lake.describe(name) is not None
 
 
 def test_a_wrong_password_is_an_error_that_does_not_tell_it(uri: str, tmp_path: Path) -> None:

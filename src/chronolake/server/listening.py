@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from chronolake.errors import ConfigurationError
 from chronolake.protos import destination_sdk_pb2, destination_sdk_pb2_grpc
-from chronolake.server.options import LOOPBACK, MESSAGE_BYTES
+from chronolake.server.options import LOOPBACK, MESSAGE_BYTES, places_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +122,7 @@ def expect_usable(options: ServeOptions) -> None:
 
 
 def _expect_free(host: str, port: int) -> None:
-    family, to = _resolved(host, port)
+    family, to = places_of(host, port)[0]
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             # As gRPC does: what a server has left behind that is gone does not count.
@@ -132,20 +132,6 @@ def _expect_free(host: str, port: int) -> None:
             probe.bind(to)
     except OSError as error:
         raise _not_bound(_address(host, port)) from error
-
-
-def _resolved(host: str, port: int) -> tuple[int, Any]:
-    """The family of a host's address, and the address with the port, as `bind` wants it."""
-    try:
-        family, _kind, _protocol, _name, to = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise ConfigurationError(
-            f"{host!r} is no address and no name that is known here.",
-            hint="Give --host an address of this machine, such as 127.0.0.1.",
-        ) from error
-    return family, to
 
 
 def _address(host: str, port: int) -> str:
@@ -176,7 +162,7 @@ def _free_port(hosts: tuple[str, ...]) -> int:
         held: list[socket.socket] = []
         try:
             for host in hosts:
-                family, to = _resolved(host, port)
+                family, to = places_of(host, port)[0]
                 probe = socket.socket(family, socket.SOCK_STREAM)
                 held.append(probe)
                 if family == socket.AF_INET6:

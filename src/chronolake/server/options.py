@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from chronolake.errors import ConfigurationError
 
@@ -99,14 +99,25 @@ def is_loopback(host: str) -> bool:
     Raises:
         ConfigurationError: the host stands for no address.
     """
+    # A scope such as %eth0 is not part of an address.
+    hosts = (str(place[0]).partition("%")[0] for _, place in places_of(host, None))
+    return all(ipaddress.ip_address(one).is_loopback for one in hosts)
+
+
+def places_of(host: str, port: int | None) -> list[tuple[int, Any]]:
+    """What a host stands for: the family of each address, and the address as `bind` wants it.
+
+    Raises:
+        ConfigurationError: the host stands for no address.
+    """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(
-            f"{host!r} is not an address of this machine.", hint="Give --host an IP address."
+            f"{host!r} is no address, and not an address's name that is known here.",
+            hint="Give --host an address of this machine, such as 127.0.0.1.",
         ) from error
-    # A scope such as %eth0 is not part of an address.
-    return all(ipaddress.ip_address(str(to[0]).partition("%")[0]).is_loopback for *_, to in found)
+    return [(family, place) for family, *_, place in found]
 
 
 def _in_range(flag: str, value: float, low: float, high: float) -> None:

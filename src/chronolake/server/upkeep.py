@@ -77,7 +77,7 @@ class Upkeep:
                 self._writes[name] -= 1
                 if not self._writes[name]:
                     del self._writes[name]
-            self.changed(name)
+                self.changed(name)
 
     def close(self) -> None:
         """Stop; what is half done is given up, and what a table holds does not change by it."""

@@ -109,7 +109,7 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
                 raise
             time.sleep(0.02 * attempt)
             table = table.refreshed()
-            if made is not None and table.has_published(made):
+            if _has_made(table, made):
                 # The catalog's client asks again where an answer is lost: it was in its own way.
                 return
         else:
@@ -121,6 +121,10 @@ def _made_by(metadata: Any, table: IcebergTable) -> int | None:
     snapshot = metadata.currentSnapshot()
     made = None if snapshot is None else int(snapshot.snapshotId())
     return None if made == table.snapshot_id else made
+
+
+def _has_made(table: IcebergTable, made: int | None) -> bool:
+    return made is not None and table.has_published(made)
 
 
 def publish(
@@ -164,7 +168,7 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
             continue
         if now.property_of(PUBLISH_PROPERTY) == identity:
             return
-        if failure.made is not None and now.has_published(failure.made):
+        if _has_made(now, failure.made):
             # Others have published after it.
             return
         raise CommitConflictError(

@@ -44,9 +44,9 @@ ROUNDED: Final = "rounded_to_scale"
 NOT_BASE64: Final = "not_base64_kept_as_text"
 
 _CLOCKS: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?$"
-# Seconds, then up to six digits that are kept; what follows them is cut off.
 #: Of fewer characters a time has no seconds.
 _SECONDS_FROM: Final = len("0001-01-01T00:00:00")
+# Seconds, then up to six digits that are kept; what follows them is cut off.
 _INSTANTS: Final = (
     r"^(?P<whole>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"((?P<fraction>\.[0-9]{1,6})[0-9]*)?(?P<zone>Z?)$"
