@@ -75,12 +75,19 @@ ORDER BY n.nspname, c.relname
 """
 #: What holds a table's rows, and how many pages each part has.
 _PARTS: Final = """
-SELECT t.relid::regclass::text, pg_catalog.pg_relation_size(t.relid) / 8192
+SELECT t.relid::oid::bigint, t.relid::regclass::text, pg_catalog.pg_relation_size(t.relid) / 8192
 FROM pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) t WHERE t.isleaf
 UNION ALL
-SELECT c.oid::regclass::text, pg_catalog.pg_relation_size(c.oid) / 8192
+SELECT c.oid::bigint, c.oid::regclass::text, pg_catalog.pg_relation_size(c.oid) / 8192
 FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s::oid AND c.relkind = 'r'
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree(c.oid::regclass))
+"""
+#: Partitions are those of now, and what is written of them in the catalog that of the snapshot.
+_HAS_NEW_PARTS: Final = """
+SELECT EXISTS (
+  SELECT FROM pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) t WHERE t.level > 0
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i
+                  WHERE i.inhrelid = t.relid AND i.inhparent = t.parentrelid))
 """
 _DOMAINS: Final = f"""{_BASE}
 SELECT oid::bigint, type::bigint, modifier FROM base WHERE oid <> type
@@ -168,10 +175,12 @@ class Part:
     """What holds some of a table's rows: the table itself, or a partition.
 
     Attributes:
+        oid: its identity, which survives renames.
         relation: its name as SQL.
         pages: how many pages of 8 KiB it had when that was asked.
     """
 
+    oid: int
     relation: str
     pages: int
 
@@ -323,4 +332,17 @@ def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
     """
     with understood():
         rows = connection.execute(_PARTS, {"oid": table.oid}).fetchall()
-    return [Part(relation, pages) for relation, pages in rows]
+    return [Part(*row) for row in rows]
+
+
+def has_new_parts(connection: psycopg.Connection, table: SourceTable) -> bool:
+    """Whether a table has partitions by now that it did not have in the snapshot that is looked at.
+
+    A row that was moved into such a partition may be there twice.
+
+    Raises:
+        SourceError: the catalog cannot be read.
+    """
+    with understood():
+        row = connection.execute(_HAS_NEW_PARTS, {"oid": table.oid}).fetchone()
+    return row is None or bool(row[0])

@@ -40,13 +40,7 @@ if TYPE_CHECKING:
 #: So many pages of 8 KiB are one range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
 _RANGE: Final = pa.struct(
-    [
-        ("relation", pa.string()),
-        ("begin", pa.int64()),
-        # Null, if the range has no end; `last` is the end that it had when that was asked.
-        ("finish", pa.int64()),
-        ("last", pa.int64()),
-    ]
+    [("relation", pa.string()), ("begin", pa.int64()), ("finish", pa.int64())]
 )
 #: What is parsed at once stays in the processor's caches.
 _CHUNK_BYTES: Final = 4 * 2**20
@@ -60,11 +54,13 @@ class TableSnapshot:
         database: the snapshot.
         table: the table as it is described there.
         parts: what holds its rows.
+        has_new_parts: whether some of them were not parts of it yet in the snapshot.
     """
 
     database: DatabaseSnapshot
     table: SourceTable
     parts: tuple[Part, ...]
+    has_new_parts: bool
 
 
 def copied(
@@ -137,7 +133,9 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
                 f"The table {table.stream} was rewritten just when its copy was to begin.",
                 hint="Run it again.",
             )
-        yield TableSnapshot(snapshot, now, tuple(catalog.parts_of(connection, now)))
+        parts = tuple(catalog.parts_of(connection, now))
+        has_new_parts = catalog.has_new_parts(connection, now)
+        yield TableSnapshot(snapshot, now, parts, has_new_parts)
 
 
 def _identifier(table: SourceTable) -> sql.Identifier:
@@ -175,37 +173,56 @@ def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRow
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quoted(name)} string" for name in names)
     copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
-    return ArrowRows(ranges_of(spark, snapshot), copy, schema)
+    told = (
+        [{"relation": one.part.relation, "begin": one.begin, "finish": one.finish} for one in task]
+        for task in tasks_of(snapshot.parts)
+    )
+    return ArrowRows(spread(spark, "ranges", pa.array(told, pa.list_(_RANGE))), copy, schema)
 
 
-def ranges_of(spark: SparkSession, snapshot: TableSnapshot) -> DataFrame:
-    """All pages of a table in ranges, a row for each task: `ranges`, an array of structs."""
-    tasks = list(_tasks(snapshot.parts))
-    listed = pa.table({"ranges": pa.array(tasks, pa.list_(_RANGE))})
-    # From one partition each row goes to one of its own: whoever is quick takes more of them, and
-    # how many are done tells how far the copy is.
-    return spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
+@dataclass(frozen=True)
+class PageRange:
+    """Some pages of a part.
+
+    Attributes:
+        part: what has the pages.
+        begin: the first of them.
+        finish: the first that does not belong to them; None: the range has no end, because the part
+            may have grown.
+        last: the same, as it was when the part's size was asked for.
+    """
+
+    part: Part
+    begin: int
+    finish: int | None
+    last: int
 
 
-def _tasks(parts: Iterable[Part]) -> Iterator[list[dict[str, object]]]:
+def tasks_of(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
     """Ranges of pages that are read together: many of small parts, or one of a large one."""
-    waiting: list[dict[str, object]] = []
+    waiting: list[PageRange] = []
     pages = 0
     for part in parts:
         last = max(0, part.pages - 1) // _RANGE_PAGES
         for number in range(last + 1):
             begin = number * _RANGE_PAGES
-            # The last has no end, because the table may have grown.
             finish = begin + _RANGE_PAGES if number < last else None
             size = min(part.pages - begin, _RANGE_PAGES)
             if waiting and pages + size > _RANGE_PAGES:
                 yield waiting
                 waiting, pages = [], 0
-            told = {"relation": part.relation, "begin": begin, "finish": finish}
-            waiting.append({**told, "last": begin + size})
+            waiting.append(PageRange(part, begin, finish, begin + size))
             pages += max(size, 1)
     if waiting:
         yield waiting
+
+
+def spread(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
+    """A column of what tasks have to do, a row and a partition for each of them."""
+    listed = pa.table({name: tasks})
+    # From one partition each row goes to one of its own: whoever is quick takes more of them, and
+    # how many are done tells how far the copy is.
+    return spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
 
 
 # ------------------------------------------------------------------ in an executor

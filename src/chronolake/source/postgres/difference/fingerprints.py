@@ -1,9 +1,9 @@
 """Fingerprints of a table's rows, made by the server: rows need not be sent to be compared.
 
-A row's fingerprint is a hash, of 64 bits, of all that COPY would send of it; another hash is made
-of its key alone, and tells rows apart. Hashes are of the server's own functions, which may differ
-between major versions and say nothing elsewhere: they are compared with those of an earlier
-snapshot of the same table (`shares`), and never with anything in the lake.
+A row's fingerprint is a hash, of 64 bits, of all that COPY would send of it. Hashes are of the
+server's own functions, which may differ between major versions and say nothing elsewhere: they are
+compared with those of an earlier snapshot of the same table (`places`), and never with anything in
+the lake.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.snapshot import in_snapshot
+from chronolake.source.postgres.connection import understood
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,18 +24,13 @@ if TYPE_CHECKING:
     import psycopg
 
     from chronolake.source.postgres.columns import SourceColumn
-    from chronolake.source.postgres.copying import TableSnapshot
-    from chronolake.source.postgres.snapshot import DatabaseSnapshot
+    from chronolake.source.postgres.copying import PageRange
     from chronolake.source.postgres.tuples import Places
 
-#: The columns of fingerprints besides the key's own, which come after them as texts.
-KEY: Final = "key"
-ROW: Final = "row"
-#: Where the row stands in its snapshot: the number of its part, and its place in it.
-PART: Final = "part"
+#: Where a row stands in its part: the number of its page, and its place there.
 PLACE: Final = "place"
-#: What tasks send each other: fingerprints of one share of all keys, as an Arrow stream.
-SHARES: Final = "share int, fingerprints binary"
+#: The hash of all that the row says.
+ROW: Final = "row"
 
 #: Types whose hashes are of all of a value, as it is: bool, bytea, int2, int4, text, oid, varchar,
 #: date and uuid.
@@ -44,182 +38,146 @@ _PLAIN: Final = frozenset({16, 17, 21, 23, 25, 26, 1043, 1082, 2950})
 #: Of others they are of a part of it (int8 and times: 32 bits), or of what is equal to it as well
 #: (1.0 and 1.00, 0 and -0). Of these, what the server would send of a value is as it is.
 _SENT: Final = {
-    20: "int8send",
-    1042: "bpcharsend",
-    1083: "time_send",
-    1114: "timestamp_send",
-    1184: "timestamptz_send",
-    1700: "numeric_send",
+    20: "int8send({})",
+    700: "float4send(CASE WHEN {0} = 'NaN' THEN 'NaN' ELSE {0} END)",
+    701: "float8send(CASE WHEN {0} = 'NaN' THEN 'NaN' ELSE {0} END)",
+    1042: "bpcharsend({})",
+    1083: "time_send({})",
+    1114: "timestamp_send({})",
+    1184: "timestamptz_send({})",
+    1700: "numeric_send({})",
 }
 _COLLATED: Final = frozenset({25, 1043})
+#: Whole numbers of a key are sent as numbers: how, and of what size.
+_WHOLE: Final = {20: ("int8send", ">i8"), 21: ("int2send", ">i2"), 23: ("int4send", ">i4")}
 #: The hash of no value is 0, and that of a number may be what it begins with.
 _SEED: Final = 0x2545F4914F6CDD1D
-#: So many pages are asked for at once: of the smallest rows some 300,000.
+#: So many pages are asked for at once: of the smallest rows some 230,000.
 _STEP_PAGES: Final = 1_024
-#: So many are divided into shares at once: the more, the larger the pieces that tasks exchange.
-_ROWS_AT_ONCE: Final = 2**20
 _OFFSET_BITS: Final = 16
 
 
-def schema_of(key: Sequence[str]) -> pa.Schema:
-    """The columns of fingerprints.
+def key_name(number: int) -> str:
+    """The column of fingerprints that has what a column of the key says, by its number."""
+    return f"key{number}"
+
+
+def schema_of(key: Sequence[SourceColumn]) -> pa.Schema:
+    """The columns of fingerprints: `PLACE`, `ROW`, and the key's, whole numbers or texts.
 
     Args:
-        key: the names of the columns that tell rows apart.
+        key: the columns that tell rows apart.
     """
-    numbers = [(KEY, pa.uint64()), (ROW, pa.int64()), (PART, pa.int32()), (PLACE, pa.int64())]
-    return pa.schema([*numbers, *((text_name(n), pa.string()) for n in range(len(key)))])
-
-
-def text_name(number: int) -> str:
-    """The column of fingerprints that has the texts of a column of the key."""
-    return f"text{number}"
-
-
-def share_of(keys: Places, shares: int) -> Places:
-    """Which share of all keys each is in: shares are ranges of keys' hashes.
-
-    Args:
-        keys: the hashes (uint64).
-        shares: how many shares there are, a power of two.
-    """
-    bits = shares.bit_length() - 1
-    # To shift by all of the bits is not defined.
-    found: Places = (
-        keys >> np.uint64(63) >> np.uint64(1) if not bits else keys >> np.uint64(64 - bits)
+    return pa.schema(
+        [
+            (PLACE, pa.int64()),
+            (ROW, pa.int64()),
+            *((key_name(number), _key_type(column)) for number, column in enumerate(key)),
+        ]
     )
-    return found.astype(np.int32)
+
+
+def _key_type(column: SourceColumn) -> pa.DataType:
+    return pa.int64() if column.type_oid in _WHOLE else pa.string()
+
+
+def first_place(page: int) -> int:
+    """The least place of a page: those of earlier pages are below."""
+    return page << _OFFSET_BITS
 
 
 @dataclass(frozen=True)
 class Fingerprinting:
-    """Makes the fingerprints of a table's rows in a snapshot; it goes to the executors.
+    """Asks the server for fingerprints of a table's rows; it goes to the executors.
 
     Attributes:
-        dsn: the server's address.
-        database: the snapshot, held until all have been made.
-        relations: what holds the table's rows, as SQL.
         columns: the table's columns.
         key: those that tell its rows apart.
-        shares: into how many shares of all keys they are divided, a power of two.
     """
 
-    dsn: str
-    database: DatabaseSnapshot
-    relations: tuple[str, ...]
     columns: tuple[SourceColumn, ...]
     key: tuple[SourceColumn, ...]
-    shares: int
 
-    @classmethod
     def of(
-        cls, dsn: str, held: TableSnapshot, key: Sequence[SourceColumn], shares: int
-    ) -> Fingerprinting:
-        """The fingerprints of a table that is held."""
-        relations = tuple(part.relation for part in held.parts)
-        columns = held.table.columns
-        return cls(dsn, held.database, relations, columns, tuple(key), shares)
+        self, connection: psycopg.Connection, pages: PageRange
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """The fingerprints of the rows of a range of pages, in the order of their places.
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give the fingerprints of ranges of pages (`copying.ranges_of`), by their shares.
+        Args:
+            connection: to the database; it looks at a snapshot.
+            pages: the range.
+
+        Returns:
+            Tables of `schema_of`, and the page that each of them ends before: rows of later pages
+            come in later tables. The last one's page is after all that there are.
 
         Raises:
             SourceError: the server does not answer, or a key is no text.
         """
-        with connected(self.dsn) as connection, in_snapshot(connection, self.database):
-            for batch in batches:
-                for place in batch.column("ranges").flatten().to_pylist():
-                    part = self.relations.index(place["relation"])
-                    made: list[pa.Table] = []
-                    for begin, finish in _steps(place["begin"], place["finish"], place["last"]):
-                        made.append(self._made(connection, part, begin, finish))
-                        if sum(one.num_rows for one in made) >= _ROWS_AT_ONCE:
-                            yield self._shared(made)
-                            made = []
-                    # Pages may be without a row: those that were there have gone.
-                    if any(one.num_rows for one in made):
-                        yield self._shared(made)
-
-    @property
-    def _nothing(self) -> pa.Table:
-        return schema_of([column.name for column in self.key]).empty_table()
+        for begin, finish in _steps(pages):
+            made = self._made(connection, pages.part.relation, begin, finish)
+            yield (2**32 if finish is None else finish), made
 
     def _made(
-        self, connection: psycopg.Connection, part: int, begin: int, finish: int | None
+        self, connection: psycopg.Connection, relation: str, begin: int, finish: int | None
     ) -> pa.Table:
         with understood():
-            cursor = connection.execute(self._query(part, begin, finish), binary=True)
+            cursor = connection.execute(self._query(relation, begin, finish), binary=True)
             row: tuple[Any, ...] = cursor.fetchone() or (0,)
+        schema = schema_of(self.key)
         if not row[0]:
-            return self._nothing
-        rows, keys, hashes, places, *texts = row
-        values = [
-            np.frombuffer(keys, ">u8").astype(np.uint64),
-            np.frombuffer(hashes, ">i8").astype(np.int64),
-            np.full(rows, part, np.int32),
-            _places(places),
-        ]
-        if any(len(value) != rows for value in values):
+            return schema.empty_table()
+        rows, places, hashes, *keys = row
+        cells = [_places(places), np.frombuffer(hashes, ">i8").astype(np.int64)]
+        every = [*map(pa.array, cells), *map(_key_cells, self.key, keys)]
+        if any(len(values) != rows for values in every):
             raise SourceError(
                 "The server has not made a fingerprint of every row.",
                 hint="Run it again; if it comes back, read the tables with `type: jdbc`.",
             )
-        arrays = [*map(pa.array, values), *(_texts(text, rows) for text in texts)]
-        return pa.Table.from_arrays(arrays, schema=schema_of([one.name for one in self.key]))
+        found = pa.Table.from_arrays(every, schema=schema)
+        is_ordered = bool((np.diff(cells[0]) > 0).all())
+        return found if is_ordered else found.take(pa.array(np.argsort(cells[0])))
 
-    def _query(self, part: int, begin: int, finish: int | None) -> sql.Composed:
+    def _query(self, relation: str, begin: int, finish: int | None) -> sql.Composed:
         asked = [
             sql.SQL("count(*)"),
-            _together(_hash(self.key)),
-            _together(_hash(self.columns)),
             _together(sql.SQL("tidsend(ctid)")),
-            # No text of the server has this byte.
-            *(_together(_key_text(column), "\\x00") for column in self.key),
+            _together(_hash(self.columns)),
+            *map(_key_sent, self.key),
         ]
         until = sql.SQL("") if finish is None else sql.SQL(" AND ctid < '({},0)'").format(finish)
         return sql.SQL("SELECT {} FROM ONLY {} WHERE ctid >= '({},0)'{}").format(
-            sql.SQL(", ").join(asked), sql.SQL(self.relations[part]), begin, until
-        )
-
-    def _shared(self, made: Sequence[pa.Table]) -> pa.RecordBatch:
-        found = pa.concat_tables(made).combine_chunks()
-        shares = share_of(found[KEY].to_numpy(), self.shares)
-        order = np.argsort(shares, kind="stable")
-        ordered = found.take(pa.array(order))
-        there, begins = np.unique(shares[order], return_index=True)
-        ends = [*begins[1:].tolist(), len(shares)]
-        pieces = [
-            to_stream(ordered.slice(begin, end - begin))
-            for begin, end in zip(begins.tolist(), ends, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(
-            [pa.array(there, pa.int32()), pa.array(pieces, pa.binary())], ["share", "fingerprints"]
+            sql.SQL(", ").join(asked), sql.SQL(relation), begin, until
         )
 
 
-def to_stream(rows: pa.Table) -> bytes:
-    """Rows as bytes."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    return bytes(sink.getvalue())
-
-
-def _steps(begin: int, finish: int | None, last: int) -> Iterator[tuple[int, int | None]]:
+def _steps(pages: PageRange) -> Iterator[tuple[int, int | None]]:
     """A range of pages in smaller ones; that of a range without an end has none."""
-    upto = last if finish is None else finish
-    for step in range(begin, max(upto, begin + 1), _STEP_PAGES):
+    for step in range(pages.begin, max(pages.last, pages.begin + 1), _STEP_PAGES):
         end = step + _STEP_PAGES
-        yield step, (min(end, upto) if finish is not None or end < upto else None)
+        yield step, pages.finish if end >= pages.last else end
 
 
 def _together(value: sql.Composable, between: str = "") -> sql.Composed:
     return sql.SQL("string_agg({}, {}::bytea)").format(value, sql.Literal(between))
 
 
-def _key_text(column: SourceColumn) -> sql.Composed:
-    """The bytes of a key's text as COPY writes it."""
-    return sql.SQL("textsend(concat({}))").format(sql.Identifier(column.name))
+def _key_sent(column: SourceColumn) -> sql.Composed:
+    """The bytes of all rows' values of a column of the key."""
+    name = sql.Identifier(column.name)
+    if column.type_oid in _WHOLE:
+        send, _ = _WHOLE[column.type_oid]
+        return _together(sql.SQL("{}({})").format(sql.SQL(send), name))
+    # As COPY writes it. No text of the server has this byte.
+    return _together(sql.SQL("textsend(concat({}))").format(name), "\\x00")
+
+
+def _key_cells(column: SourceColumn, sent: bytes) -> pa.Array:
+    if column.type_oid in _WHOLE:
+        _, form = _WHOLE[column.type_oid]
+        return pa.array(np.frombuffer(sent, form).astype(np.int64))
+    return _texts(sent)
 
 
 def _hash(columns: Iterable[SourceColumn]) -> sql.Composed:
@@ -232,7 +190,7 @@ def _value(column: SourceColumn) -> sql.Composed:
     """What the server makes a hash of: it is the same only where the column's text is."""
     name = sql.Identifier(column.name)
     if column.type_oid in _SENT:
-        return sql.SQL("{}({})").format(sql.SQL(_SENT[column.type_oid]), name)
+        return sql.SQL(_SENT[column.type_oid]).format(name)
     if column.type_oid in _PLAIN:
         # A collation may find texts equal that are not the same.
         return sql.SQL('{} COLLATE "C"' if column.type_oid in _COLLATED else "{}").format(name)
@@ -248,20 +206,15 @@ def _places(sent: bytes) -> Places:
     return found
 
 
-def _texts(sent: bytes, rows: int) -> pa.Array:
+def _texts(sent: bytes) -> pa.Array:
     """Texts with a byte of 0 between them."""
     every = np.frombuffer(sent + b"\0", np.uint8)
     is_end = every == 0
     ends = np.flatnonzero(is_end)
-    if len(ends) != rows:
-        raise SourceError(
-            "The server has not told the key of every row.",
-            hint="Run it again; if it comes back, read the tables with `type: jdbc`.",
-        )
-    offsets = np.zeros(rows + 1, np.int32)
-    offsets[1:] = ends - np.arange(rows)
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends - np.arange(len(ends))
     found = pa.StringArray.from_buffers(
-        rows, pa.py_buffer(offsets), pa.py_buffer(every[~is_end].tobytes())
+        len(ends), pa.py_buffer(offsets), pa.py_buffer(every[~is_end].tobytes())
     )
     try:
         found.validate(full=True)

@@ -1,8 +1,8 @@
 """Fingerprints of a table as it was when it was last read, kept until it is read again.
 
-They are in a folder beside the raw lake, a file for each share of all keys, and count only while
-the stream's checkpoint names them and its raw lake ends with the file that it ended with then: what
-has landed since is not in them, whoever landed it, and wherever a process died.
+They are in a folder beside the raw lake, a file for each range of pages, and count only while the
+stream's checkpoint names them and its raw lake ends with the file that it ended with then: what has
+landed since is not in them, whoever landed it, and wherever a process died.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import orjson
 import pyarrow as pa
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.difference.fingerprints import KEY, share_of, to_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,9 +26,30 @@ if TYPE_CHECKING:
     from chronolake.rawlake import ObjectFolder
 
 _TELLS: Final = "fingerprints.json"
-#: Then come the number of its rows and a check of its bytes.
-_SHARE: Final = "share-{:05d}-"
-_SHARES: Final = "share-*"
+#: A file is named for its part, its first page, the number of its rows and a check of its bytes.
+_FILES: Final = "pages-*"
+
+
+class KeptFile:
+    """A file of fingerprints that is being written."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._stream = pa.ipc.new_stream(self._sink, schema)
+        self._rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        """Add fingerprints of further pages."""
+        self._stream.write_table(rows)
+        self._rows += rows.num_rows
+
+    def save(self, folder: Path, oid: int, begin: int) -> None:
+        """Put it in its place as a whole; the same again does no harm."""
+        self._stream.close()
+        data = self._sink.getvalue()
+        staged = folder / f"{uuid4().hex}.staged"
+        staged.write_bytes(data)
+        staged.replace(folder / f"pages-{oid}-{begin}-{self._rows}-{zlib.crc32(data):08x}")
 
 
 @dataclass(frozen=True)
@@ -38,11 +58,9 @@ class Fingerprints:
 
     Attributes:
         path: their folder.
-        shares: how many shares of all keys there are.
     """
 
     path: Path
-    shares: int
 
     @property
     def name(self) -> str:
@@ -50,64 +68,59 @@ class Fingerprints:
         return self.path.name
 
     @property
-    def are_all_there(self) -> bool:
-        """Whether every share has a file: none is written of rows that are not told apart."""
-        return len({path.name.split("-")[1] for path in self._files()}) == self.shares
-
-    @property
     def are_whole(self) -> bool:
-        """Whether all files are as they were written."""
-        return self.are_all_there and None not in map(_content, self._files())
+        """Whether all files that there are are as they were written."""
+        return None not in map(_content, self.path.glob(_FILES))
 
     @property
     def rows(self) -> int:
         """Of how many rows they are."""
-        return sum(int(path.name.split("-")[2]) for path in self._files())
+        return sum(int(path.name.split("-")[3]) for path in self.path.glob(_FILES))
 
-    def _files(self) -> list[Path]:
-        return list(self.path.glob(_SHARES))
+    def files(self) -> dict[tuple[int, int], str]:
+        """The names of their files, by the part's oid and the first page."""
+        found = {}
+        for path in self.path.glob(_FILES):
+            _, oid, begin, *_ = path.name.split("-")
+            found[int(oid), int(begin)] = path.name
+        return found
 
-    def write(self, share: int, rows: pa.Table) -> None:
-        """Write those of a share, in the order of their keys; the same again does no harm."""
-        data = to_stream(rows)
-        name = f"{_SHARE.format(share)}{rows.num_rows}-{zlib.crc32(data):08x}"
-        staged = self.path / f"{uuid4().hex}.staged"
-        staged.write_bytes(data)
-        staged.replace(self.path / name)
-
-    def read(self, share: int, shares: int) -> pa.Table:
-        """Those of a share of all keys, in the order of their keys.
+    @contextmanager
+    def writing(self, oid: int, begin: int, schema: pa.Schema) -> Iterator[KeptFile]:
+        """A file for some pages, which is there when the block has ended.
 
         Args:
-            share: its number.
-            shares: how many there are; perhaps not as many as when they were written.
+            oid: the part that has the pages.
+            begin: the first of them.
+            schema: the columns of the fingerprints.
+        """
+        file = KeptFile(schema)
+        yield file
+        file.save(self.path, oid, begin)
+
+    def read(self, name: str) -> pa.Table:
+        """The fingerprints of a file, in the order of their places.
 
         Raises:
-            SourceError: a file is not there, or not as it was written.
+            SourceError: it is not there, or not as it was written.
         """
-        first = share * self.shares // shares
-        last = ((share + 1) * self.shares - 1) // shares
-        found = pa.concat_tables(self._read(number) for number in range(first, last + 1))
-        if shares <= self.shares:
-            return found
-        mine = share_of(found[KEY].to_numpy(), shares) == share
-        return found.filter(pa.array(mine))
-
-    def _read(self, number: int) -> pa.Table:
-        prefix = _SHARE.format(number)
-        for path in self.path.glob(f"{prefix}*"):
-            if (data := _content(path)) is not None:
-                return pa.ipc.open_stream(data).read_all()
-        raise SourceError(
-            "Fingerprints of the last run are damaged or gone.",
-            file=str(self.path / prefix),
-            hint="Run it again: it compares all rows with the table then.",
-        )
+        path = self.path / name
+        data = _content(path)
+        if data is None:
+            raise SourceError(
+                "Fingerprints of the last run are damaged or gone.",
+                file=str(path),
+                hint="Run it again: it compares all rows with the table then.",
+            )
+        return pa.ipc.open_stream(data).read_all().combine_chunks()
 
 
 def _content(path: Path) -> bytes | None:
-    """What a file holds; None, if that is not what was written."""
-    data = path.read_bytes()
+    """What a file holds; None, if it is gone, or that is not what was written."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
     return data if path.name.endswith(f"-{zlib.crc32(data):08x}") else None
 
 
@@ -140,17 +153,17 @@ class FingerprintFolder:
                 told = orjson.loads((self.path / name / _TELLS).read_bytes())
             except (FileNotFoundError, orjson.JSONDecodeError):
                 return None
-            found = Fingerprints(self.path / name, told["shares"])
+            found = Fingerprints(self.path / name)
             counts = told["says"] == says and told["landed"] == self.landed.last()
-            return found if counts and found.are_all_there else None
+            return found if counts and told["files"] == len(found.files()) else None
 
-    def begun(self, shares: int) -> Fingerprints:
+    def begun(self) -> Fingerprints:
         """New ones, of which none are written yet.
 
         Raises:
             SourceError: the folder cannot be written.
         """
-        found = Fingerprints(self.path / uuid4().hex, shares)
+        found = Fingerprints(self.path / uuid4().hex)
         with _told(self.path):
             found.path.mkdir(parents=True)
         return found
@@ -165,7 +178,7 @@ class FingerprintFolder:
         Raises:
             SourceError: the folder cannot be written.
         """
-        told = {"says": says, "shares": found.shares, "landed": self.landed.last()}
+        told = {"says": says, "files": len(found.files()), "landed": self.landed.last()}
         with _told(self.path):
             staged = found.path / f"{_TELLS}.staged"
             staged.write_bytes(orjson.dumps(told))

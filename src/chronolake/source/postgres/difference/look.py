@@ -1,8 +1,8 @@
 """A look at a table without the log: what differs from what was there at the look before.
 
-A large table is looked at by fingerprints (`shares`): only what differs is read, and lands as
-it is. The first look, and every one that has nothing to go by, brings all rows, which are compared
-with the lake's table; its fingerprints are made besides, in the same snapshot.
+A large table is looked at by fingerprints (`places`, `keys`): only what differs is read, and lands
+as it is. The first look, and every one that has nothing to go by, brings all rows, which are
+compared with the lake's table; its fingerprints are made besides, in the same snapshot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from chronolake.source.offered import Failure, Piece, Reading, Snapshot
 from chronolake.source.postgres.columns import Typing
 from chronolake.source.postgres.copying import copied, held_table
 from chronolake.source.postgres.difference.fingerprints import Fingerprinting
-from chronolake.source.postgres.difference.shares import IS_THERE, Comparing, compared, shares_for
+from chronolake.source.postgres.difference.keys import IS_THERE, ByKey
+from chronolake.source.postgres.difference.places import ByPlace
 from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.versions import sequence_of
 from chronolake.types import Kind, quoted
@@ -49,7 +50,7 @@ log = structlog.get_logger(__name__)
 #: Of tables with fewer pages of 8 KiB all rows are read sooner than their fingerprints are made.
 _LEAST_PAGES: Final = 4_096
 #: How fingerprints are made; those of another way say nothing.
-_WAY: Final = 1
+_WAY: Final = 2
 _ROWS_PER_TASK: Final = 50_000
 _DATES: Final = (
     f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint, "
@@ -105,6 +106,9 @@ class Look:
         if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):
             # In the lake, -0 and 0 are one key, and so is every NaN.
             return False
+        if held.has_new_parts:
+            # Two rows may have one key.
+            return False
         is_large = sum(part.pages for part in held.parts) >= _LEAST_PAGES
         return is_large or position.fingerprints is not None
 
@@ -116,33 +120,31 @@ class Look:
         yield Reading(stream, 0)
         says = self._says(held, key)
         before = None if anew else self.folder.recalled(position.fingerprints, says)
-        cores = self.spark.sparkContext.defaultParallelism
-        new = self.folder.begun(shares_for(held, least=cores))
+        new = self.folder.begun()
         with ExitStack() as until_landed:
             try:
-                found = self._compared(held, key, new, before)
-                rows = until_landed.enter_context(_kept(found))
-                count, beyond = _measured(rows, columns)
+                found = until_landed.enter_context(self._found(held, key, new, before))
             except Exception as failure:  # noqa: BLE001 - the other tables must not suffer
                 if before is None or before.are_whole:
                     yield Failure(stream, failure)
                     return
                 log.warning("fingerprints_damaged", stream=stream, path=str(before.path))
-                before, count, beyond = None, 0, set()
-            is_told_apart = new.are_all_there
-            if is_told_apart:
-                yield Reading(stream, new.rows)
-            if before is None or not is_told_apart:
-                yield from self._all_of(held.table, position, new.name if is_told_apart else None)
+                found = None
+            if found is None or not found.are_told_apart:
+                yield from self._all_of(held.table, position, None)
+                self.folder.remove_all_but(None)
+                return
+            yield Reading(stream, new.rows)
+            if before is None:
+                yield from self._all_of(held.table, position, new.name)
             else:
                 done = position.copied(
                     held.table, held.database, server=self.server, fingerprints=new.name
                 )
-                declared = key.declared(columns, beyond=beyond)
-                versions = self._versions(rows, count, held, declared, done) if count else None
+                declared = key.declared(columns, beyond=found.beyond)
+                versions = self._versions(found, held, declared, done)
                 yield Piece(stream, versions, declared, done.as_json(), done.numbers(columns))
-        if is_told_apart:
-            self.folder.finish(new, says)
+        self.folder.finish(new, says)
         self.folder.remove_all_but(new.name)
 
     def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
@@ -171,36 +173,58 @@ class Look:
             fingerprints=fingerprints,
         )
 
-    def _compared(
+    @contextmanager
+    def _found(
         self, held: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
-    ) -> DataFrame:
-        making = Fingerprinting.of(self.dsn, held, key.columns, new.shares)
-        comparing = Comparing(
-            self.dsn,
-            held.database,
-            making.relations,
-            tuple(column.name for column in held.table.columns),
-            key.names,
-            new,
-            before,
-        )
-        return compared(self.spark, making, held, comparing)
+    ) -> Iterator[_Found]:
+        """Make new fingerprints, and keep what differs from those before while the block runs."""
+        columns = held.table.columns
+        making = Fingerprinting(columns, key.columns)
+        by_place = ByPlace(self.dsn, held.database, held.parts, making, new, before)
+        with _kept(by_place.rows(self.spark)) as elsewhere:
+            count = elsewhere.count()
+            if not count:
+                yield _Found(None, 0, beyond=set(), are_told_apart=True)
+                return
+            by_key = ByKey(
+                self.dsn,
+                held.database,
+                tuple(part.relation for part in held.parts),
+                tuple(column.name for column in columns),
+                key.names,
+            )
+            with _kept(by_key.rows(elsewhere, count)) as rows:
+                yield _measured(rows, columns)
 
     def _versions(
-        self,
-        rows: DataFrame,
-        count: int,
-        held: TableSnapshot,
-        declared: Sequence[Column],
-        done: LogPosition,
-    ) -> ArrowRows:
+        self, found: _Found, held: TableSnapshot, declared: Sequence[Column], done: LogPosition
+    ) -> ArrowRows | None:
         """The rows that differ as record versions, all of them at the time of the snapshot."""
+        if found.rows is None or not found.count:
+            return None
         # Each of Spark's tasks writes a file.
-        tasks = min(-(-count // _ROWS_PER_TASK), self.spark.sparkContext.defaultParallelism)
+        tasks = min(-(-found.count // _ROWS_PER_TASK), self.spark.sparkContext.defaultParallelism)
         typing = Typing(held.table.columns, tuple(declared), f"{IS_THERE} boolean")
-        typed = to_arrow(rows.coalesce(tasks)).then(typing, typing.schema)
+        typed = to_arrow(found.rows.coalesce(tasks)).then(typing, typing.schema)
         dated = partial(_dated, at=done.last_micros, sequence=sequence_of(done.last_micros))
         return typed.then(dated, f"{typed.schema}, {_DATES}")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What differs.
+
+    Attributes:
+        rows: the rows (`ByKey.schema`); None: none do.
+        count: how many.
+        beyond: the names of the columns with values in them that their types cannot hold.
+        are_told_apart: whether no two of them have one key.
+    """
+
+    rows: DataFrame | None
+    count: int
+    beyond: set[str]
+    are_told_apart: bool
 
 
 @contextmanager
@@ -213,13 +237,14 @@ def _kept(rows: DataFrame) -> Iterator[DataFrame]:
         rows.unpersist()
 
 
-def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> tuple[int, set[str]]:
-    """How many rows differ, and which columns have values in them that their types cannot hold."""
+def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Found:
     doubtful = [(column.name, column.beyond) for column in columns if column.beyond]
     flags = [F.bool_or(F.col(quoted(name)).rlike(pattern)) for name, pattern in doubtful]
-    (found,) = rows.agg(F.count(F.lit(1)), *flags).collect()
-    count, *is_beyond = found
-    return count, {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
+    unknown = F.count_if(F.col(IS_THERE).isNull())
+    (found,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
+    count, twice, *is_beyond = found
+    beyond = {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
+    return _Found(rows, count, beyond, are_told_apart=not twice)
 
 
 # ------------------------------------------------------------------ in an executor
