@@ -156,6 +156,17 @@ class IcebergTable:
         log = self.metadata.snapshotLog()
         return any(int(entry.snapshotId()) == snapshot_id for entry in log)
 
+    def has_rows_of(self, branch: str, snapshot_id: int) -> bool:
+        """Whether a branch has the rows of one of its snapshots: since, only files changed."""
+        now = self.branch(branch)
+        while now is not None and now != snapshot_id:
+            snapshot = self.metadata.snapshot(now)
+            if snapshot is None or str(snapshot.operation()) != "replace":
+                return False
+            parent = snapshot.parentId()
+            now = None if parent is None else int(parent)
+        return now is not None
+
     @property
     def rows(self) -> int | None:
         """Number of rows in `main`'s data files, removed ones included; None if it is not told."""

@@ -174,7 +174,7 @@ class _Landing:
             return []
         self._name(piece.numbers)
         self._expect_same_key(self.lake.catalog.find(self.stream.table), piece.columns)
-        return self._land(piece.versions, piece.columns)
+        return self._land(piece.versions, piece.columns, each_once=piece.is_distinct)
 
     def _of_snapshot(self, snapshot: Snapshot) -> tuple[list[DataFile], bool]:
         """Gives the new files, and whether they are all of the snapshot's rows."""

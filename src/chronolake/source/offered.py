@@ -88,6 +88,7 @@ class Piece:
         position: how far the stream is with these.
         numbers: what tells columns apart when they get other names, by their names. Columns without
             a number are told apart by their names; None: all of them always are.
+        is_distinct: whether the source vouches that no two of `versions` are of one record.
     """
 
     stream: str
@@ -95,6 +96,7 @@ class Piece:
     columns: Sequence[Column]
     position: Position
     numbers: Mapping[str, int] | None = None
+    is_distinct: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from chronolake.failpoints import reach
 from chronolake.table import usage
 from chronolake.table.hashes import HASHED_PROPERTY, hashed_columns, property_for
 from chronolake.table.incoming import is_since, same_key
+from chronolake.table.later import are_later, stage_later, telling_latest
 from chronolake.table.measured import measured
 from chronolake.table.pulled import ensure_hidden, layout_of
 from chronolake.table.sql import (
@@ -167,12 +168,15 @@ def write_versions(
             outcome = _stage(attempt, pulled, layout, synced_micros, watch)
             result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
+            latest = outcome.latest
+            of_latest = {} if latest is None else telling_latest(attempt, latest)
             of_hashes = {HASHED_PROPERTY: property_for(layout.hashed or ())}
             untold = {UNTOLD_PROPERTY: orjson.dumps(layout.untold).decode()}
             return {
                 **properties,
                 BATCH_PROPERTY: batch,
                 **counted,
+                **of_latest,
                 **(untold if layout.untold else {}),
                 **(of_hashes if HASH in description.by_name else {}),
             }
@@ -186,6 +190,8 @@ class _Outcome:
     written: int = 0
     removed: int = 0
     sketch: bytes | None = None
+    #: The latest time in the table, in microseconds, where that is known; None: it is not.
+    latest: int | None = None
 
 
 def _untold_of(table: IcebergTable) -> tuple[str, ...]:
@@ -198,15 +204,14 @@ def _stage(
     if not pulled.rows:
         return _Outcome()
     layout = replace(layout, has_marks=bool(pulled.marks) or not write.hidden.is_empty)
+    at_once = _at_once(write, pulled, layout, synced)
+    if at_once is not None:
+        return at_once
     events = [of_landed(pulled.view, layout)]
     if not write.is_empty:
         events.append(_reached(write, pulled, layout))
     if not write.hidden.is_empty:
         events.append(_hidden(write, pulled, layout))
-    if len(events) == 1 and pulled.are_states:
-        reach("write.planned")
-        write.append(states(events[0], layout, synced_micros=synced))
-        return _Outcome(pulled.rows, 0, pulled.sketch)
     resolved = write.spark.sql(succession(events, layout, synced_micros=synced))
     if len(events) == 1:
         return _fill(write, resolved, pulled, layout)
@@ -229,6 +234,21 @@ def _stage(
         if found["concealed"]:
             write.hidden.append(_concealed(rows, layout))
     return _Outcome(found["added"], found["removed"], found["sketch"])
+
+
+def _at_once(write: StagedWrite, pulled: Pulled, layout: Layout, synced: int) -> _Outcome | None:
+    """Stage rows that need no look at what is stored; None: they need one."""
+    if not write.is_empty:
+        if not are_later(write, pulled, layout):
+            return None
+        ended = stage_later(write, pulled, layout, synced_micros=synced)
+        added = ended + pulled.rows - pulled.marks
+        return _Outcome(added, ended, pulled.sketch, pulled.latest)
+    if not (write.hidden.is_empty and pulled.are_states):
+        return None
+    reach("write.planned")
+    write.append(states(of_landed(pulled.view, layout), layout, synced_micros=synced))
+    return _Outcome(pulled.rows, 0, pulled.sketch, pulled.latest)
 
 
 def _fill(write: StagedWrite, resolved: DataFrame, pulled: Pulled, layout: Layout) -> _Outcome:

@@ -41,6 +41,8 @@ class Pulled:
         bounds: bounds of the key columns for which that is useful, as SQL.
         sketch: of the versions they tell of (`table/usage.py`).
         deleted: how many say when their record was deleted.
+        plain_marks: how many only say that it was deleted at the row's own time.
+        latest: the latest time that any of them tells, in microseconds, or None.
         has_each_once: whether it is known that no two are of one record.
     """
 
@@ -53,12 +55,20 @@ class Pulled:
     bounds: dict[str, tuple[str, str]]
     sketch: bytes | None
     deleted: int
+    plain_marks: int
+    latest: int | None
     has_each_once: bool
 
     @property
     def are_states(self) -> bool:
         """Whether each row is its record's one version, which is active."""
         return self.has_each_once and not (self.deleted or self.marks or self.untold)
+
+    @property
+    def say_one_thing_each(self) -> bool:
+        """Whether each row is all there is of its record: a version, or its end at that time."""
+        are_plain = self.deleted == self.marks == self.plain_marks
+        return self.has_each_once and are_plain and not (self.purges or self.untold)
 
 
 def measured(
@@ -92,6 +102,8 @@ def measured(
         f"count_if(NOT {TELLS}) AS marks",
         f"count_if({PURGED_AT} IS NOT NULL) AS purges",
         f"count({DELETED_AT}) AS deleted",
+        f"count_if(NOT {TELLS} AND {DELETED_AT} = {MODIFIED}) AS plain_marks",
+        f"max(greatest({MODIFIED}, {DELETED_AT}, {PURGED_AT})) AS latest",
         f"array_distinct(flatten(collect_set({UNTOLD}))) AS untold",
         f"count_if({incomplete}) AS incomplete",
         f"min({MODIFIED}) AS since",
@@ -129,5 +141,7 @@ def measured(
         },
         sketch=row["sketch"],
         deleted=row["deleted"],
+        plain_marks=row["plain_marks"],
+        latest=row["latest"],
         has_each_once=has_each_once,
     )

@@ -52,6 +52,8 @@ _LEAST_PAGES: Final = 4_096
 #: How fingerprints are made; those of another way say nothing.
 _WAY: Final = 2
 _ROWS_PER_TASK: Final = 50_000
+#: Types of which each value has one text.
+_EXACT: Final = {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
 _DATES: Final = (
     f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint, "
     f"{TELLS} boolean"
@@ -143,7 +145,14 @@ class Look:
                 )
                 declared = key.declared(columns, beyond=found.beyond)
                 versions = self._versions(found, held, declared, done)
-                yield Piece(stream, versions, declared, done.as_json(), done.numbers(columns))
+                yield Piece(
+                    stream,
+                    versions,
+                    declared,
+                    done.as_json(),
+                    done.numbers(columns),
+                    is_distinct=_is_exact(declared),
+                )
         self.folder.finish(new, says)
         self.folder.remove_all_but(new.name)
 
@@ -208,6 +217,11 @@ class Look:
         typed = to_arrow(found.rows.coalesce(tasks)).then(typing, typing.schema)
         dated = partial(_dated, at=done.last_micros, sequence=sequence_of(done.last_micros))
         return typed.then(dated, f"{typed.schema}, {_DATES}")
+
+
+def _is_exact(declared: Iterable[Column]) -> bool:
+    """Whether keys whose texts differ are never one key in the lake."""
+    return all(column.type.kind in _EXACT for column in declared if column.primary_key)
 
 
 @dataclass(frozen=True)
