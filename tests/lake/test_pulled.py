@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
@@ -296,3 +297,139 @@ def test_a_table_is_a_function_of_what_was_landed(
     # Applied once more, all of it changes nothing.
     write(list(rows))
     _check(lake, name, mode, rows, eps, erases=erases)
+
+
+def _difference(chance: random.Random, number: int, at: int, keys: int) -> list[LandedRow]:
+    """What differs between two snapshots: records that are new or have changed, and gone ones."""
+    rows = []
+    for place, key in enumerate(chance.sample(range(keys), keys // 3)):
+        is_gone = chance.random() < 0.3
+        fields = {"Name": f"n{number}.{place}", "Size": chance.choice([None, place])}
+        rows.append(
+            LandedRow(
+                key=f"k{key}",
+                modified=at,
+                sequence=f"{number:x}",
+                place=(number, place),
+                deleted=at if is_gone else None,
+                tells=not is_gone,
+                fields={} if is_gone else fields,
+            )
+        )
+    return rows
+
+
+@pytest.mark.parametrize("eps", [1, pytest.param(_MS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("erases", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        Mode.HISTORY,
+        *(pytest.param(m, marks=pytest.mark.long) for m in (Mode.LIVE, Mode.SOFT_DELETE)),
+    ],
+)
+def test_versions_that_begin_later_need_no_look_at_the_table(
+    lake: Lake, mode: Mode, eps: int, *, erases: bool
+) -> None:
+    chance = random.Random(eps)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    there: list[LandedRow] = []
+    table_sql = f"chronolake.{name.sql}"
+
+    def written(rows: list[LandedRow], *, is_distinct: bool = True) -> tuple[bool, int, int]:
+        """Whether it was written without a look; rows that are new or changed, and replaced."""
+        there.extend(rows)
+        before = len(_read(lake, name))
+        result = write_versions(
+            lake,
+            name,
+            _frame(lake, rows),
+            synced_micros=_T,
+            batch="some",
+            properties={},
+            has_each_once=is_distinct,
+            erased=["Name", "Size"] if erases else [],
+        )
+        _check(lake, name, mode, there, eps, erases=erases)
+        _check_hidden(lake, name)
+        assert len(_read(lake, name)) == before + result.written - result.removed
+        return "resolve" not in result.seconds, result.written, result.removed
+
+    is_history = mode is Mode.HISTORY
+    first = [row for row in _difference(chance, 1, _T, 90) if row.tells]
+    assert written(first) == (True, len(first), 0)
+    at = _T
+    for number in range(2, 5):
+        at += chance.choice([1, 7]) * eps
+        assert written(_difference(chance, number, at, 60))[0] is is_history
+    # The next one would begin before what is there has ended.
+    at += eps - 1 if eps > 1 else 0
+    assert not written(_difference(chance, 5, at, 60))[0]
+    # How late the table's rows are was not told, and is found out.
+    at += 5 * eps
+    assert written(_difference(chance, 6, at, 60))[0] is is_history
+    # Files that are put together hold the same rows.
+    lake.spark.sql(
+        f"CALL chronolake.system.rewrite_data_files(table => '{name.sql}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    at += eps
+    assert written(_difference(chance, 7, at, 60))[0] is is_history
+    # A batch that may tell of a record twice, and a late one.
+    at += 5 * eps
+    assert not written(_difference(chance, 8, at, 60), is_distinct=False)[0]
+    assert not written(_difference(chance, 9, _T + 1, 60))[0]
+    late = LandedRow(key="k1", modified=_T + 2, sequence="a", place=(10, 0), deleted=at + 90 * eps)
+    assert not written([replace(late, fields={"Name": "n", "Size": 1})], is_distinct=False)[0]
+    # That record was deleted later than the next batch begins: hidden rows count, too.
+    assert not written(_difference(chance, 11, at + 80 * eps, 60))[0]
+    assert written(_difference(chance, 12, at + 100 * eps, 60))[0] is is_history
+    lake.spark.sql(f"UPDATE {table_sql} SET _fivetran_synced = _fivetran_synced")
+    assert written(_difference(chance, 13, at + 101 * eps, 60))[0] is is_history
+
+
+def test_a_table_that_others_have_written_to_is_looked_at_again(lake: Lake) -> None:
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)
+
+    def write(at: int) -> bool:
+        fields = {"Name": f"n{at}", "Size": 1}
+        rows = [
+            LandedRow(key=key, modified=at, sequence="1", place=(at, place), fields=fields)
+            for place, key in enumerate("ab")
+        ]
+        result = write_versions(
+            lake,
+            name,
+            _frame(lake, rows),
+            synced_micros=_T,
+            batch="some",
+            properties={},
+            has_each_once=True,
+        )
+        return "resolve" not in result.seconds
+
+    assert write(_T)
+    assert write(_T + 10)
+    # Somebody moves a version into the future: the next batch is not later than that.
+    lake.spark.sql(
+        f"UPDATE chronolake.{name.sql} SET _fivetran_start = timestamp_micros({_T + 30}L), "
+        f"_chronolake_version = '{_T + 30} - - - 1' WHERE Id = 'a' AND _fivetran_active"
+    )
+    assert not write(_T + 20)
+    assert write(_T + 40)
+    versions = [
+        (row["Id"], row[START] - _T, row[END] - _T if not row[ACTIVE] else None)
+        for row in _read(lake, name)
+    ]
+    assert sorted(versions) == [
+        ("a", 0, 9),
+        ("a", 20, 29),
+        ("a", 30, 39),
+        ("a", 40, None),
+        ("b", 0, 9),
+        ("b", 10, 19),
+        ("b", 20, 39),
+        ("b", 40, None),
+    ]

@@ -58,6 +58,7 @@ def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.Mon
     if request.param == "fingerprints":
         # However small they are.
         monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
+        monkeypatch.setattr("chronolake.source.postgres.copying._RANGE_PAGES", 2)
     shop.configure(method="snapshot_diff")
     return shop
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,19 +19,11 @@ from chronolake.errors import SourceError
 from chronolake.rawlake.layout import ObjectFolder
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import held_table, rows_where
-from chronolake.source.postgres.difference.fingerprints import (
-    KEY,
-    PART,
-    PLACE,
-    ROW,
-    Fingerprinting,
-    schema_of,
-    share_of,
-    to_stream,
-)
+from chronolake.source.postgres.copying import PageRange, held_table, rows_where
+from chronolake.source.postgres.difference.fingerprints import PLACE, ROW, Fingerprinting
 from chronolake.source.postgres.difference.kept import FingerprintFolder, Fingerprints
-from chronolake.source.postgres.difference.shares import Comparing, differing
+from chronolake.source.postgres.difference.keys import IS_THERE, ByKey, differing
+from chronolake.source.postgres.difference.places import PART, differing_places
 from chronolake.source.postgres.snapshot import DatabaseSnapshot, exported_snapshot
 
 #: Rows of this text fill a page by two: tables become large enough for fingerprints soon.
@@ -42,7 +35,9 @@ _BULK: Final = (
     f"INSERT INTO bulk SELECT 'é,\"\n' || n % 3, n, 'new', '{_WIDE}' FROM {_NUMBERS}",
 )
 
-_Rows = dict[int, tuple[str, int]]
+#: Rows of some pages by their places, and of a table by their keys: hashes.
+_Rows = dict[int, int]
+_KEYS: Final = ("key0", "key1")
 
 
 @pytest.fixture
@@ -54,68 +49,107 @@ def bulk(shop: Shop) -> Shop:
     return shop
 
 
-def _table(rows: _Rows, *, placed: bool = False) -> pa.Table:
-    """Fingerprints: by the hash of each key its text, and the hash of its row."""
-    keys = sorted(rows)
-    columns = {KEY: pa.array(keys, pa.uint64()), ROW: pa.array([rows[k][1] for k in keys])}
-    if placed:
-        columns |= {PART: pa.array([0] * len(keys)), PLACE: pa.array(range(len(keys)))}
-    columns["text0"] = pa.array([rows[key][0] for key in keys])
-    wanted = [field for field in schema_of(["id"]) if field.name in columns]
-    return pa.table(columns).cast(pa.schema(wanted))
+def _placed(rows: _Rows) -> pa.Table:
+    """Fingerprints of rows, by their places."""
+    places = sorted(rows)
+    columns = {PLACE: places, ROW: [rows[place] for place in places], "key0": places}
+    return pa.table({name: pa.array(cells, pa.int64()) for name, cells in columns.items()})
 
 
-_rows = st.dictionaries(
-    st.integers(0, 2**64 - 1) | st.integers(0, 5),
-    st.tuples(st.sampled_from("abc"), st.integers(-1, 1)),
-    max_size=12,
-)
+_rows = st.dictionaries(st.integers(0, 12), st.integers(-1, 1), max_size=12)
 
 
 @given(_rows, _rows)
-def test_what_differs_is_what_a_plain_look_finds(now: _Rows, before: _Rows) -> None:
-    changed, gone = differing(_table(now), _table(before))
+def test_what_is_not_where_it_was_is_what_a_plain_look_finds(now: _Rows, before: _Rows) -> None:
+    differs, has_gone = differing_places(_placed(now), _placed(before))
 
-    assert [sorted(now)[n] for n in changed] == sorted(
-        key for key in now if key not in before or now[key][1] != before[key][1]
+    assert [sorted(now)[n] for n in differs] == [
+        place for place in sorted(now) if before.get(place) != now[place]
+    ]
+    assert [sorted(before)[n] for n in has_gone] == [
+        place for place in sorted(before) if now.get(place) != before[place]
+    ]
+
+
+def _moved(now: Mapping[tuple[int, str], int], before: Mapping[tuple[int, str], int]) -> pa.Table:
+    """Rows that differ by their places: their keys and hashes."""
+    sides = [*((*key, row, 0) for key, row in now.items())]
+    sides += [(*key, row, None) for key, row in before.items()]
+    numbers, texts, hashes, parts = zip(*sides, strict=True) if sides else ((),) * 4
+    return pa.table(
+        {
+            PART: pa.array(parts, pa.int32()),
+            PLACE: pa.array(range(len(sides)), pa.int64()),
+            ROW: pa.array(hashes, pa.int64()),
+            "key0": pa.array(numbers, pa.int64()),
+            "key1": pa.array(texts, pa.string()),
+        }
     )
-    # Of two keys with one hash and other rows, one has come and the other one has gone.
-    assert [sorted(before)[n] for n in gone] == sorted(
-        key
-        for key, (text, row) in before.items()
-        if key not in now or (now[key][1] != row and now[key][0] != text)
-    )
 
 
-@given(_rows, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]))
-def test_fingerprints_can_be_read_in_another_number_of_shares(
-    tmp_path_factory: pytest.TempPathFactory, rows: _Rows, written: int, read: int
+_by_key = st.dictionaries(
+    st.tuples(st.integers(-2, 2), st.sampled_from(["", "a", "é"])), st.integers(-1, 1), max_size=9
+)
+
+
+@given(_by_key, _by_key)
+def test_what_differs_is_what_a_plain_look_finds(
+    now: dict[tuple[int, str], int], before: dict[tuple[int, str], int]
 ) -> None:
-    kept = Fingerprints(tmp_path_factory.mktemp("kept"), written)
-    every = _table(rows)
-    places = share_of(every[KEY].to_numpy(), written)
-    for share in range(written):
-        kept.write(share, every.filter(pa.array(places == share)))
-    found = [kept.read(share, read) for share in range(read)]
-    assert pa.concat_tables(found).equals(every)
-    assert kept.rows == len(rows)
-    assert kept.are_whole
+    found = differing(_moved(now, before), _KEYS)
+
+    keys = list(now)
+    assert {keys[place] for place in found.changed[PLACE].to_pylist()} == {
+        key for key in now if before.get(key) != now[key]
+    }
+    gone = [tuple(row[name] for name in _KEYS) for row in found.gone.to_pylist()]
+    assert sorted(gone) == sorted(before.keys() - now.keys())
+    assert found.are_told_apart
+
+
+def test_rows_of_one_key_are_not_told_apart() -> None:
+    once = {(1, "a"): 5}
+    twice = pa.concat_tables([_moved(once, {}), _moved({(1, "a"): 6}, {(2, "b"): 1})])
+    assert not differing(twice, _KEYS).are_told_apart
+    by_key = ByKey("", DatabaseSnapshot("", 0, 0), ("t",), ("id", "shop"), ("id", "shop"))
+    (told,) = by_key(twice.to_batches())
+    assert told[IS_THERE].to_pylist() == [None]
+
+
+def _kept(folder: Path, *tables: pa.Table) -> Fingerprints:
+    kept = Fingerprints(folder)
+    for number, rows in enumerate(tables):
+        with kept.writing(7, number * 100, rows.schema) as file:
+            half = rows.num_rows // 2
+            file.write(rows.slice(0, half))
+            file.write(rows.slice(half))
+    return kept
+
+
+def test_fingerprints_are_kept_by_their_pages(tmp_path: Path) -> None:
+    first, second = _placed({1: 1, 2: 5, 9: -7}), _placed({})
+    kept = _kept(tmp_path, first, second)
+    files = kept.files()
+    assert files.keys() == {(7, 0), (7, 100)}
+    assert kept.read(files[7, 0]).equals(first)
+    assert kept.read(files[7, 100]).equals(second)
+    assert (kept.rows, kept.are_whole) == (3, True)
+    _kept(tmp_path, first, second)
+    assert kept.files() == files, "the same again is the same file"
 
 
 def test_damaged_fingerprints_are_an_error(tmp_path: Path) -> None:
-    kept = Fingerprints(tmp_path, 1)
-    kept.write(0, _table({1: ("a", 1), 2: ("b", 2)}))
+    kept = _kept(tmp_path, _placed({1: 1, 2: 2}))
     (file,) = tmp_path.iterdir()
     data = bytearray(file.read_bytes())
     data[-30] ^= 1
     file.write_bytes(data)
-    assert kept.are_all_there
     assert not kept.are_whole
     with pytest.raises(SourceError, match="damaged or gone"):
-        kept.read(0, 1)
+        kept.read(file.name)
     file.unlink()
     with pytest.raises(SourceError, match="Run it again"):
-        kept.read(0, 1)
+        kept.read(file.name)
 
 
 @pytest.mark.parametrize("other", ["way", "server", "major", "table", "key", "columns"])
@@ -123,23 +157,15 @@ def test_fingerprints_that_were_made_otherwise_do_not_count(tmp_path: Path, othe
     says: dict[str, object] = {"way": 1, "server": 7, "major": 18, "table": 5, "key": ["id"]}
     says["columns"] = [[1, "id", 23, -1]]
     folder = FingerprintFolder(tmp_path / "made", ObjectFolder(tmp_path, "shop", "orders"))
-    made = folder.begun(1)
-    made.write(0, _table({1: ("a", 1)}))
+    made = folder.begun()
+    _kept(made.path, _placed({1: 1}))
     assert folder.recalled(made.name, says) is None, "they are not finished"
     folder.finish(made, says)
     assert folder.recalled(made.name, says) == made
     assert folder.recalled(made.name, {**says, other: 9}) is None
-
-
-def test_rows_that_cannot_be_told_apart_are_noted_and_not_compared(tmp_path: Path) -> None:
-    kept = Fingerprints(tmp_path, 1)
-    comparing = Comparing("", DatabaseSnapshot("", 0, 0), ("t",), ("id",), ("id",), kept, None)
-    one = to_stream(_table({7: ("a", 1)}, placed=True).cast(schema_of(["id"])))
-    told = pa.RecordBatch.from_pydict(
-        {"share": pa.array([0, 0], pa.int32()), "fingerprints": pa.array([one, one])}
-    )
-    assert list(comparing([told])) == []
-    assert not kept.are_all_there
+    (file,) = made.path.glob("pages-*")
+    file.unlink()
+    assert folder.recalled(made.name, says) is None, "not all of them are there"
 
 
 def test_values_that_read_differently_have_other_fingerprints(address: str) -> None:
@@ -184,14 +210,13 @@ def _expect_told_apart(address: str, kind: str) -> None:
         (table,) = catalog.tables_in(connection, ["public"])
         with held_table(address, snapshot, table) as held:
             key, value = held.table.columns
-            relations = tuple(part.relation for part in held.parts)
-            making = Fingerprinting(address, snapshot, relations, (value,), (key,), 1)
-            whole = {"relation": relations[0], "begin": 0, "finish": None, "last": 1}
-            (made,) = making([pa.RecordBatch.from_pydict({"ranges": [[whole]]})])
-            found = pa.ipc.open_stream(made["fingerprints"][0].as_py()).read_all()
-            (read,) = rows_where(connection, relations[0], psycopg.sql.SQL("true"), ["id", "c"])
+            (part,) = held.parts
+            making = Fingerprinting((value,), (key,))
+            ((_, found),) = making.of(connection, PageRange(part, 0, None, 1))
+            (read,) = rows_where(connection, part.relation, psycopg.sql.SQL("true"), ["id", "c"])
     texts = dict(zip(read["id"].to_pylist(), read["c"].to_pylist(), strict=True))
-    hashes = dict(zip(found["text0"].to_pylist(), found[ROW].to_pylist(), strict=True))
+    numbers = map(str, found["key0"].to_pylist())
+    hashes = dict(zip(numbers, found[ROW].to_pylist(), strict=True))
     assert len(hashes) == len(texts)
     by_text: dict[str | None, set[int]] = {}
     for number, text in texts.items():
@@ -237,6 +262,95 @@ def test_pages_may_be_left_without_a_row(bulk: Shop) -> None:
     assert bulk.agrees()
 
 
+@pytest.fixture
+def ranges(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """A shop whose tables are compared by fingerprints of a few pages each."""
+    monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
+    monkeypatch.setattr("chronolake.source.postgres.copying._RANGE_PAGES", 3)
+    shop.configure(method="snapshot_diff")
+    return shop
+
+
+def _landed(shop: Shop) -> int | None:
+    """How many rows of the table a run lands."""
+    (run,) = (one for one in shop.sync().streams if one.stream == "public.bulk")
+    assert run.error is None
+    return run.landed_rows
+
+
+def test_rows_that_have_moved_are_as_they_were(ranges: Shop) -> None:
+    ranges.run(
+        "CREATE TABLE bulk (n bigint, day date, state text, PRIMARY KEY (n, day))",
+        "INSERT INTO bulk SELECT -n, date '2024-01-01' + n, 'new' FROM generate_series(1, 3000) n",
+    )
+    ranges.synced()
+    # Half of the pages go, the others are written anew, and in another order.
+    ranges.run("DELETE FROM bulk WHERE n % 2 = 0", "CLUSTER bulk USING bulk_pkey")
+    assert _landed(ranges) == 1_500
+    ranges.run("UPDATE bulk SET state = 'paid' WHERE n = -7", "VACUUM FULL bulk")
+    assert _landed(ranges) == 1
+    # It grows by ranges that were not there, and what is free is used again.
+    ranges.run(
+        "DELETE FROM bulk WHERE n < -2900",
+        "VACUUM bulk",
+        "INSERT INTO bulk SELECT n, date '2024-01-01', 'late' FROM generate_series(1, 4000) n",
+    )
+    assert _landed(ranges) == 4_000 + 50
+    ranges.run("TRUNCATE bulk")
+    assert _landed(ranges) == 4_000 + 1_450
+    assert _landed(ranges) == 0
+    ranges.run("INSERT INTO bulk VALUES (1, '2024-01-01', 'again')")
+    assert _landed(ranges) == 1
+    assert ranges.told("bulk", ("n",), ("state",))[-7,] == [("new",), ("paid",), None]
+    assert ranges.told("bulk", ("n",), ("state",))[1,] == [("late",), None, ("again",)]
+    assert ranges.agrees()
+
+
+def test_partitions_may_come_and_go(ranges: Shop) -> None:
+    ranges.run(
+        "CREATE TABLE bulk (n int, state text, PRIMARY KEY (n)) PARTITION BY RANGE (n)",
+        "CREATE TABLE low PARTITION OF bulk FOR VALUES FROM (0) TO (1000)",
+        "INSERT INTO bulk SELECT n, 'new' FROM generate_series(0, 999) n",
+    )
+    ranges.synced()
+    ranges.run(
+        "CREATE TABLE high (LIKE bulk INCLUDING ALL)",
+        "INSERT INTO high SELECT n, 'new' FROM generate_series(1000, 1999) n",
+        "ALTER TABLE bulk ATTACH PARTITION high FOR VALUES FROM (1000) TO (2000)",
+    )
+    assert _landed(ranges) == 1_000
+    ranges.run("ALTER TABLE low RENAME TO lowest", "UPDATE bulk SET state = 'paid' WHERE n = 5")
+    assert _landed(ranges) == 1
+    # One moves from the one partition to the other, and is as another one was.
+    ranges.run("DELETE FROM bulk WHERE n IN (5, 1500)", "UPDATE bulk SET n = 1500 WHERE n = 6")
+    assert _landed(ranges) == 2
+    ranges.run("ALTER TABLE bulk DETACH PARTITION lowest")
+    assert _landed(ranges) == 998
+    assert len(ranges.present("bulk", ("n",))) == 1_000
+    assert ranges.agrees()
+
+
+def test_a_partition_that_comes_while_it_is_looked_at_is_known(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE bulk (n int PRIMARY KEY) PARTITION BY RANGE (n)",
+        "CREATE TABLE low PARTITION OF bulk FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE high (n int PRIMARY KEY)",
+        "CREATE TABLE plain (n int PRIMARY KEY)",
+    )
+    with connected(shop.dsn) as connection:
+        plain, bulk = (
+            next(one for one in catalog.tables_in(connection, ["public"]) if one.name == name)
+            for name in ("plain", "bulk")
+        )
+    with exported_snapshot(shop.dsn) as snapshot:
+        for table in (plain, bulk):
+            with held_table(shop.dsn, snapshot, table) as held:
+                assert not held.has_new_parts
+        shop.run("ALTER TABLE bulk ATTACH PARTITION high FOR VALUES FROM (10) TO (20)")
+        with held_table(shop.dsn, snapshot, bulk) as held:
+            assert held.has_new_parts
+
+
 def _expect_right(shop: Shop) -> None:
     there = sorted(shop.rows("SELECT n, state FROM bulk"), key=repr)
     assert shop.present("bulk", ("n", "state")) == there
@@ -266,7 +380,7 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
     told.unlink()
     bulk.run("UPDATE bulk SET state = 'paid' WHERE n = 7")
     bulk.synced()
-    (file, *_) = sorted(folder.rglob("share-*"))
+    (file, *_) = sorted(folder.rglob("pages-*"))
     file.write_bytes(file.read_bytes()[:-1])
     bulk.run("UPDATE bulk SET state = 'sent' WHERE n = 7")
     bulk.synced()
