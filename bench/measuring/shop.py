@@ -56,6 +56,13 @@ def publish(address: str) -> None:
         )
 
 
+def unpublish(address: str) -> None:
+    """Remove what reading the log needed."""
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("SELECT pg_drop_replication_slot('chronolake_shop')")
+        connection.execute("DROP PUBLICATION chronolake_shop")
+
+
 def project_of(folder: Path, address: str, more: str = "") -> Project:
     """The project whose pipeline `shop` reads the database into the lake of a folder."""
     os.environ["SHOP_DSN"] = address
