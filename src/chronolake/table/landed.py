@@ -204,7 +204,7 @@ def _stage(
     if not pulled.rows:
         return _Outcome()
     layout = replace(layout, has_marks=bool(pulled.marks) or not write.hidden.is_empty)
-    at_once = _at_once(write, pulled, layout, synced)
+    at_once = _at_once(write, pulled, layout, synced, watch)
     if at_once is not None:
         return at_once
     events = [of_landed(pulled.view, layout)]
@@ -236,10 +236,14 @@ def _stage(
     return _Outcome(found["added"], found["removed"], found["sketch"])
 
 
-def _at_once(write: StagedWrite, pulled: Pulled, layout: Layout, synced: int) -> _Outcome | None:
+def _at_once(
+    write: StagedWrite, pulled: Pulled, layout: Layout, synced: int, watch: Stopwatch
+) -> _Outcome | None:
     """Stage rows that need no look at what is stored; None: they need one."""
     if not write.is_empty:
-        if not are_later(write, pulled, layout):
+        with watch.stage("read"):
+            is_later = are_later(write, pulled, layout)
+        if not is_later:
             return None
         ended = stage_later(write, pulled, layout, synced_micros=synced)
         added = ended + pulled.rows - pulled.marks
