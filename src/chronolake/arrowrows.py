@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -41,12 +41,23 @@ class ArrowRows:
 
 def to_spark(rows: ArrowRows | DataFrame) -> DataFrame:
     """Rows as Spark has them."""
-    return rows.places.mapInArrow(rows.read, rows.schema) if isinstance(rows, ArrowRows) else rows
+    if not isinstance(rows, ArrowRows):
+        return rows
+    names = rows.places.columns
+    if not any("`" in name for name in names):
+        return rows.places.mapInArrow(rows.read, rows.schema)
+    # `mapInArrow` looks its input up by name, and some names with backticks it does not find.
+    places = rows.places.toDF(*(f"c{number}" for number in range(len(names))))
+    return places.mapInArrow(partial(_after, partial(_named, names), rows.read), rows.schema)
 
 
 def to_arrow(rows: ArrowRows | DataFrame) -> ArrowRows:
     """Rows as the tasks that read them have them."""
     return rows if isinstance(rows, ArrowRows) else ArrowRows(rows, iter, rows.schema.toDDL())
+
+
+def _named(names: Sequence[str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return (batch.rename_columns(names) for batch in batches)
 
 
 def _after(

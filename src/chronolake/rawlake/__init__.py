@@ -18,7 +18,7 @@ from chronolake.rawlake.control import (
 )
 from chronolake.rawlake.erasing import erase, purges_in
 from chronolake.rawlake.fields import Field
-from chronolake.rawlake.footers import rows_in
+from chronolake.rawlake.footers import landed_micros, rows_in
 from chronolake.rawlake.forms import Form, Seen, mark, type_of, wider
 from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
 from chronolake.rawlake.reading import Landing, columns_of, landing, literally, united
@@ -42,6 +42,7 @@ __all__ = [
     "identifier",
     "land",
     "land_control",
+    "landed_micros",
     "landing",
     "literally",
     "mark",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chronolake.errors import SourceError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from chronolake.rawlake.control import Namings
     from chronolake.rawlake.fields import Fields
-    from chronolake.rawlake.layout import DataFile
+    from chronolake.rawlake.layout import DataFile, ObjectFolder
 
 _FILES_PER_TASK: Final = 50
 #: Spark's own name for where a row stands.
@@ -280,6 +281,22 @@ def _fields(
     if not declaration:
         return fields_of(physical)
     return fields_declared(declaration, physical, names)
+
+
+def landed_micros(folder: ObjectFolder) -> int:
+    """The latest modification time in the last file that has rows.
+
+    Returns:
+        Microseconds since 1970; 0 if there is no such file.
+
+    Raises:
+        SourceError: the folder cannot be read.
+    """
+    for file in reversed(folder.files()):
+        found = pc.max(pq.read_table(file.path, columns=[lake_fields.MODIFIED]).column(0))
+        if found.is_valid:
+            return int(found.cast(pa.timestamp("us")).cast(pa.int64()).as_py())
+    return 0
 
 
 def rows_in(files: Iterable[DataFile]) -> int:

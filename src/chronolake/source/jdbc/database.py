@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 
 from chronolake.errors import SourceError
 from chronolake.limits import StreamTraits
+from chronolake.rawlake import landed_micros
 from chronolake.source.jdbc.reader import JdbcReader, cell, columns_of, expect_distinct
 from chronolake.source.offered import Failure, OfferedStream, Sight, Snapshot, raw_folder
 from chronolake.types import now_micros
@@ -122,7 +123,9 @@ class JdbcDatabase:
 
         def read(name: str, told: Position) -> Iterator[Snapshot]:
             table = self.config.tables[name]
-            at = max(now_micros(), latest_micros(told) + 1)
+            # Of a run that died, nothing but what has landed may tell how late it was.
+            landed = landed_micros(raw_folder(self.project, self.pipeline, name))
+            at = max(now_micros(), latest_micros(told) + 1, landed + 1)
             yield snapshot_of(
                 name,
                 reader.table(lake.spark, name, split_by=table.split_by),

@@ -33,7 +33,7 @@ _TABLES: Final = f"""{_BASE}, key AS (
     JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
     CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
     WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
-      AND i.indimmediate AND k.place <= i.indnkeyatts
+      AND i.indimmediate AND i.indisvalid AND k.place <= i.indnkeyatts
     GROUP BY i.indrelid, i.indexrelid
 ), distinct_by AS (
     SELECT DISTINCT ON (i.indrelid) i.indrelid, i.indkey::int2[] AS numbers
@@ -67,7 +67,8 @@ CROSS JOIN LATERAL (
         (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
 ) parts
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
-  AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped
+  AND (c.relpersistence = 'p' OR (%s AND c.relpersistence = 'u' AND NOT pg_is_in_recovery()))
+  AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
 GROUP BY c.oid, n.nspname, c.relname, c.relreplident, c.relnatts, key.numbers, distinct_by.numbers,
          parts.storage, parts.tell_all
@@ -201,7 +202,11 @@ class Published:
 
 
 def tables_in(
-    connection: psycopg.Connection, schemas: Sequence[str], *, oid: int | None = None
+    connection: psycopg.Connection,
+    schemas: Sequence[str],
+    *,
+    oid: int | None = None,
+    also_unlogged: bool = False,
 ) -> list[SourceTable]:
     """The tables of some schemas, by schema and name.
 
@@ -209,12 +214,14 @@ def tables_in(
         connection: to the database.
         schemas: the schemas.
         oid: only this table.
+        also_unlogged: whether those count, too, of which the log says nothing; a standby has none.
 
     Raises:
         SourceError: the catalog cannot be read.
     """
     with understood():
-        rows = connection.execute(_TABLES.encode(), (list(schemas), oid, oid)).fetchall()
+        values = (list(schemas), also_unlogged, oid, oid)
+        rows = connection.execute(_TABLES.encode(), values).fetchall()
     found = []
     for number, schema, name, identity, key, distinct_by, *rest in rows:
         *columns_told, storage, tells, greatest = rest
@@ -227,7 +234,8 @@ def tables_in(
                 schema,
                 name,
                 ReplicaIdentity(identity),
-                tuple(by_number[place] for place in key if place in by_number),
+                # Without a generated column, the others may not tell rows apart.
+                _all_of(key, by_number),
                 _all_of(distinct_by, by_number),
                 columns,
                 frozenset(one[1] for one in of_table if one[4]),
@@ -305,7 +313,7 @@ def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable
     Raises:
         SourceError: it is not there, or the catalog cannot be read.
     """
-    for found in tables_in(connection, [table.schema], oid=table.oid):
+    for found in tables_in(connection, [table.schema], oid=table.oid, also_unlogged=True):
         return found
     raise SourceError(
         f"The table {table.stream} has gone, or got another name.",

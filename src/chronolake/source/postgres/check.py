@@ -6,6 +6,7 @@ Source: `specs/postgres-facts.md` (2.4, 2.6, 6.1, 6.4, 6.5).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
@@ -14,7 +15,7 @@ from chronolake.errors import SourceError
 from chronolake.source.offered import Finding, Level
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import understood
-from chronolake.source.postgres.messages import ReplicaIdentity
+from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.slot import Slot, confirmed, exists
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.identity import IdentityProblem
 
 _PUBLISHED: Final = "insert, update, delete, truncate"
 #: Besides the pipeline's own slot, a copy needs one for as long as it takes.
@@ -54,12 +56,12 @@ class Checkup:
         yield from self._publication()
         yield from self._slot()
         for table in self.tables:
-            problem = _problem_with_log(self.connection, table)
+            problem = self._problems.get(table.oid)
             found = table_findings(self.connection, table)
             if problem is None:
                 yield from found
             else:
-                yield problem
+                yield Finding(table.stream, Level.FAILED, problem.words, problem.mend)
                 yield from (one for one in found if one.level is not Level.OK)
 
     def create(self) -> list[str]:
@@ -161,7 +163,16 @@ class Checkup:
 
     def _unpublished(self) -> list[SourceTable]:
         there = catalog.published(self.connection, self.slot.publication)
-        return [table for table in self.tables if is_publishable(table) and table.oid not in there]
+        return [table for table in self._publishable if table.oid not in there]
+
+    @cached_property
+    def _problems(self) -> dict[int, IdentityProblem]:
+        return identity_problems(self.connection, self.tables)
+
+    @property
+    def _publishable(self) -> list[SourceTable]:
+        """The tables that the log can tell of, and whose rows can be updated when it does."""
+        return [one for one in self.tables if one.followed_by and one.oid not in self._problems]
 
     def _publication(self) -> Iterator[Finding]:
         what = f"publication {self.slot.publication}"
@@ -205,7 +216,7 @@ class Checkup:
         )
 
     def _create_publication(self) -> sql.Composed:
-        listed = [table for table in self.tables if is_publishable(table)]
+        listed = self._publishable
         of = sql.SQL(" FOR TABLE {}").format(_names(listed)) if listed else sql.SQL("")
         return sql.SQL("CREATE PUBLICATION {}{} WITH ({})").format(
             sql.Identifier(self.slot.publication), of, self._options()
@@ -277,43 +288,30 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
                 else ""
             ),
         )
-    role, reads, is_hidden = _ask(
+    role, schemas, parts, is_hidden = _ask(
         connection,
         # Partitions are read one by one.
-        "SELECT current_user::text, bool_and(has_schema_privilege(relnamespace, 'usage') "
-        "AND has_table_privilege(oid, 'select')), bool_or(row_security_active(oid)) "
-        "FROM pg_class WHERE oid = %s::oid "
-        "OR oid IN (SELECT relid FROM pg_partition_tree(%s::oid))",
+        "SELECT current_user::text, string_agg(DISTINCT quote_ident(nspname), ', ') "
+        "FILTER (WHERE NOT has_schema_privilege(n.oid, 'usage')), "
+        "string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid) "
+        "FILTER (WHERE NOT has_table_privilege(c.oid, 'select')), "
+        "bool_or(row_security_active(c.oid)) "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = %s::oid "
+        "OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::oid))",
         table.oid,
         table.oid,
     )
     who = sql.Identifier(str(role)).as_string(connection)
-    schema = sql.Identifier(table.schema).as_string(connection)
-    if not reads:
-        fix = f"GRANT USAGE ON SCHEMA {schema} TO {who}; GRANT SELECT ON {name} TO {who};"
+    if schemas or parts:
+        grants = [f"GRANT USAGE ON SCHEMA {schemas} TO {who};"] if schemas else []
+        grants += [f"GRANT SELECT ON {parts} TO {who};"] if parts else []
         words = f"{role} may not read it, or a partition of it"
-        yield Finding(table.stream, Level.FAILED, words, fix)
+        yield Finding(table.stream, Level.FAILED, words, " ".join(grants))
     elif is_hidden:
         fix = f"ALTER ROLE {who} BYPASSRLS;"
         yield Finding(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
     elif table.followed_by:
         yield Finding(table.stream, Level.OK, f"its key is {', '.join(table.followed_by)}")
-
-
-def is_publishable(table: SourceTable) -> bool:
-    """Whether the log can tell of a table, and its rows still be updated when it is published."""
-    return bool(table.followed_by) and table.identity is not ReplicaIdentity.NOTHING
-
-
-def _problem_with_log(connection: psycopg.Connection, table: SourceTable) -> Finding | None:
-    if not table.key or table.identity is not ReplicaIdentity.NOTHING:
-        return None
-    return Finding(
-        table.stream,
-        Level.FAILED,
-        "its replica identity is nothing: published, it could not be updated any more",
-        f"ALTER TABLE {_name(connection, table)} REPLICA IDENTITY DEFAULT;",
-    )
 
 
 def _name(connection: psycopg.Connection, table: SourceTable) -> str:

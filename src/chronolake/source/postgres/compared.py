@@ -12,13 +12,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from chronolake.errors import SourceError
+from chronolake.rawlake import landed_micros
 from chronolake.source.offered import Failure, Finding, Level, OfferedStream, Sight
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import table_findings, version_of
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.difference import Look
 from chronolake.source.postgres.position import LogPosition
-from chronolake.source.postgres.slot import exists, slot_of
+from chronolake.source.postgres.slot import is_here, slot_of
 from chronolake.source.postgres.snapshot import exported_snapshot
 from chronolake.source.postgres.wanted import WantedTables
 
@@ -65,6 +66,7 @@ def read_whole(
                 else LogPosition.from_json(told)
             )
             folder = wanted.fingerprints_of(name)
+            position = position.not_before(landed_micros(folder.landed))
             look = Look(lake.spark, dsn, snapshot, server, major, folder)
             yield from look.at(table, position, anew=anew)
 
@@ -101,7 +103,7 @@ class ComparedDatabase:
         with connected(self.config.dsn) as connection:
             found = [Finding("server", Level.OK, version_of(connection))]
             slot = slot_of(self.config, self.pipeline)
-            if exists(connection, slot):
+            if is_here(connection, slot):
                 found.append(
                     Finding(
                         f"slot {slot.name}",

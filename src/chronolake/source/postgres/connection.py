@@ -33,6 +33,8 @@ _SETTINGS: Final = {
     # What the server skips it says in warnings (`slot`).
     "client_min_messages": "warning",
 }
+#: What the server says when a lock was waited for too long.
+_NO_LOCK: Final = "55P03"
 _HAS_TRANSACTION_TIMEOUT: Final = 170_000
 #: Versions before do not know the settings and columns that are used here.
 OLDEST: Final = 140_000
@@ -119,6 +121,12 @@ def understood() -> Iterator[None]:
 
 
 def _said(failure: psycopg.Error) -> SourceError:
+    if failure.sqlstate == _NO_LOCK:
+        return SourceError(
+            "Another statement came to change the table while it was read, and would have waited "
+            "for that for ever.",
+            hint="Run it again: the statement goes on now.",
+        )
     diagnosis = failure.diag
     words = diagnosis.message_primary or _first_line(failure)
     detail = f" ({diagnosis.message_detail})" if diagnosis.message_detail else ""

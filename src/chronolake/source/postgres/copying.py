@@ -24,7 +24,7 @@ from chronolake.source.offered import Failure, Snapshot
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.rowkey import RowKey
-from chronolake.source.postgres.snapshot import DatabaseSnapshot, in_snapshot, row_of
+from chronolake.source.postgres.snapshot import DatabaseSnapshot, beside, in_snapshot, row_of
 from chronolake.source.postgres.versions import sequence_of
 from chronolake.types import quoted
 
@@ -157,7 +157,7 @@ def columns_beyond(dsn: str, snapshot: TableSnapshot) -> list[SourceColumn]:
         for column, condition in doubtful
     ]
     query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(asked), _identifier(table))
-    with connected(dsn) as connection, in_snapshot(connection, snapshot.database):
+    with beside(dsn, snapshot.database) as connection:
         found = connection.execute(query).fetchone() or ()
     return [column for (column, _), is_so in zip(doubtful, found, strict=True) if is_so]
 
@@ -232,7 +232,7 @@ def _copied(
     batches: Iterable[pa.RecordBatch], *, dsn: str, snapshot: DatabaseSnapshot, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Copy ranges of pages."""
-    with connected(dsn) as connection, in_snapshot(connection, snapshot):
+    with beside(dsn, snapshot) as connection:
         for batch in batches:
             for place in batch.column("ranges").flatten().to_pylist():
                 until = "" if place["finish"] is None else f" AND ctid < '({place['finish']},0)'"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 from chronolake.errors import SourceError
+from chronolake.rawlake import landed_micros
 from chronolake.source.offered import (
     Failure,
     Finding,
@@ -32,6 +33,7 @@ from chronolake.source.postgres.compared import read_whole
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import copied
 from chronolake.source.postgres.following import PIECE_BYTES, Following
+from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.position import LogPosition
 from chronolake.source.postgres.slot import (
@@ -47,7 +49,7 @@ from chronolake.source.postgres.snapshot import held_snapshot
 from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import psycopg
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.offered import Position, Reading
     from chronolake.source.postgres.catalog import Published, SourceTable
+    from chronolake.source.postgres.identity import IdentityProblem
 
 _PATIENCE_SECONDS: Final = 10.0
 
@@ -90,7 +93,7 @@ class PostgresDatabase:
         Tables of whose rows the log does not tell which is which are read as a whole each time.
         """
         with connected(self.config.dsn) as connection:
-            state = _State.of(connection, self.slot)
+            state = _State.of(connection, self.slot, self._wanted.there.values())
         # Looked at again: what the log tells up to its end is known by what there is after that.
         wanted = WantedTables(self.project, self.pipeline, self.config)
         unfollowed = wanted.unfollowed
@@ -137,7 +140,9 @@ class PostgresDatabase:
                             self.config.dsn,
                             snapshot,
                             one.table,
-                            one.position,
+                            one.position.not_before(
+                                landed_micros(wanted.landed_of(one.table.stream))
+                            ),
                             server=state.server,
                         )
         if whole := {name: told for name, told in positions.items() if name in unfollowed}:
@@ -213,6 +218,9 @@ class PostgresDatabase:
         """
         name = table.stream
         publication = self.slot.publication
+        problem = state.problems.get(table.oid)
+        if problem is not None:
+            raise SourceError(f"Of {name}, {problem.words}.", hint=problem.mend)
         again = f"`chronolake resync {self.pipeline} --stream {name}`"
         published = state.published.get(table.oid)
         if published is None:
@@ -257,6 +265,7 @@ class _State:
         server: which database it is.
         domains: for each type that stands for another one, that one's oid and modifier.
         published: what the publication has, by the tables' oids.
+        problems: what is wrong with the replica identities of some tables, by their oids.
     """
 
     begins: int
@@ -264,10 +273,16 @@ class _State:
     server: int
     domains: Mapping[int, tuple[int, int]]
     published: Mapping[int, Published]
+    problems: Mapping[int, IdentityProblem]
 
     @classmethod
-    def of(cls, connection: psycopg.Connection, slot: Slot) -> Self:
+    def of(cls, connection: psycopg.Connection, slot: Slot, tables: Iterable[SourceTable]) -> Self:
         """Look at a database.
+
+        Args:
+            connection: to it.
+            slot: the slot and the publication that are read.
+            tables: the tables that are wanted.
 
         Raises:
             SourceError: slot or publication cannot be read as they have to be.
@@ -284,6 +299,7 @@ class _State:
             catalog.server_of(connection),
             catalog.domains_of(connection),
             catalog.published(connection, slot.publication),
+            identity_problems(connection, tables),
         )
 
     def position(self, table: SourceTable, told: Position | None) -> LogPosition:

@@ -110,6 +110,10 @@ class LogPosition:
         """Whether a table is what the log has told of it, by its columns and its storage."""
         return set(self.columns) == set(table.columns) and self.storage == table.storage
 
+    def not_before(self, micros: int) -> Self:
+        """The same, with no earlier time than one that has landed, whoever died meanwhile."""
+        return replace(self, last_micros=max(self.last_micros, micros))
+
     def copied(
         self,
         table: SourceTable,

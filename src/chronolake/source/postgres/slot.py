@@ -48,12 +48,25 @@ def slot_of(config: PostgresSource, pipeline: str) -> Slot:
 
 
 def exists(connection: psycopg.Connection, slot: Slot) -> bool:
-    """Whether a server has a slot of that name.
+    """Whether a server has a slot of that name, perhaps of another database.
 
     Raises:
         SourceError: it does not say.
     """
     query = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
+    with understood():
+        return connection.execute(query, (slot.name,)).fetchone() is not None
+
+
+def is_here(connection: psycopg.Connection, slot: Slot) -> bool:
+    """Whether the database that is connected has a slot of that name.
+
+    Raises:
+        SourceError: it does not say.
+    """
+    query = (
+        "SELECT FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()"
+    )
     with understood():
         return connection.execute(query, (slot.name,)).fetchone() is not None
 
@@ -93,10 +106,14 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
             f"The server has no replication slot {slot.name}.",
             hint="`chronolake check --create` makes publication and slot.",
         )
-    begins, plugin, is_here, two_phase, wal_status = row
+    begins, plugin, is_of_this, two_phase, wal_status = row
+    if not is_of_this:
+        raise SourceError(
+            f"The replication slot {slot.name} is of another database, and may be read there.",
+            hint="Give this pipeline's another name, in chronolake.yml: `slot: …` below `source`.",
+        )
     problems = {
         f"its plugin is {plugin}, not pgoutput": plugin != "pgoutput",
-        "it is of another database": not is_here,
         "it decodes prepared transactions before they are committed": two_phase,
         "the server has removed log that it needed": wal_status == "lost",
     }

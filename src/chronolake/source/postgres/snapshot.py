@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 #: After so long without a snapshot a warning says why, and then so often.
 _PATIENCE_SECONDS: Final = 5.0
 _TOLD_EVERY_SECONDS: Final = 60.0
+#: Statements that are polite give up sooner than that.
+_LOCK_SECONDS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,24 @@ def in_snapshot(connection: psycopg.Connection, snapshot: DatabaseSnapshot) -> I
     yield
     with understood():
         connection.execute("ROLLBACK")
+
+
+@contextmanager
+def beside(dsn: str, snapshot: DatabaseSnapshot) -> Iterator[psycopg.Connection]:
+    """A connection that looks at a snapshot, of a table that another one of ours holds.
+
+    A statement that wants to change the table waits for whoever holds it, and what comes later
+    waits for that statement. So if this connection has to wait, it may be for a run that waits for
+    it, which the server cannot know: it gives up soon, and the statement goes on.
+
+    Raises:
+        SourceError: the snapshot is not held any more, or, while the block runs, the table cannot
+            be had.
+    """
+    with connected(dsn) as connection, in_snapshot(connection, snapshot):
+        with understood():
+            connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+        yield connection
 
 
 @contextmanager

@@ -73,7 +73,8 @@ def versions_of(
     Returns:
         The relation's columns as texts, then those of `SYSTEM`: a row for each change, and a mark
         more for each that changed its key; in no order. And whether that is everything: of a record
-        that got another key, values that were not sent stand under the old one.
+        that got another key, values that were not sent stand under the old one, and of a deleted
+        one the key may not have been sent.
     """
     names = [column.name for column in changes.relation.columns]
     is_key = np.array([name in key for name in names], np.bool_)
@@ -81,7 +82,9 @@ def versions_of(
     new = _filled(changes, is_key)
     moved = changes.has_old & ~is_delete & _differ(changes, new, is_key)
     tells = wanted & ~is_delete
-    ends = wanted & (is_delete | moved)
+    # Where a partition had another replica identity, the old row is not told by the key.
+    is_nameless = wanted & is_delete & _lack(changes, is_key)
+    ends = wanted & (is_delete | moved) & ~is_nameless
     lsns = np.array(commits, np.int64)[changes.transactions]
     # A key's old record ends before the new one's begins.
     ordinals = changes.ordinals * 2
@@ -105,6 +108,7 @@ def versions_of(
         for cells, of_key in zip(changes.old, is_key, strict=True)
     ]
     is_whole = not any((unknown & moved & wanted).any() for _, unknown in new)
+    is_whole = is_whole and not is_nameless.any()
     rows = pa.concat_tables(
         pa.Table.from_arrays([_small(column) for column in columns], schema=schema)
         for columns in (
@@ -136,6 +140,15 @@ def _differ(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) 
             unequal = pc.fill_null(pc.not_equal(texts, old.texts), False)
             differ |= unequal.to_numpy(zero_copy_only=False)
     return differ
+
+
+def _lack(changes: Changes, is_key: Flags) -> Flags:
+    """Where the old row lacks a column of the key, which is never null."""
+    lack = np.zeros(changes.number, np.bool_)
+    for old, of_key in zip(changes.old, is_key, strict=True):
+        if of_key:
+            lack |= old.texts.is_null().to_numpy(zero_copy_only=False)
+    return lack
 
 
 def _untold(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from chronolake.config.pipelines import PostgresMethod
 from chronolake.errors import SourceError
 from chronolake.limits import StreamTraits
 from chronolake.source.offered import OfferedStream, Sight, fingerprint_folder, raw_folder
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chronolake.config import PostgresSource, Project
+    from chronolake.rawlake import ObjectFolder
     from chronolake.source.postgres.catalog import SourceTable
 
 _EPSILON_MICROS: Final = 1
@@ -37,7 +39,9 @@ class WantedTables:
     def _there(self) -> dict[str, SourceTable]:
         """The tables of the schemas, by their streams."""
         with connected(self.config.dsn) as connection:
-            found = catalog.tables_in(connection, self.config.schemas)
+            # Without the log, it is no matter what the log says.
+            is_compared = self.config.method is PostgresMethod.SNAPSHOT_DIFF
+            found = catalog.tables_in(connection, self.config.schemas, also_unlogged=is_compared)
         return {table.stream: table for table in found}
 
     @cached_property
@@ -57,8 +61,12 @@ class WantedTables:
 
     def fingerprints_of(self, stream: str) -> FingerprintFolder:
         """Where the fingerprints of a stream's table are."""
-        landed = raw_folder(self.project, self.pipeline, stream)
+        landed = self.landed_of(stream)
         return FingerprintFolder(self._fingerprints / landed.path.name, landed)
+
+    def landed_of(self, stream: str) -> ObjectFolder:
+        """What has landed of a stream."""
+        return raw_folder(self.project, self.pipeline, stream)
 
     def forget_fingerprints(self, *, but: Iterable[str]) -> None:
         """Remove the fingerprints of all streams but some: they hold keys."""

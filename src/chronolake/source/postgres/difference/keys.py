@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from chronolake.errors import SourceError
-from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import rows_where
 from chronolake.source.postgres.difference.fingerprints import (
     PLACE,
@@ -26,7 +25,7 @@ from chronolake.source.postgres.difference.fingerprints import (
     places_as_text,
 )
 from chronolake.source.postgres.difference.places import PART
-from chronolake.source.postgres.snapshot import in_snapshot
+from chronolake.source.postgres.snapshot import beside
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class ByKey:
             yield pa.RecordBatch.from_pylist([{IS_THERE: None}], schema=self._arrow)
             return
         if found.changed.num_rows:
-            with connected(self.dsn) as connection, in_snapshot(connection, self.database):
+            with beside(self.dsn, self.database) as connection:
                 yield from self._read(connection, found.changed)
         if found.gone.num_rows:
             yield self._gone(found.gone)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import PageRange, spread, tasks_of
 from chronolake.source.postgres.difference.fingerprints import (
     PLACE,
@@ -23,7 +22,7 @@ from chronolake.source.postgres.difference.fingerprints import (
     first_place,
     schema_of,
 )
-from chronolake.source.postgres.snapshot import in_snapshot
+from chronolake.source.postgres.snapshot import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -138,7 +137,7 @@ class ByPlace:
         Raises:
             SourceError: the server does not answer, or what was kept is damaged.
         """
-        with connected(self.dsn) as connection, in_snapshot(connection, self.database):
+        with beside(self.dsn, self.database) as connection:
             for batch in batches:
                 for told in batch.column(_RANGES).flatten().to_pylist():
                     earlier = self._earlier(told["before"])
