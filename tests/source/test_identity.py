@@ -260,3 +260,40 @@ def test_tables_without_a_log_are_compared(shop: Shop) -> None:
     shop.run("INSERT INTO visits VALUES (2)", "ALTER TABLE visits SET LOGGED")
     shop.synced()
     assert shop.present("visits", ("id",)) == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
+)
+def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: str) -> None:
+    shop.run(
+        "CREATE TABLE bulk (id int PRIMARY KEY, filler text)",
+        "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",
+        # Large enough to be looked at by fingerprints.
+        "INSERT INTO bulk SELECT n, repeat('x', 3800) FROM generate_series(1, 9000) n",
+    )
+    shop.prepare()
+    shop.configure(method=method)
+    held = (
+        "SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid) "
+        "WHERE relation = 'bulk'::regclass AND application_name = 'chronolake' AND mode = 'AccessShareLock' AND granted"
+    )
+
+    def change() -> None:
+        with psycopg.connect(shop.dsn, autocommit=True) as connection:
+            while not connection.execute(held.encode()).fetchone():
+                time.sleep(0.005)
+            connection.execute("ALTER TABLE bulk ADD more int")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    result = shop.sync()
+    changing.join(timeout=60)
+    assert not changing.is_alive()
+    # It may have come so late that all tasks had begun.
+    for failed in (one for one in result.streams if one.error):
+        assert "Another statement came to change the table" in str(failed.error)
+        assert "Run it again" in str(failed.error)
+    shop.synced()
+    assert len(shop.present("bulk", ("id", "more"))) == 9_000
+    assert shop.agrees()
