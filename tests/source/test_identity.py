@@ -276,7 +276,8 @@ def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: s
     shop.configure(method=method)
     held = (
         "SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid) "
-        "WHERE relation = 'bulk'::regclass AND application_name = 'chronolake' AND mode = 'AccessShareLock' AND granted"
+        "WHERE relation = 'bulk'::regclass AND application_name = 'chronolake' "
+        "AND mode = 'AccessShareLock' AND granted"
     )
 
     def change() -> None:
