@@ -278,8 +278,8 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
         yield Finding(
             table.stream,
             Level.WARNING,
-            "it has no primary key (one that is deferrable does not count): every run reads it as "
-            "a whole, and its rows are told apart by "
+            "it has no primary key (one that is deferrable, or has generated columns, does not "
+            "count): every run reads it as a whole, and its rows are told apart by "
             + (", ".join(table.distinct_by) or "all that they say"),
             f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
             + (
