@@ -40,6 +40,9 @@ _NUMERIC: Final = 1700
 #: Type modifiers count the bytes of their own length.
 _HEADER: Final = 4
 
+#: Types whose values the server writes otherwise than as a text (`specs/postgres-facts.md`, 5.1).
+_INET: Final = 869
+_BPCHAR: Final = 1042
 #: A time that UTC_DATETIME holds, as the server writes it.
 _HELD_TIME: Final = r"^([0-9]{4}-[0-9-]{5}) ([0-9:.]+)\+00$"
 #: Types with values that no column of them can hold, and what these look like.
@@ -156,11 +159,23 @@ def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array
             return pc.equal(texts, "t")
         case Kind.BINARY:
             return _bytes(texts)
+        case Kind.STRING if column.type_oid == _INET:
+            return _with_mask(texts)
+        case Kind.STRING if column.type_oid == _BPCHAR:
+            # As a text, it is without what fills it up.
+            return pc.utf8_rtrim(texts, " ").cast(kind.arrow)
         case Kind.STRING if column.type.kind is Kind.UTC_DATETIME:
             # As a column of its own type is spelled when it becomes a text.
             return pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
         case _:
             return texts.cast(kind.arrow)
+
+
+def _with_mask(texts: pa.Array) -> pa.Array:
+    """Addresses, of hosts too, with the number of bits that count: as `value::text` gives them."""
+    of_host = pc.if_else(pc.match_substring(texts, ":"), "/128", "/32")
+    mask = pc.if_else(pc.match_substring(texts, "/"), "", of_host)
+    return pc.binary_join_element_wise(texts, mask, "")
 
 
 def _bytes(texts: pa.Array) -> pa.Array:
