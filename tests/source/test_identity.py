@@ -103,7 +103,9 @@ def test_a_partition_that_the_log_tells_otherwise_of_is_refused(shop: Shop) -> N
     assert shop.agrees()
 
 
-@pytest.mark.parametrize("method", ["logical_replication", "snapshot_diff"])
+@pytest.mark.parametrize(
+    "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
+)
 def test_rows_are_told_apart_by_all_of_a_key(shop: Shop, method: str) -> None:
     shop.run(
         "CREATE TABLE pairs (a int, b int, g int GENERATED ALWAYS AS (b * 2) STORED, "
@@ -202,7 +204,7 @@ def test_a_statement_that_comes_between_does_not_wait_for_ever(
     assert shop.rows("SELECT more FROM orders") == []
 
 
-@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_large", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
 ) -> None:
