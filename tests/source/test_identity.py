@@ -300,3 +300,23 @@ def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: s
     shop.synced()
     assert len(shop.present("bulk", ("id", "more"))) == 9_000
     assert shop.agrees()
+
+
+def test_a_damaged_file_of_the_raw_lake_stops_its_own_table_only(shop: Shop) -> None:
+    shop.run("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE others (id int PRIMARY KEY)")
+    shop.run("INSERT INTO orders VALUES (1)", "INSERT INTO others VALUES (1)")
+    shop.configure(method="snapshot_diff")
+    shop.synced()
+    (file,) = (shop.project.lake.path / "raw" / "parquet").rglob("*public.orders/**/data-*.parquet")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8])
+    shop.run("INSERT INTO orders VALUES (2)", "INSERT INTO others VALUES (2)")
+    result = shop.sync(anew=True)
+    (failed,) = (one for one in result.streams if one.error)
+    assert failed.stream == "public.orders"
+    assert str(file) in str(failed.error)
+    assert "Restore the file" in str(failed.hint)
+    assert shop.present("others", ("id",)) == [(1,), (2,)]
+    file.write_bytes(whole)
+    shop.synced(anew=True)
+    assert shop.present("orders", ("id",)) == [(1,), (2,)]

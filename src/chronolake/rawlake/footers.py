@@ -107,11 +107,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
     before = [namings.before(file) for file in files]
     for row in _read(spark, files, before):
         if row["problem"] is not None:
-            raise SourceError(
-                f"The file is no Parquet file that can be read: {row['problem']}.",
-                file=str(files[row["numbers"][0]].path),
-                hint="Restore the file, or remove it if nothing of it was applied.",
-            )
+            raise _unreadable(files[row["numbers"][0]], row["problem"])
         found.setdefault((row["renamed"], bytes(row["schema"])), []).append(row)
     read = []
     for (renamed, text), rows in found.items():
@@ -132,6 +128,14 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
             once = _each_once(schema)
             read.append(Footers(fields, numbers, count, columns, declaration, once))
     return read
+
+
+def _unreadable(file: DataFile, words: str) -> SourceError:
+    return SourceError(
+        f"The file is no Parquet file that can be read: {words}.",
+        file=str(file.path),
+        hint="Restore the file, or remove it if nothing of it was applied.",
+    )
 
 
 def _read(
@@ -290,10 +294,14 @@ def landed_micros(folder: ObjectFolder) -> int:
         Microseconds since 1970; 0 if there is no such file.
 
     Raises:
-        SourceError: the folder cannot be read.
+        SourceError: the folder, or that file, cannot be read.
     """
     for file in reversed(folder.files()):
-        found = pc.max(pq.read_table(file.path, columns=[lake_fields.MODIFIED]).column(0))
+        try:
+            times = pq.read_table(file.path, columns=[lake_fields.MODIFIED]).column(0)
+        except (OSError, pa.ArrowException) as failure:
+            raise _unreadable(file, str(failure)) from failure
+        found = pc.max(times)
         if found.is_valid:
             return int(found.cast(pa.timestamp("us")).cast(pa.int64()).as_py())
     return 0

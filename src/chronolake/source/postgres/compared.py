@@ -57,6 +57,7 @@ def read_whole(
         for name, told in positions.items():
             try:
                 table = wanted.table(name)
+                landed = landed_micros(wanted.landed_of(name))
             except SourceError as failure:
                 yield Failure(name, failure)
                 continue
@@ -66,9 +67,8 @@ def read_whole(
                 else LogPosition.from_json(told)
             )
             folder = wanted.fingerprints_of(name)
-            position = position.not_before(landed_micros(folder.landed))
             look = Look(lake.spark, dsn, snapshot, server, major, folder)
-            yield from look.at(table, position, anew=anew)
+            yield from look.at(table, position.not_before(landed), anew=anew)
 
 
 @dataclass

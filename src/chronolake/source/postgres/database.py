@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from chronolake.source.offered import Position, Reading
     from chronolake.source.postgres.catalog import Published, SourceTable
     from chronolake.source.postgres.identity import IdentityProblem
+    from chronolake.source.postgres.snapshot import DatabaseSnapshot
 
 _PATIENCE_SECONDS: Final = 10.0
 
@@ -135,16 +136,7 @@ class PostgresDatabase:
                     self._await_written(snapshot.lsn)
                     yield from self._follow(lake, again, snapshot.lsn)
                     for one in (*again, *missing):
-                        yield from copied(
-                            lake.spark,
-                            self.config.dsn,
-                            snapshot,
-                            one.table,
-                            one.position.not_before(
-                                landed_micros(wanted.landed_of(one.table.stream))
-                            ),
-                            server=state.server,
-                        )
+                        yield from self._copied(lake, snapshot, one, state.server)
         if whole := {name: told for name, told in positions.items() if name in unfollowed}:
             yield from read_whole(lake, wanted, whole)
 
@@ -175,6 +167,18 @@ class PostgresDatabase:
             if is_here and upto <= written_upto(connection):
                 advance(connection, self.slot, upto=upto)
                 self._advanced = upto
+
+    def _copied(
+        self, lake: Lake, snapshot: DatabaseSnapshot, one: Following, server: int
+    ) -> Iterator[Snapshot | Failure]:
+        """Bring all of a table, no earlier than what has landed of it."""
+        try:
+            landed = landed_micros(self._wanted.landed_of(one.table.stream))
+        except SourceError as failure:
+            yield Failure(one.table.stream, failure)
+            return
+        position = one.position.not_before(landed)
+        yield from copied(lake.spark, self.config.dsn, snapshot, one.table, position, server=server)
 
     def _follow(
         self, lake: Lake, followed: Sequence[Following], upto: int
