@@ -27,7 +27,7 @@ from chronolake.changes import (
     UNTOLD,
 )
 from chronolake.lake import Lake
-from chronolake.table.landed import write_versions
+from chronolake.table.landed import PullResult, write_versions
 from chronolake.table.pulled import create_pulled
 from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
 from lakes import lake_config
@@ -67,6 +67,26 @@ def _frame(lake: Lake, rows: Sequence[LandedRow]) -> DataFrame:
         LANDED_ROW: pa.array([row.place[1] for row in rows], pa.int64()),
     }
     return lake.spark.createDataFrame(pa.table(columns))
+
+
+def _write(
+    lake: Lake,
+    name: TableName,
+    rows: Sequence[LandedRow],
+    *,
+    is_distinct: bool = False,
+    erases: bool = False,
+) -> PullResult:
+    return write_versions(
+        lake,
+        name,
+        _frame(lake, rows),
+        synced_micros=_T,
+        batch="some",
+        properties={},
+        has_each_once=is_distinct,
+        erased=["Name", "Size"] if erases else [],
+    )
 
 
 def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> list[LandedRow]:
@@ -241,11 +261,7 @@ def test_a_log_that_leaves_columns_out(
         pieces = [mixed[begin : begin + 90] for begin in range(0, len(rows), 90)]
 
     def write(batch: list[LandedRow]) -> None:
-        frame = _frame(lake, chance.sample(batch, len(batch)))
-        erased = ["Name", "Size"] if erases else []
-        write_versions(
-            lake, name, frame, synced_micros=_T, batch="some", properties={}, erased=erased
-        )
+        _write(lake, name, chance.sample(batch, len(batch)), erases=erases)
 
     there: list[LandedRow] = []
     for piece in pieces:
@@ -277,15 +293,7 @@ def test_a_table_is_a_function_of_what_was_landed(
 
     def write(batch: list[LandedRow]) -> None:
         chance.shuffle(batch)
-        write_versions(
-            lake,
-            name,
-            _frame(lake, batch),
-            synced_micros=_T,
-            batch="some",
-            properties={},
-            erased=["Name", "Size"] if erases else [],
-        )
+        _write(lake, name, batch, erases=erases)
 
     done = 0
     while done < files:
@@ -341,16 +349,7 @@ def test_versions_that_begin_later_need_no_look_at_the_table(
         """Whether it was written without a look; rows that are new or changed, and replaced."""
         there.extend(rows)
         before = len(_read(lake, name))
-        result = write_versions(
-            lake,
-            name,
-            _frame(lake, rows),
-            synced_micros=_T,
-            batch="some",
-            properties={},
-            has_each_once=is_distinct,
-            erased=["Name", "Size"] if erases else [],
-        )
+        result = _write(lake, name, rows, is_distinct=is_distinct, erases=erases)
         _check(lake, name, mode, there, eps, erases=erases)
         _check_hidden(lake, name)
         assert len(_read(lake, name)) == before + result.written - result.removed
@@ -399,16 +398,7 @@ def test_a_table_that_others_have_written_to_is_looked_at_again(lake: Lake) -> N
             LandedRow(key=key, modified=at, sequence="1", place=(at, place), fields=fields)
             for place, key in enumerate("ab")
         ]
-        result = write_versions(
-            lake,
-            name,
-            _frame(lake, rows),
-            synced_micros=_T,
-            batch="some",
-            properties={},
-            has_each_once=True,
-        )
-        return "resolve" not in result.seconds
+        return "resolve" not in _write(lake, name, rows, is_distinct=True).seconds
 
     assert write(_T)
     assert write(_T + 10)

@@ -53,9 +53,7 @@ def exists(connection: psycopg.Connection, slot: Slot) -> bool:
     Raises:
         SourceError: it does not say.
     """
-    query = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
-    with understood():
-        return connection.execute(query, (slot.name,)).fetchone() is not None
+    return _is_here(connection, slot) is not None
 
 
 def is_here(connection: psycopg.Connection, slot: Slot) -> bool:
@@ -64,11 +62,18 @@ def is_here(connection: psycopg.Connection, slot: Slot) -> bool:
     Raises:
         SourceError: it does not say.
     """
+    return _is_here(connection, slot) is True
+
+
+def _is_here(connection: psycopg.Connection, slot: Slot) -> bool | None:
+    """Whether a slot is of the database that is connected; None: there is no such slot."""
     query = (
-        "SELECT FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()"
+        "SELECT coalesce(database = current_database(), false) FROM pg_replication_slots "
+        "WHERE slot_name = %s"
     )
     with understood():
-        return connection.execute(query, (slot.name,)).fetchone() is not None
+        row = connection.execute(query, (slot.name,)).fetchone()
+    return None if row is None else bool(row[0])
 
 
 def lsn_text(lsn: int) -> str:
