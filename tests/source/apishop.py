@@ -138,11 +138,15 @@ class ApiShop:
         api.on("/orders", lambda asked: self.dated(asked, list(self.orders.values())))
         api.on("/all", lambda _: Reply({"data": list(self.orders.values())}))
         api.on("/teams", lambda _: Reply({"data": [{"id": team} for team in self.notes]}))
-        self.configure("orders: {detect_deletes: 1s}")
+        self.configure("orders: {detect_deletes: PT0.001S}")
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
     def configure(self, *streams: str, end: str = "", more: str = "") -> None:
-        """The streams that are brought, each with its settings."""
+        """The streams that are brought, each with its settings.
+
+        What is to be compared in every sync has a millisecond between: a second may not have gone
+        by.
+        """
         (self.folder / "shop.yaml").write_text(json.dumps(_manifest()))
         names = ", ".join(one.partition(":")[0] for one in streams)
         self.project = project(

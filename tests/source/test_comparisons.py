@@ -41,7 +41,7 @@ def _opened_with_undated_ones(shop: ApiShop) -> None:
 
 @pytest.mark.long
 def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: ApiShop) -> None:
-    shop.configure("orders: {detect_deletes: 1s}")
+    shop.configure("orders: {detect_deletes: PT0.001S}")
     _opened_with_undated_ones(shop)
     begun = datetime.now(UTC)
     shop.synced()
@@ -76,8 +76,8 @@ def test_what_the_api_has_no_more_is_deleted_when_everything_is_compared(shop: A
 @pytest.mark.long
 def test_what_the_api_has_no_more_is_deleted_without_history_too(shop: ApiShop) -> None:
     shop.configure(
-        "soft: {detect_deletes: 1s, mode: soft-delete}",
-        "live: {detect_deletes: 1s, mode: live}",
+        "soft: {detect_deletes: PT0.001S, mode: soft-delete}",
+        "live: {detect_deletes: PT0.001S, mode: live}",
     )
     _opened_with_undated_ones(shop)
     shop.synced()
@@ -220,7 +220,7 @@ def test_a_clock_that_is_ahead_of_ours_hides_no_change(shop: ApiShop) -> None:
 
 
 def test_an_api_without_records_deletes_nothing_unless_that_may_be(shop: ApiShop) -> None:
-    shop.configure("orders: {detect_deletes: 1s}")
+    shop.configure("orders: {detect_deletes: PT0.001S}")
     shop.put(1, state="new")
     shop.synced()
     shop.orders.clear()
@@ -230,14 +230,14 @@ def test_an_api_without_records_deletes_nothing_unless_that_may_be(shop: ApiShop
     assert "streams.orders.may_become_empty" in str(run.hint)
     assert shop.rows("orders", "id", ACTIVE) == [(1, True)]
 
-    shop.configure("orders: {detect_deletes: 1s, may_become_empty: true}")
+    shop.configure("orders: {detect_deletes: PT0.001S, may_become_empty: true}")
     shop.synced()
     assert shop.rows("orders", "id", ACTIVE) == [(1, False)]
 
 
 @pytest.mark.long
 def test_a_cursor_that_counts_is_compared_too(shop: ApiShop) -> None:
-    shop.configure("counted: {detect_deletes: 1s, mode: soft-delete}")
+    shop.configure("counted: {detect_deletes: PT0.001S, mode: soft-delete}")
     shop.put(1, state="new")
     shop.put(2, state="new")
     shop.synced()
@@ -250,7 +250,7 @@ def test_a_cursor_that_counts_is_compared_too(shop: ApiShop) -> None:
     assert run.status is Status.FAILED
     assert "brought no record at all" in str(run.error)
 
-    shop.configure("counted: {detect_deletes: 1s, may_become_empty: true, mode: soft-delete}")
+    shop.configure("counted: {detect_deletes: PT0.001S, may_become_empty: true, mode: soft-delete}")
     shop.synced()
     assert shop.rows("counted", "id", DELETED) == [(1, True), (2, True)]
 
@@ -258,7 +258,8 @@ def test_a_cursor_that_counts_is_compared_too(shop: ApiShop) -> None:
 @pytest.mark.long
 def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
     shop.configure(
-        "notes: {detect_deletes: 1s, mode: live}", "turns: {detect_deletes: 1s, mode: live}"
+        "notes: {detect_deletes: PT0.001S, mode: live}",
+        "turns: {detect_deletes: PT0.001S, mode: live}",
     )
     shop.put(1, "02-01")
     shop.put(2, "03-01")
@@ -282,10 +283,12 @@ def test_partitions_of_parents_that_are_gone_are_deleted(shop: ApiShop) -> None:
 
 
 def test_what_was_not_looked_for_is_left_alone(shop: ApiShop) -> None:
-    soon = (datetime.now(UTC) + timedelta(days=30)).strftime("%m-%d")
-    shop.configure("orders: {detect_deletes: 1s}", end="2030-01-01T00:00:00Z")
-    for number, day in enumerate(["01-15", "08-01", soon], 1):
-        shop.put(number, day)
+    soon = datetime.now(UTC) + timedelta(days=30)
+    end = soon + timedelta(days=300)
+    shop.configure("orders: {detect_deletes: PT0.001S}", end=f"{end:%Y-%m-%dT%H:%M:%SZ}")
+    shop.put(1, "01-15")
+    shop.put(2, "08-01")
+    shop.orders[3] = {"id": 3, "updated_at": f"{soon:%Y-%m-%dT%H:%M:%SZ}"}
     shop.synced()
     assert len(shop.rows("orders", "id")) == 3
 
@@ -297,7 +300,7 @@ def test_what_was_not_looked_for_is_left_alone(shop: ApiShop) -> None:
     # From before the start, and from the future.
     assert shop.rows("orders", "id", ACTIVE) == [(1, True), (2, False), (3, True), (4, True)]
 
-    shop.configure("orders: {detect_deletes: 1s}", end="2026-09-01T00:00:00Z")
+    shop.configure("orders: {detect_deletes: PT0.001S}", end="2026-09-01T00:00:00Z")
     run = shop.sync()["orders"]
     assert "is read up to 2026-09-01T00:00:00+00:00 only" in str(run.error)
 
@@ -394,7 +397,7 @@ def test_whatever_comes_and_goes_a_comparison_makes_the_table_right(
                     one[record]["updated_at"] for one in (shop.orders, model.known) if record in one
                 ]
                 shop.put(record, max([f"03-{day:02d}", *(at[5:10] for at in times)]), state=state)
-            often = "1s" if is_compared else "weekly"
+            often = "PT0.001S" if is_compared else "weekly"
             shop.configure(f"orders: {{detect_deletes: {often}, mode: {mode}}}")
             shop.synced()
             model.read(shop.orders)
