@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     Step: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -43,12 +44,21 @@ def to_spark(rows: ArrowRows | DataFrame) -> DataFrame:
     """Rows as Spark has them."""
     if not isinstance(rows, ArrowRows):
         return rows
-    names = rows.places.columns
-    if not any("`" in name for name in names):
-        return rows.places.mapInArrow(rows.read, rows.schema)
+    return in_tasks(rows.places, rows.read, rows.schema)
+
+
+def in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataFrame:
+    """What a step makes of rows, whatever their columns are called.
+
+    Args:
+        rows: the rows.
+        step: gets each partition's rows as they are; it goes to the executors.
+        schema: the columns of what it makes.
+    """
+    names = rows.columns
     # `mapInArrow` looks its input up by name, and some names with backticks it does not find.
-    places = rows.places.toDF(*(f"c{number}" for number in range(len(names))))
-    return places.mapInArrow(partial(_after, partial(_named, names), rows.read), rows.schema)
+    numbered = rows.toDF(*(f"c{number}" for number in range(len(names))))
+    return numbered.mapInArrow(partial(_after, partial(_named, names), step), schema)
 
 
 def to_arrow(rows: ArrowRows | DataFrame) -> ArrowRows:

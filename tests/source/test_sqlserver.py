@@ -128,6 +128,28 @@ def test_a_row_may_be_newer_than_the_version_says(tmp_path: Path) -> None:
     assert office.versions("id", "name") == now
 
 
+def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = _tracked(tmp_path)
+    server = office.server
+    server.put(id=1, name="a", price=None)
+    office.done()
+    server.at_micros = T + 2 * HOUR
+    server.put(id=1, name="b", price=None)
+    with monkeypatch.context() as patched:
+        patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
+        assert office.sync().error is not None
+    server.at_micros = T + HOUR
+    server.put(id=1, name="c", price=None)
+    office.done()
+    assert office.versions("id", "name") == [
+        (1, "a", 0, 2 * HOUR - 1, False),
+        (1, "b", 2 * HOUR, 2 * HOUR, False),
+        (1, "c", 2 * HOUR + 1, None, True),
+    ]
+
+
 @pytest.mark.parametrize("lost", ["cleaned", pytest.param("restored", marks=pytest.mark.long)])
 def test_where_tracking_knows_no_more_all_is_compared(tmp_path: Path, lost: str) -> None:
     office = _tracked(tmp_path)
@@ -308,6 +330,20 @@ def _ends(versions: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Versions without the exact end of closed ones: by how much one ends before the next begins
     is not what is asked here."""
     return [(*one[:3], one[3] is None, one[4]) for one in versions]
+
+
+def test_a_copy_after_a_crash_is_later_than_the_one_that_landed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = _captured(tmp_path)
+    office.server.rows = [_row(1, "a")]
+    with monkeypatch.context() as patched:
+        patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
+        assert office.sync().error is not None
+    office.server.at_micros -= HOUR
+    office.server.rows = [_row(1, "b")]
+    office.done()
+    assert office.versions("id", "name") == [(1, "a", 0, 0, False), (1, "b", 1, None, True)]
 
 
 def test_what_is_captured_late_stands_before_the_copy(tmp_path: Path) -> None:

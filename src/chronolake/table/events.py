@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import StructField, StructType
 
+from chronolake.arrowrows import in_tasks
 from chronolake.table.runs import run_by_run
 from chronolake.table.sql import col
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -55,10 +57,4 @@ def fold_by_key(
         .repartition(partitions, *map(col, key))
         .sortWithinPartitions(*map(col, (*key, *order)))
     )
-    keys, names = tuple(key), ordered.columns
-
-    def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return run_by_run((batch.rename_columns(names) for batch in batches), keys, fold)
-
-    # `mapInArrow` looks its input up by name, and some names with backticks it does not find.
-    return ordered.toDF(*(f"c{number}" for number in range(len(names)))).mapInArrow(folded, schema)
+    return in_tasks(ordered, partial(run_by_run, key=tuple(key), fold=fold), schema)

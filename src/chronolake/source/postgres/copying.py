@@ -101,8 +101,8 @@ def copied(
                 sequence_of(snapshot.lsn or at),
                 done.as_json(),
                 done.numbers(now.columns),
-                # A row may have moved into a part that was attached since.
-                is_distinct=len(held.parts) <= 1,
+                # A row that has moved into one of them is there twice.
+                is_distinct=not held.has_new_parts,
             )
     except SourceError as failure:
         yield Failure(table.stream, failure)

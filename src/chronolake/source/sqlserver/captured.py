@@ -225,7 +225,8 @@ class CapturedTable(TableOfRun):
         rows = self.all_rows()
         # The table may have lost a column that its instance still has.
         names = [name for name in instance.columns if name in rows.columns]
-        at = max(at_micros - _COPY_MARGIN_MICROS, place.last_micros + 1, place.copied_micros + 1)
+        latest = max(place.last_micros, place.copied_micros, self.landed_micros)
+        at = max(at_micros - _COPY_MARGIN_MICROS, latest + 1)
         return snapshot_of(
             self.name,
             rows.select(*map(quoted, names)),

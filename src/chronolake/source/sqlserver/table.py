@@ -18,13 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableOfRun:
-    """One table in one run of a pipeline."""
+    """One table in one run of a pipeline.
+
+    Attributes:
+        spark: the session that reads.
+        reader: what reads the database.
+        pipeline: the pipeline's name.
+        name: the table's.
+        config: the database, as the configuration has it.
+        landed_micros: the latest time that has landed of it, in microseconds since 1970. It may be
+            later than its position says: of a run that died, nothing else tells.
+    """
 
     spark: SparkSession
     reader: Reader
     pipeline: str
     name: str
     config: SqlServerSource
+    landed_micros: int
 
     @property
     def key(self) -> Sequence[str]:

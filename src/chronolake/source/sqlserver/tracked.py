@@ -108,7 +108,7 @@ class TrackedTable(TableOfRun):
                 hint=f"ALTER TABLE {relation} ENABLE CHANGE_TRACKING; GRANT SELECT, VIEW CHANGE "
                 f"TRACKING ON {relation} TO the user that reads.",
             )
-        at_micros = max(told["at_micros"], before.last_micros + 1)
+        at_micros = max(told["at_micros"], before.last_micros + 1, self.landed_micros + 1)
         return _Place(told["version"], at_micros), told["oldest"]
 
     def _whole(self, now: _Place) -> Snapshot:
