@@ -28,7 +28,7 @@ def test_bounds_of_longs_hold_what_is_between_and_little_more(one: int, other: i
     first, last = read(bounds_of(Kind.LONG, least, greatest), Kind.LONG)
     assert -(1 << 63) <= first <= least
     assert greatest <= last <= (1 << 63) - 1
-    assert last - first <= (greatest - least) * 5 // 4
+    assert last - first <= (greatest - least) * 2
 
 
 @given(INTS, INTS)
@@ -52,6 +52,11 @@ def test_bounds_of_dates_hold_what_is_between(one: date, other: date) -> None:
 def test_batches_of_about_the_same_keys_have_the_same_bounds() -> None:
     batches = [(7 + number, 1_990_000 + 100 * number) for number in range(30)]
     assert len({bounds_of(Kind.LONG, *batch) for batch in batches}) == 1
+
+
+def test_new_keys_seldom_move_the_bounds() -> None:
+    batches = [(7 * number, 2_000_000 + 100_000 * number) for number in range(60)]
+    assert len({bounds_of(Kind.LONG, *batch) for batch in batches}) <= 5
 
 
 def test_bounds_of_texts_are_the_texts() -> None:
