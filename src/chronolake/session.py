@@ -282,7 +282,6 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
                 hint=_OPEN_FIRST,
             )
     acknowledge_at_once(base)
-    _write_no_checksum_files(base)
     partitions = 2 * base.sparkContext.defaultParallelism
     settings = {
         **_SESSION,
@@ -302,20 +301,6 @@ def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> S
         moderate_wide=_session(base, {**moderate, **_WIDE, **own}),
         light=_session(base, {**settings, **_LIGHT, **own}),
     )
-
-
-def _write_no_checksum_files(base: SparkSession) -> None:
-    """Let local files be written without Hadoop's checksum file beside each of them.
-
-    Hadoop starts a process (`chmod`) for every file that it writes, and a batch writes eleven: with
-    checksum files, a small batch takes 1.08 times as long. What they tell, pages of Parquet tell
-    themselves, also on an object store. Executors with a JVM of their own go on writing them.
-    """
-    jvm = base._jvm  # noqa: SLF001
-    hadoop = base._jsc.hadoopConfiguration()  # noqa: SLF001
-    local = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop)
-    if is_instance_of(base.sparkContext._gateway, local, _WRITES_CHECKSUMS):  # noqa: SLF001
-        local.setWriteChecksum(False)
 
 
 def _session(base: SparkSession, settings: Mapping[str, str]) -> SparkSession:
@@ -350,7 +335,22 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
         # A JVM outlives its sessions, and takes jars only when it starts.
         session.stop()
         raise LakeError("A Spark session ran in this process without Iceberg.", hint=_OPEN_FIRST)
+    _write_no_checksum_files(session)
     return session
+
+
+def _write_no_checksum_files(session: SparkSession) -> None:
+    """Let a JVM of ours write local files without Hadoop's checksum file beside each of them.
+
+    Hadoop starts a process (`chmod`) for every file that it writes, and a batch writes eleven: with
+    checksum files, a small batch takes 1.08 times as long. What they tell, pages of Parquet tell
+    themselves, also on an object store. Executors with a JVM of their own go on writing them.
+    """
+    jvm = session._jvm  # noqa: SLF001
+    hadoop = session._jsc.hadoopConfiguration()  # noqa: SLF001
+    local = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop)
+    if is_instance_of(session.sparkContext._gateway, local, _WRITES_CHECKSUMS):  # noqa: SLF001
+        local.setWriteChecksum(False)
 
 
 def _has_iceberg(session: SparkSession) -> bool:
