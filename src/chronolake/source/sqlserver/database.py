@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chronolake.config import SqlServerMethod
-from chronolake.rawlake import landed_micros
 from chronolake.source.jdbc.database import each_table, offered_by
 from chronolake.source.jdbc.reader import JdbcReader
 from chronolake.source.offered import Sight, raw_folder
@@ -52,8 +51,8 @@ class SqlServerDatabase:
         kind = CapturedTable if self._is_captured else TrackedTable
 
         def read(name: str, told: Position) -> Iterator[Piece | Snapshot]:
-            landed = landed_micros(raw_folder(self.project, self.pipeline, name))
-            table = kind(lake.spark, reader, self.pipeline, name, self.config, landed)
+            landing = raw_folder(self.project, self.pipeline, name)
+            table = kind(lake.spark, reader, self.pipeline, name, self.config, landing)
             return table.bring(told, anew=anew)
 
         return each_table(reader, positions, read)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from chronolake.rawlake import landed_micros
 from chronolake.source.sqlserver import statements
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
     from chronolake.config import SqlServerSource
+    from chronolake.rawlake import ObjectFolder
     from chronolake.source.jdbc.reader import Reader
 
 
@@ -26,8 +29,7 @@ class TableOfRun:
         pipeline: the pipeline's name.
         name: the table's.
         config: the database, as the configuration has it.
-        landed_micros: the latest time that has landed of it, in microseconds since 1970. It may be
-            later than its position says: of a run that died, nothing else tells.
+        landing: where the table lands.
     """
 
     spark: SparkSession
@@ -35,7 +37,19 @@ class TableOfRun:
     pipeline: str
     name: str
     config: SqlServerSource
-    landed_micros: int
+    landing: ObjectFolder
+
+    @cached_property
+    def landed_micros(self) -> int:
+        """The latest time that has landed, in microseconds since 1970; 0: none has.
+
+        It may be later than the position says: of a run that died, nothing else tells. Only who
+        gives rows a time of its own asks; changes have their commits'.
+
+        Raises:
+            SourceError: what has landed cannot be read.
+        """
+        return landed_micros(self.landing)
 
     @property
     def key(self) -> Sequence[str]:
