@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from chronolake.source.declarative.cursors.state import StreamState
 from chronolake.source.declarative.cursors.timing import TimeCursor, time_cursor
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.templating.times import micros_of
 
 _START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -259,3 +262,105 @@ def test_runs_that_fail_anywhere_ask_for_each_day_once(
             run.note(one, None)
         told = stored(run)
     assert asked == Counter(str(day(number)) for number in range(1, days + 1))
+
+
+#: Formats, the least unit that each tells, and how an API understands what is written in it. The
+#: last is independent of the code under test.
+def _iso(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _since_1970(unit: timedelta) -> Callable[[str], datetime]:
+    return lambda text: datetime(1970, 1, 1, tzinfo=UTC) + float(text) * unit
+
+
+_SECOND, _MILLISECOND, _MICROSECOND = (timedelta(microseconds=one) for one in (10**6, 1000, 1))
+FORMATS: dict[str, tuple[timedelta, Callable[[str], datetime]]] = {
+    "%Y-%m-%d": (timedelta(days=1), _iso),
+    "%Y%m%d": (timedelta(days=1), _iso),
+    "%d-%m-%Y": (timedelta(days=1), lambda text: _iso("-".join(reversed(text.split("-"))))),
+    "%m-%d-%Y": (timedelta(days=1), lambda text: _iso(f"{text[6:]}-{text[:5]}")),
+    "%d/%m/%Y %H:%M": (
+        timedelta(minutes=1),
+        lambda text: _iso("-".join(reversed(text[:10].split("/"))) + text[10:]),
+    ),
+    "%Y-%m-%dT%H": (timedelta(hours=1), _iso),
+    "%Y-%m-%dT%H:%M:%S": (_SECOND, _iso),
+    "%Y-%m-%dT%H:%M:%SZ": (_SECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S%z": (_SECOND, _iso),
+    "%Y-%m-%d %H:%M:%S": (_SECOND, _iso),
+    "%Y-%m-%d %H:%M:%S%z": (_SECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S+00:00": (_SECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S+0000": (_SECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S-12:00": (_SECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S+0530": (_SECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S.%f": (_MICROSECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S.%fZ": (_MICROSECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S.%f%z": (_MICROSECOND, _iso),
+    "%Y-%m-%d %H:%M:%S.%f+05:45": (_MICROSECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S.%_msZ": (_MILLISECOND, _iso),
+    "%Y-%m-%dT%H:%M:%S.%_ms%z": (_MILLISECOND, _iso),
+    "modified:gt:%Y-%m-%dT%H:%M:%SZ": (_SECOND, lambda text: _iso(text[12:])),
+    "%Y-%m-%d %H:%M:%S %Z": (_SECOND, lambda text: _iso(text.replace(" UTC", "Z"))),
+    "%s": (_SECOND, _since_1970(_SECOND)),
+    "%s_as_float": (_MILLISECOND, _since_1970(_SECOND)),
+    "%ms": (_MILLISECOND, _since_1970(_MILLISECOND)),
+    "%epoch_microseconds": (_MICROSECOND, _since_1970(_MICROSECOND)),
+}
+_OFFSETS = [timezone(timedelta(minutes=one)) for one in (0, 420, -300, 345, 840, -720)]
+_RECORD_AT = datetime(2024, 3, 5, 20, 10, 30, 123456, UTC)
+
+
+def written(at: datetime, code: str, offset: timezone) -> str | None:
+    """Write a record's time as an API does that understands a format as `FORMATS` says."""
+    if (digits := re.search(r"[+-]\d\d:?\d\d$", code)) is not None:
+        offset = datetime.strptime(digits[0], "%z").tzinfo  # type: ignore[assignment]
+    elif "%z" not in code:
+        offset = UTC
+    if code in {"%s", "%ms", "%epoch_microseconds"}:
+        return str((at - datetime(1970, 1, 1, tzinfo=UTC)) // FORMATS[code][0])
+    if code == "%s_as_float":
+        return str(at.timestamp())
+    milliseconds = f"{at.microsecond // 1000:03d}"
+    return at.astimezone(offset).strftime(code.replace("%_ms", milliseconds))
+
+
+@pytest.mark.differs("times with an offset")
+@pytest.mark.differs("offsets in a format")
+@pytest.mark.differs("a state's format")
+@pytest.mark.parametrize("output", FORMATS)
+def test_a_state_is_never_ahead_of_its_records_whatever_the_formats_and_offsets(
+    output: str,
+) -> None:
+    """For each pair of formats: what is written is not after the record, nor a unit before it."""
+    unit, understood = FORMATS[output]
+    for code, offset in itertools.product(FORMATS, _OFFSETS):
+        described = cursor(
+            cursor_datetime_formats=[code],
+            datetime_format=output,
+            start_datetime={
+                "type": "MinMaxDatetime",
+                "datetime": "2024-01-01",
+                "datetime_format": "%Y-%m-%d",
+            },
+            end_datetime={
+                "type": "MinMaxDatetime",
+                "datetime": "2024-04-01",
+                "datetime_format": "%Y-%m-%d",
+            },
+            step=None,
+            cursor_granularity=None,
+        )
+        text = written(_RECORD_AT, code, offset)
+        record = FORMATS[code][1](text)
+        first = state_of(cursor=described)
+        ((one),) = list(first.slices(StreamSlice()))
+        assert described.reader.micros(text) == micros_of(record), (code, offset)
+        first.note(one, described.of_record(text))
+        first.complete()
+
+        value = first.exported()["updated"]
+        assert timedelta(0) <= record - understood(value) < unit, (code, offset, value)
+        ((again),) = list(state_of(stored(first), cursor=described).slices(StreamSlice()))
+        assert again["start_time"] == value, (code, offset)

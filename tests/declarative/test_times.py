@@ -14,6 +14,7 @@ from chronolake.source.declarative.templating.times import (
     Reader,
     duration,
     formatted,
+    formatted_exactly,
     micros_of,
     parsed,
     parsed_by,
@@ -156,7 +157,22 @@ offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(lambda m: timezone(timede
             IN_INDIA.replace(microsecond=0),
         ),
         ("2024-01-02T03:04:05Z", "%Y-%m-%dT%H:%M:%S%z", MOMENT.replace(microsecond=0)),
-        ("2024-01-02T03:04:05-12:00", "%Y-%m-%dT%H:%M:%S-12:00", MOMENT.replace(microsecond=0)),
+        (
+            "2024-01-02T03:04:05+05:30",
+            "%Y-%m-%dT%H:%M:%S+05:30",
+            IN_INDIA.replace(microsecond=0),
+        ),
+        (
+            "2024-01-02T03:04:05.678912+0530",
+            "%Y-%m-%dT%H:%M:%S.%f+0530",
+            IN_INDIA,
+        ),
+        (
+            "2024-01-02T00:00:00-1200",
+            "%Y-%m-%dT00:00:00-1200",
+            datetime(2024, 1, 2, tzinfo=timezone(timedelta(hours=-12))),
+        ),
+        ("2024-01-02-1230", "%Y-%m-%d-1230", datetime(2024, 1, 2, tzinfo=UTC)),
         ("2024-01-02  03:04:05", "%Y-%m-%d %H:%M:%S", MOMENT.replace(microsecond=0)),
     ],
 )
@@ -222,6 +238,33 @@ def test_what_does_not_fit_its_format_is_refused_without_being_shown(value, code
 )
 def test_a_moment_is_printed_as_its_format_says(moment, code, text):
     assert formatted(moment, code) == text
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("%Y-%m-%dT%H:%M:%SZ", "2024-01-01T21:34:05Z"),
+        ("%Y-%m-%d", "2024-01-01"),
+        ("%Y-%m-%dT%H:%M:%S+02:00", "2024-01-01T23:34:05+02:00"),
+        ("%Y-%m-%d %H:%M %Z", "2024-01-01 21:34 UTC"),
+        ("%Y-%m-%dT%H:%M:%S%z", "2024-01-02T03:04:05+0530"),
+        ("%H %%z", "21 %z"),
+        ("%s", "1704144845"),
+    ],
+)
+def test_a_clock_is_printed_whose_offset_the_format_tells(code, text):
+    assert formatted_exactly(IN_INDIA, code) == text
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        (datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5))), "9999-12-31T23"),
+        (datetime(1, 1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "1-01-01T00"),
+    ],
+)
+def test_a_moment_that_utc_cannot_have_is_the_nearest_that_it_has(moment, text):
+    assert formatted_exactly(moment, "%Y-%m-%dT%H").lstrip("0") == text
 
 
 def test_the_first_format_that_fits_is_taken():

@@ -150,7 +150,7 @@ class SliceReader:
             return partial(
                 Latest,
                 lambda record: read(record.get(cursor.field)),
-                lambda record: cursor.formatted(cursor.parsed(record[cursor.field])),
+                lambda record: cursor.formatted(cursor.of_record(record[cursor.field])),
                 cursor.names[0],
             )
         return None if count is None else partial(Latest, count, count, "start")
@@ -237,4 +237,4 @@ class Slice:
             return self._value
         if self._cursor is None or self._value is None:
             return None
-        return self._cursor.parsed(self._value)
+        return self._cursor.of_record(self._value)

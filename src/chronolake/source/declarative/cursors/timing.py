@@ -16,7 +16,7 @@ from chronolake.source.declarative.templating.templates import as_text, as_truth
 from chronolake.source.declarative.templating.times import (
     Reader,
     duration,
-    formatted,
+    formatted_exactly,
     parsed,
     parsed_by,
 )
@@ -66,7 +66,17 @@ class TimeCursor:
         return Reader(self.formats)
 
     def parsed(self, value: Any) -> datetime:
-        """A time as state or a slice has it.
+        """Read a time of a state or a slice, which are written in `format`.
+
+        A state that another reader wrote may have any of the formats.
+
+        Raises:
+            ValueError: it has none of the formats.
+        """
+        return parsed_by(value, (self.format, *self.formats))
+
+    def of_record(self, value: Any) -> datetime:
+        """Read the time of a record.
 
         Raises:
             ValueError: it has none of the formats.
@@ -74,8 +84,8 @@ class TimeCursor:
         return parsed_by(value, self.formats)
 
     def formatted(self, at: datetime) -> str:
-        """A time as slices and state have it."""
-        return formatted(at, self.format)
+        """Write a time as slices and state have it; `parsed` reads the same time again."""
+        return formatted_exactly(at, self.format)
 
     def before(self, at: datetime) -> datetime:
         """Where a run begins that goes on at a time."""

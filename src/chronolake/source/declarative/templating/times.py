@@ -2,7 +2,8 @@
 
 A format is one of strptime's and strftime's, or one of four that stand alone: `%s` (seconds since
 1970), `%s_as_float`, `%ms` and `%epoch_microseconds`. `%_ms` within a format is a fraction of three
-digits when printed, of one to six when read. A moment without an offset is one in UTC.
+digits when printed, of one to six when read. A format that ends its time with an offset in digits
+(`+02:00`) has that offset. A moment without any offset is one in UTC.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from functools import lru_cache, partial
 from typing import cast
 
@@ -35,6 +36,11 @@ _WRITTEN = frozenset("aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%")
 _LAYOUT = re.compile(r"%Y-%m-%d(?:([T ])%H:%M:%S(\.(?:%f|%_ms))?(Z|%z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)", re.ASCII)
+_PRINTS_OFFSET = re.compile(r"%[-_0^#EO:]*([z%])")
+#: An offset in digits, behind a time of day: of a directive, or in digits as well.
+_FIXED_OFFSET = re.compile(
+    r"(?:%[HMSfIpTRX]|%_ms|:\d\d)(?:\.\d+)?([+-])([01]\d|2[0-3]):?([0-5]\d)(?!\d)", re.ASCII
+)
 
 
 def parsed(value: Value, format: str) -> datetime:  # noqa: A002
@@ -53,7 +59,22 @@ def parsed(value: Value, format: str) -> datetime:  # noqa: A002
     except (ValueError, TypeError, OverflowError, OSError, re.error):
         # The value may be what a record holds, which no message may.
         raise ValueError(f"A moment does not fit the format {format!r}.") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=fixed_offset(format))
+
+
+@lru_cache(maxsize=256)
+def fixed_offset(format: str) -> timezone:  # noqa: A002
+    """Return the offset that a format spells in digits; UTC if it spells no offset."""
+    found = _FIXED_OFFSET.search(format)
+    if found is None:
+        return UTC
+    offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
+    return timezone(-offset if found[1] == "-" else offset) if offset else UTC
+
+
+@lru_cache(maxsize=256)
+def _prints_offset(format: str) -> bool:  # noqa: A002
+    return any(found[1] == "z" for found in _PRINTS_OFFSET.finditer(format))
 
 
 def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
@@ -116,6 +137,21 @@ def formatted(value: datetime, format: str) -> str:  # noqa: A002
             lambda found: digits if found[1] == "_ms" else found[0], format
         )
     return moment.strftime(format)
+
+
+def formatted_exactly(value: datetime, format: str) -> str:  # noqa: A002
+    """Print a moment so that `parsed` reads the same moment again, up to cut-off parts of a unit.
+
+    A format that prints the moment's own offset keeps its clock. Any other format gets the clock
+    of the offset that it spells in digits, or UTC's: its readers can't know another one.
+    """
+    if _prints_offset(format) or value.tzinfo is None:
+        return formatted(value, format)
+    try:
+        return formatted(value.astimezone(fixed_offset(format)), format)
+    except OverflowError:
+        bounds = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+        return formatted(bounds[value.year > 1], format)
 
 
 def micros_of(moment: datetime) -> int:
@@ -304,12 +340,19 @@ def _quickly(layout: _Layout) -> Callable[[str], int]:
             days[text[:10]] + minutes[text[10:16]] + seconds[text[16:19]] - offsets[text[19:]]
         )
     ends = _seconds(layout.suffix)
-    return lambda text: days[text[:10]] + minutes[text[10:16]] + ends[text[16:]]
+    offset = _fixed_micros(layout.format)
+    return lambda text: days[text[:10]] + minutes[text[10:16]] + ends[text[16:]] - offset
+
+
+def _fixed_micros(format: str) -> int:  # noqa: A002
+    return _micros(fixed_offset(format).utcoffset(None))
 
 
 def _quickly_with_fraction(layout: _Layout) -> Callable[[str], int]:
     days, minutes, seconds = _days, _minutes(layout), _seconds(".")
-    offsets: dict[str, int] = _offsets if layout.suffix == "%z" else {layout.suffix: 0}
+    offsets: dict[str, int] = (
+        _offsets if layout.suffix == "%z" else {layout.suffix: _fixed_micros(layout.format)}
+    )
     size = None if layout.suffix == "%z" else len(layout.suffix)
 
     def quickly(text: str) -> int:
