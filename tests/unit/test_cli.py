@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import typer
 
 from chronolake.cli import app, main
+from chronolake.cli.app import PANELS
 
 
 def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -90,7 +92,7 @@ def test_a_column_given_twice_is_named(
         (("nonsense",), "No such command 'nonsense'.", "`chronolake --help`"),
         (("--lake", "x"), "No such option", "`chronolake --help`"),
         (("tables", "--lak", "x"), "--lake)", "`chronolake tables --help`"),
-        (("tables",), "Missing option '--lake'", "`chronolake tables --help`"),
+        (("tables",), "there is no chronolake.yml in", "`chronolake tables --help`"),
         (("tables", "more", "--lake", "x"), "unexpected extra argument", "tables --help`"),
         (("mode", "a.b", "dead", "--lake", "x"), "'dead'", "`chronolake mode --help`"),
         (("query", "--lake", "x"), "Missing argument 'SQL'", "`chronolake query --help`"),
@@ -210,6 +212,34 @@ def test_the_lake_may_come_from_the_environment(tmp_path: Path) -> None:
 
     assert "here" in done.stderr
     assert done.returncode == 1
+
+
+def test_the_help_groups_every_command() -> None:
+    assert sorted(name for names in PANELS.values() for name in names) == COMMANDS
+
+
+def test_the_readme_lists_every_command() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in readme.splitlines() if line.startswith("| `")]
+    listed = [name.strip("` ") for row in rows for name in row.split("|")[1].split(",")]
+    assert sorted(listed) == COMMANDS
+
+
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("--version") == 0
+
+    assert capsys.readouterr().out == f"chronolake {version('chronolake')}\n"
+
+
+def test_shells_can_complete_commands() -> None:
+    done = run(
+        env={
+            "_CHRONOLAKE_COMPLETE": "complete_bash",
+            "COMP_WORDS": "chronolake ta",
+            "COMP_CWORD": "1",
+        }
+    )
+    assert done.stdout.split() == ["tables"]
 
 
 def test_version_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

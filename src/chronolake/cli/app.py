@@ -13,7 +13,7 @@ import difflib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version as installed_version
@@ -26,6 +26,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from chronolake import variables
 from chronolake.errors import ChronolakeError, ConfigurationError, LakeError, SchemaError
@@ -36,25 +37,59 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
 
 _DEBUG: Final = "--debug"
+_LAKE: Final = "--lake"
 #: Every kind of wrong usage; of these, Typer gives a name to one alone.
 _WrongUsage: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
+#: The commands as `--help` shows them: by what they are for, and in the order of first use.
+PANELS: Final[dict[str, tuple[str, ...]]] = {
+    "Set up a project": ("init", "check", "discover", "read", "schema"),
+    "Run pipelines": ("sync", "status", "runs", "resync", "rebuild", "state"),
+    "Read tables": ("tables", "history", "query", "diff", "ui", "usage"),
+    "Change and maintain tables": ("verify", "maintain", "mode", "view"),
+    "Run and test a destination": ("serve", "drive"),
+    "About": ("version",),
+}
+
+
+class _Panels(TyperGroup):
+    """The program's commands in the order and the panels of `PANELS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Click's signature
+        order = [name for names in PANELS.values() for name in names]
+        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        for name, command in self.commands.items():
+            command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
+        return sorted(self.commands, key=order.index)
+
+
 app = typer.Typer(
     name="chronolake",
+    cls=_Panels,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-LakeOption: TypeAlias = Annotated[
-    Path,
+ProjectOption: TypeAlias = Annotated[
+    Path | None,
     typer.Option(
-        "--lake",
+        "--project",
+        envvar=variables.PROJECT,
+        metavar="DIR",
+        help="Folder of chronolake.yml, or the file itself; by default the working folder or the "
+        "nearest folder above it that has one.",
+        show_default=False,
+    ),
+]
+LakeOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        _LAKE,
         envvar=variables.LAKE,
         metavar="DIR",
-        help="The lake's folder.",
+        help="The lake's folder; by default the one that chronolake.yml names.",
         show_default=False,
     ),
 ]
@@ -63,7 +98,8 @@ ConfigOption: TypeAlias = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="The configuration; by default chronolake.yml in the lake's or the working folder.",
+        help="The configuration file; by default the project's chronolake.yml, or with --lake the "
+        "one in the lake's or the working folder.",
         show_default=False,
     ),
 ]
@@ -94,14 +130,29 @@ OptionalTableArgument: TypeAlias = Annotated[
 ]
 
 
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature
+    if wanted:
+        typer.echo(f"chronolake {installed_version('chronolake')}")
+        raise typer.Exit
+
+
 @app.callback()
-def program(*, debug: DebugOption = False) -> None:
+def program(
+    *,
+    debug: DebugOption = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Replicate data into an Apache Iceberg lakehouse and keep every version of every record."""
 
 
 @app.command(epilog="Example: chronolake version")
 def version(*, json: JsonOption = False) -> None:
-    """Print the versions of Chronolake and of what it stands on."""
+    """Print the versions of Chronolake and of the packages that it runs on."""
     packages = ("chronolake", "pyspark", "pyiceberg", "pyarrow")
     versions = {package: installed_version(package) for package in packages}
     versions["python"] = ".".join(str(part) for part in sys.version_info[:3])
@@ -113,39 +164,101 @@ def version(*, json: JsonOption = False) -> None:
 
 
 def configuration(
-    lake: Path,
-    config: Path | None,
-    settings: Sequence[str] | None,
-    flags: Mapping[str, Any] | None = None,
+    project: Path | None, lake: Path | None, config: Path | None, settings: Sequence[str] | None
 ) -> LakeConfig:
-    """The configuration that the common options ask for.
+    """Return the configuration of the lake that the common options name.
 
     Args:
-        lake: `--lake`.
+        project: `--project`.
+        lake: `--lake`; it wins over the lake that a project's file names.
         config: `--config`.
         settings: `--set`, each KEY=VALUE.
-        flags: further flags by dotted key, such as `{"spark.master": "local[2]"}`.
 
     Raises:
-        ConfigurationError: something in it is wrong.
-        BadParameter: a setting is not KEY=VALUE.
+        ConfigurationError: the file is invalid, or `--project` or `--config` has none.
+        BadParameter: a setting is not KEY=VALUE, or neither a lake nor a project was found.
     """
-    from chronolake.config import load  # noqa: PLC0415 - `--help` and `version` need none
+    # `--help` and `version` need neither.
+    from chronolake.config import lake_of_project, load  # noqa: PLC0415
 
-    overrides: dict[str, Any] = dict(pairs(settings or (), "--set"))
-    return load(lake, file=config, overrides={**overrides, **(flags or {})})
+    overrides = dict(pairs(settings or (), "--set"))
+    if lake is not None:
+        return load(lake, file=config, overrides=overrides)
+    file = config or project_file(project)
+    if file is None:
+        raise typer.BadParameter(
+            f"there is no chronolake.yml in {Path.cwd()} or a folder above it. Name a lake's "
+            "folder with --lake, or a project's with --project",
+            param_hint=_LAKE,
+        )
+    return lake_of_project(file, overrides=overrides)
 
 
-def existing(config: LakeConfig) -> Lake:
-    """The lake, opened with Spark, if it is there.
+def project_file(project: Path | None) -> Path | None:
+    """Return the chronolake.yml of a project.
+
+    Args:
+        project: its folder or the file itself; None for the working folder or the nearest folder
+            above it that has one.
+
+    Returns:
+        None if no folder was named and none has the file.
 
     Raises:
-        LakeError: there is no lake; none is made by asking.
+        ConfigurationError: the folder that was named has no such file.
     """
-    from chronolake import look  # noqa: PLC0415 - the lazier the sooner
-    from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
+    from chronolake.config import FILE_NAME  # noqa: PLC0415 - `--help` and `version` need none
+
+    if project is None:
+        here = Path.cwd()
+        places = (folder / FILE_NAME for folder in (here, *here.parents))
+        return next((file for file in places if file.is_file()), None)
+    file = project if project.is_file() else project / FILE_NAME
+    if not file.is_file():
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {project.resolve()}.",
+            hint="Name a project's folder with --project; `chronolake init` makes one.",
+        )
+    return file
+
+
+def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
+    """Open a lake with Spark if it exists and has the tables that a command is about.
+
+    Args:
+        config: the lake's configuration.
+        tables: the tables; they are looked up before Spark starts.
+        json: whether standard error is read by a program: nothing is printed there then.
+
+    Raises:
+        LakeError: there is no lake; none is created.
+        TableNotFoundError: it lacks one of the tables.
+    """
+    from chronolake import look  # noqa: PLC0415 - loaded when needed: `--help` is instant
 
     look.check(config)
+    if tables:
+        known = look.names(config)
+        for table in tables:
+            if table not in known:
+                raise look.missing(config, table)
+    return opened(config, json=json)
+
+
+def opened(config: LakeConfig, *, json: bool) -> Lake:
+    """Open a lake with Spark, and create it if it does not exist.
+
+    Args:
+        config: the lake's configuration.
+        json: whether standard error is read by a program: nothing is printed there then.
+
+    Raises:
+        ConfigurationError, MissingRequirementError, LakeError: as for `Lake.open`.
+    """
+    if not json:
+        console(stderr=True).print("Starting Spark ...", style="dim")
+    from chronolake.lake import Lake  # noqa: PLC0415 - PySpark is slow to import
+
     quiet_logs()
     with quiet_java():
         return Lake.open(config.path, config=config)
@@ -321,9 +434,10 @@ def _of_usage(failure: typer.BadParameter, words: Sequence[str]) -> Configuratio
     """What is wrong with the words of a command, as all other errors are told."""
     command = failure.ctx.command_path if failure.ctx else f"chronolake {words[0]}"
     hint = f"`{command} --help` tells what it takes."
-    meant = getattr(getattr(failure, "param", None), "envvar", None)
-    if isinstance(meant, str) and (unread := _unread(meant)):
-        hint = f"The environment variable {unread} is not read: did you mean {meant}? {hint}"
+    if getattr(failure, "param_hint", None) == _LAKE and (unread := _unread(variables.LAKE)):
+        hint = (
+            f"The environment variable {unread} is not read: did you mean {variables.LAKE}? {hint}"
+        )
     return ConfigurationError(" ".join(failure.format_message().split()), hint=hint)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -13,6 +12,8 @@ from rich.text import Text
 
 from chronolake.cli.app import (
     JsonOption,
+    LakeOption,
+    ProjectOption,
     SettingOption,
     app,
     console,
@@ -21,7 +22,7 @@ from chronolake.cli.app import (
     print_json,
     show_error,
 )
-from chronolake.cli.piping import PipelineArgument, ProjectLakeOption, ProjectOption, project_of
+from chronolake.cli.piping import PipelineArgument, project_of
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.spelling import counted
 
@@ -46,8 +47,8 @@ def check(
             "--create", help="Make in the sources what pipelines need of their own: slots and such."
         ),
     ] = False,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
@@ -171,8 +172,8 @@ def discover(
             help="With the columns that the source declares; it is asked where only it knows them.",
         ),
     ] = False,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:

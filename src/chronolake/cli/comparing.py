@@ -15,6 +15,7 @@ from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
     LakeOption,
+    ProjectOption,
     SettingOption,
     TableArgument,
     app,
@@ -29,7 +30,7 @@ _SHOWN: Final = 100
 
 
 @app.command(
-    epilog="Example: chronolake diff sales.orders --from 2024-05-01 --to 2024-06-01 --lake ./lake",
+    epilog="Example: chronolake diff sales.orders --from 2024-05-01 --to 2024-06-01",
 )
 def diff(
     table: TableArgument,
@@ -39,7 +40,8 @@ def diff(
         typer.Option("--from", metavar="TIME", help="ISO 8601, in UTC unless it says otherwise."),
     ],
     after: Annotated[str, typer.Option("--to", metavar="TIME", help="A later time.")],
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -60,10 +62,11 @@ def diff(
     from chronolake.compare import compared
     from chronolake.errors import HistoryWarning
 
-    with existing(configuration(lake, config, settings)) as opened:
+    name = table_name(table)
+    with existing(configuration(project, lake, config, settings), name, json=json) as opened:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", HistoryWarning)
-            found = compared(opened.table(table_name(table)), before, after)
+            found = compared(opened.table(name), before, after)
         for warning in told:
             console(stderr=True).print(f"Note: {warning.message}", style="yellow")
         if json:

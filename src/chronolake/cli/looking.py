@@ -14,6 +14,7 @@ from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
     LakeOption,
+    ProjectOption,
     SettingOption,
     TableArgument,
     app,
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@app.command(epilog="Example: chronolake tables --lake ./lake")
+@app.command(epilog="Example: chronolake tables")
 def tables(
     *,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
@@ -41,7 +43,7 @@ def tables(
     from chronolake import look
     from chronolake.look import show
 
-    found = look.tables(configuration(lake, config, settings))
+    found = look.tables(configuration(project, lake, config, settings))
     if json:
         print_json([table.as_json() for table in found])
     else:
@@ -49,7 +51,7 @@ def tables(
 
 
 @app.command(
-    epilog="Example: chronolake history sales.customers --key id=1 --lake ./lake",
+    epilog="Example: chronolake history sales.customers --key id=1",
 )
 def history(
     table: TableArgument,
@@ -72,7 +74,8 @@ def history(
             show_default=False,
         ),
     ] = None,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
@@ -84,7 +87,9 @@ def history(
     if not key and not null:
         raise typer.BadParameter("give the record's key", param_hint="--key")
     wanted = _key_of(key or (), null or ())
-    timeline = look.history(configuration(lake, config, settings), table_name(table), wanted)
+    timeline = look.history(
+        configuration(project, lake, config, settings), table_name(table), wanted
+    )
     if json:
         print_json(timeline.as_json())
     else:
@@ -107,7 +112,7 @@ def _key_of(given: Sequence[str], null: Sequence[str]) -> dict[str, str | None]:
     return key
 
 
-@app.command(epilog="Example: chronolake usage --month 2026-11 --lake ./lake")
+@app.command(epilog="Example: chronolake usage --month 2026-11")
 def usage(
     *,
     month: Annotated[
@@ -119,7 +124,8 @@ def usage(
             show_default=False,
         ),
     ] = None,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     config: ConfigOption = None,
     settings: SettingOption = None,
@@ -134,7 +140,7 @@ def usage(
     if month is not None and not re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", month):
         raise typer.BadParameter("write it like 2026-11", param_hint="--month")
     wanted = month or datetime.now(UTC).strftime("%Y-%m")
-    found = look.usage(configuration(lake, config, settings), wanted)
+    found = look.usage(configuration(project, lake, config, settings), wanted)
     if json:
         print_json(
             {

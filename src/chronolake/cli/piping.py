@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from chronolake import variables
 from chronolake.cli.app import (
     JsonOption,
+    LakeOption,
+    ProjectOption,
     SettingOption,
     app,
     console,
     fail,
+    opened,
     pairs,
     print_json,
-    quiet_java,
-    quiet_logs,
+    project_file,
     show_error,
     table_name,
 )
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from chronolake.cli.progress import Progress
-    from chronolake.config import Project, WatchedProject
+    from chronolake.config import LakeConfig, Project, WatchedProject
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.runs import Status
+    from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
     from chronolake.table import VerifyReport
     from chronolake.types import TableName
@@ -47,25 +49,6 @@ if TYPE_CHECKING:
 PARTIAL: Final = 3
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-ProjectOption: TypeAlias = Annotated[
-    Path,
-    typer.Option(
-        "--project",
-        envvar=variables.PROJECT,
-        metavar="DIR",
-        help="The folder of chronolake.yml, or the file itself.",
-    ),
-]
-ProjectLakeOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--lake",
-        envvar=variables.LAKE,
-        metavar="DIR",
-        help="The lake's folder, if it is not the one that chronolake.yml names.",
-        show_default=False,
-    ),
-]
 PipelineArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="A name below `pipelines`.", show_default=False)
 ]
@@ -75,30 +58,42 @@ StreamsOption: TypeAlias = Annotated[
 ]
 
 
-def project_of(folder: Path, lake: Path | None, settings: Sequence[str] | None) -> Project:
-    """The project that the common options name.
+def project_of(project: Path | None, lake: Path | None, settings: Sequence[str] | None) -> Project:
+    """Return the project that the common options name.
 
     Raises:
-        ConfigurationError: there is none, or something in it is wrong.
+        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
     """
     from chronolake.config import FILE_NAME, load_project
 
-    file = folder if folder.is_file() else folder / FILE_NAME
-    if not file.is_file():
+    file = project_file(project)
+    if file is None:
         raise ConfigurationError(
-            f"There is no {FILE_NAME} in {folder.resolve()}.",
+            f"There is no {FILE_NAME} in {Path.cwd()} or a folder above it.",
             hint="`chronolake init` makes one; --project names another folder.",
         )
     return load_project(file, lake=lake, overrides=dict(pairs(settings or (), "--set")))
 
 
-def opened(project: Project) -> Lake:
-    """The project's lake with Spark; made if it is not there."""
-    from chronolake.lake import Lake
+def project_filling(
+    config: LakeConfig, project: Path | None, lake: Path | None, file: Path | None
+) -> Project:
+    """Return the project whose pipelines fill a lake.
 
-    quiet_logs()
-    with quiet_java():
-        return Lake.open(project.lake.path, config=project.lake)
+    Args:
+        config: the lake.
+        project: `--project`.
+        lake: `--lake`; a chronolake.yml in it comes before that of the working folder.
+        file: `--config`.
+
+    Raises:
+        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+    """
+    from chronolake.config import FILE_NAME
+
+    if file is None and lake is not None and (lake / FILE_NAME).is_file():
+        file = lake
+    return project_of(file or project, config.path, None)
 
 
 @app.command(
@@ -120,14 +115,15 @@ def sync(
             "--every", metavar="TIME", help="Run again and again, this far apart: 30s, 5m, 1h."
         ),
     ] = None,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
     """Bring a pipeline's tables to what its source has; with --json one event a line."""
     from chronolake.cli.progress import Progress
     from chronolake.config import WatchedProject
+    from chronolake.pipeline.streams import pipeline_of
 
     pause = None if every is None else seconds_of(every)
     wanted = project_of(project, lake, settings)
@@ -138,7 +134,11 @@ def sync(
     watched = WatchedProject(
         wanted, lambda: project_of(project, lake, settings), partial(show_error, json=json)
     )
-    with opened(wanted) as there:
+    if pipeline is not None:
+        pipeline_of(wanted, pipeline)
+    if pause is None:
+        _leave_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
+    with opened(wanted.lake, json=json) as there:
         while True:
             began = time.monotonic()
             with Progress(there.spark, json=json) as progress:
@@ -149,6 +149,68 @@ def sync(
                 break
             time.sleep(max(0.0, pause - (time.monotonic() - began)))
     _leave(ended)
+
+
+def _leave_unless_any_can_begin(
+    project: Project, names: Sequence[str] | None, only: Sequence[str] | None, *, json: bool
+) -> None:
+    """End the command before Spark starts, if no pipeline could begin to run.
+
+    Args:
+        project: the project.
+        names: the pipelines; None: all of the project.
+        only: `--stream`.
+        json: whether errors are printed as JSON.
+    """
+    failures: list[ChronolakeError] = []
+    for name in names or project.pipelines:
+        try:
+            raise_if_it_cannot_begin(project, name, only or ())
+        except ChronolakeError as failure:
+            failures.append(failure)
+        else:
+            return
+    for refused in failures:
+        show_error(refused, json=json)
+    fail()
+
+
+def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str] = ()) -> None:
+    """Refuse a pipeline before Spark starts, where its run would be refused afterwards.
+
+    Args:
+        project: the project.
+        pipeline: the pipeline's name.
+        only: the streams to run; the source is asked for its streams only where some are named.
+
+    Raises:
+        ConfigurationError: the project has no such pipeline, or the pipeline no such stream.
+        PipelineBusyError: another process runs the pipeline.
+        LakeError: the operational store does not answer.
+    """
+    from chronolake.pipeline.lease import raise_if_busy
+    from chronolake.pipeline.streams import chosen, pipeline_of, streams_of
+
+    pipeline_of(project, pipeline)
+    store = store_of(project)
+    if store is not None:
+        raise_if_busy(store, pipeline)
+    if only:
+        try:
+            streams = streams_of(project, pipeline)
+        except ChronolakeError:
+            # The run fails for the same reason, and records it.
+            return
+        chosen(streams, pipeline, only)
+
+
+def store_of(project: Project) -> Store | None:
+    """Return the operational store, or None if there is no lake yet: reading creates none."""
+    from chronolake.pipeline.store import Store
+
+    if project.lake.catalog.uri is None and not project.lake.catalog_file.is_file():
+        return None
+    return Store.open(project.lake)
 
 
 def _sync(
@@ -198,8 +260,8 @@ def rebuild(
         str, typer.Argument(metavar="TABLE", help="A table that a pipeline fills, schema.table.")
     ],
     *,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
@@ -211,8 +273,9 @@ def rebuild(
 
     name = table_name(table)
     wanted = project_of(project, lake, settings)
-    stream = _stream_of(wanted, name, json=json)
-    with opened(wanted) as there, leased_for(there, [stream]) as lease:
+    stream = stream_filling(wanted, name, json=json)
+    raise_if_it_cannot_begin(wanted, stream.pipeline)
+    with opened(wanted.lake, json=json) as there, leased_for(there, [stream]) as lease:
         rows = run(there, stream, lease).written
     if json:
         print_json({"table": str(name), "rows": rows})
@@ -225,8 +288,8 @@ def resync(
     pipeline: PipelineArgument,
     *,
     stream: StreamsOption = None,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
@@ -240,8 +303,9 @@ def resync(
     from chronolake.config import WatchedProject
 
     wanted = project_of(project, lake, settings)
+    raise_if_it_cannot_begin(wanted, pipeline, stream or ())
     same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
-    with opened(wanted) as there, Progress(there.spark, json=json) as progress:
+    with opened(wanted.lake, json=json) as there, Progress(there.spark, json=json) as progress:
         ended = _sync(there, same, pipeline, stream or (), progress, anew=True)
     _leave([ended])
 
@@ -255,42 +319,45 @@ def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[
     return leased(Store.open(lake.config), streams[0].pipeline, above=above)
 
 
-def compared(lake: Lake, report: VerifyReport, place: Path, *, json: bool) -> VerifyReport:
-    """A table's promises, and whether it holds what its raw lake holds.
+def compared(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:
+    """Add to a table's report whether it holds what its raw lake holds.
 
     Args:
         lake: the lake.
         report: what is known of the table.
-        place: the chronolake.yml, or a folder; the working folder's is taken if that has none.
-        json: whether what other pipelines lack is told as JSON.
+        stream: the stream that fills it.
 
     Raises:
-        ConfigurationError: there is no chronolake.yml, or no pipeline in it fills the table.
         PipelineBusyError: the pipeline runs.
         SourceError: the lake cannot be read.
     """
-    from chronolake.config import FILE_NAME
     from chronolake.pipeline.rebuild import differences
     from chronolake.table import Promise
 
-    is_there = place.is_file() or (place / FILE_NAME).is_file()
-    wanted = project_of(place if is_there else Path(), lake.config.path, None)
-    stream = _stream_of(wanted, report.table, json=json)
     with leased_for(lake, [stream]) as lease:
         found = differences(lake, stream, lease)
-    told = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
+    broken = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
     if found.hashes:
-        told += f"; the hashes of {found.hashes:,} are not those of their values"
+        broken += f"; the hashes of {found.hashes:,} are not those of their values"
     if found.columns:
-        told += f"; columns are missing or have other types: {', '.join(found.columns)}"
+        broken += f"; columns are missing or have other types: {', '.join(found.columns)}"
     promise = Promise(
-        "the table holds what its raw lake holds", found.count, told if found.count else None
+        "the table holds what its raw lake holds", found.count, broken if found.count else None
     )
     return replace(report, promises=(*report.promises, promise))
 
 
-def _stream_of(project: Project, table: TableName, *, json: bool) -> Stream:
-    """The stream that fills a table."""
+def stream_filling(project: Project, table: TableName, *, json: bool) -> Stream:
+    """Return the stream that fills a table.
+
+    Args:
+        project: the project.
+        table: the table.
+        json: whether failures of other pipelines' sources are printed as JSON.
+
+    Raises:
+        ConfigurationError: no pipeline of the project fills it.
+    """
     from chronolake.pipeline.streams import streams_of
 
     for name in project.pipelines:

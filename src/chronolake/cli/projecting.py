@@ -15,22 +15,24 @@ from rich.text import Text
 
 from chronolake.cli.app import (
     JsonOption,
+    LakeOption,
+    ProjectOption,
     SettingOption,
     app,
     console,
     fail,
     grid_of,
+    opened,
     print_json,
     show_error,
 )
 from chronolake.cli.piping import (
     PipelineArgument,
-    ProjectLakeOption,
-    ProjectOption,
     StreamsOption,
     leased_for,
-    opened,
     project_of,
+    raise_if_it_cannot_begin,
+    store_of,
 )
 from chronolake.errors import ChronolakeError, ConfigurationError
 
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.pipeline.observed import LastRuns, ObservedRun
     from chronolake.pipeline.state import Position
-    from chronolake.pipeline.store import Store
     from chronolake.source.offered import Lag
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -122,8 +123,8 @@ def _schema() -> bytes:
 @app.command(epilog="Example: chronolake status --json")
 def status(
     *,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
@@ -196,7 +197,7 @@ def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
     """Of streams that were compared with all that their source has, when that was last so."""
     from chronolake.source.offered import COMPARED
 
-    store = _store_of(project)
+    store = store_of(project)
     checkpoints = store.checkpoints(pipeline) if store else {}
     told = {name: one[COMPARED] for name, one in checkpoints.items() if COMPARED in one}
     return {
@@ -219,15 +220,6 @@ def _age(seconds: float | None) -> str | None:
 
 def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
     return None if lag is None else vars(lag)
-
-
-def _store_of(project: Project) -> Store | None:
-    """The operational store, or None: there is no lake yet, and looking does not make one."""
-    from chronolake.pipeline.store import Store
-
-    if project.lake.catalog.uri is None and not project.lake.catalog_file.is_file():
-        return None
-    return Store.open(project.lake)
 
 
 def _status_of(position: Position, lately: LastRuns | None) -> dict[str, Any]:
@@ -268,8 +260,8 @@ def runs(
     ] = None,
     *,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")] = 20,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
@@ -329,8 +321,8 @@ def state_show(
     pipeline: PipelineArgument,
     *,
     stream: StreamsOption = None,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
     """Print how far each stream is, as JSON.
@@ -344,7 +336,7 @@ def state_show(
     wanted = project_of(project, lake, settings)
     streams = chosen(streams_of(wanted, pipeline), pipeline, stream or [])
     found = positions(wanted.lake, streams)
-    store = _store_of(wanted)
+    store = store_of(wanted)
     landed = store.checkpoints(pipeline) if store else {}
     print_json(
         {
@@ -363,8 +355,8 @@ def state_set(
     ],
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Move although files may be skipped.")] = False,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
     """Move a stream's table to another file: what is skipped is missing until a rebuild."""
@@ -380,8 +372,8 @@ def state_reset(
     pipeline: PipelineArgument,
     *,
     stream: StreamsOption = None,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     settings: SettingOption = None,
 ) -> None:
     """Forget how far tables are: the next sync applies every file again, which changes nothing."""
@@ -392,8 +384,9 @@ def _move(project: Project, pipeline: str, names: list[str], watermark: str | No
     from chronolake.pipeline.state import move
     from chronolake.pipeline.streams import chosen, streams_of
 
+    raise_if_it_cannot_begin(project, pipeline)
     streams = chosen(streams_of(project, pipeline), pipeline, names)
-    with opened(project) as there, leased_for(there, streams) as lease:
+    with opened(project.lake, json=False) as there, leased_for(there, streams) as lease:
         for stream in streams:
             move(there, stream, lease, watermark)
             console().print(f"{stream.table} is at {watermark or 'the beginning'}")

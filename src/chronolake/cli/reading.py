@@ -1,7 +1,7 @@
 """The command for those who write manifests: records of a stream, and how they are got."""
 
 # ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
-# Typer reads annotations at run time, so the types in them are imported for good.
+# ruff: noqa: TC003 - Typer reads annotations at run time
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from rich.text import Text
 
 from chronolake.cli.app import (
     JsonOption,
+    LakeOption,
+    ProjectOption,
     SettingOption,
     app,
     console,
@@ -21,7 +23,7 @@ from chronolake.cli.app import (
     print_json,
     show_error,
 )
-from chronolake.cli.piping import PipelineArgument, ProjectLakeOption, ProjectOption, project_of
+from chronolake.cli.piping import PipelineArgument, project_of
 from chronolake.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,8 +45,8 @@ def read(
         Path | None,
         typer.Option("--state", metavar="FILE", help="Begin at a state, as a JSON file has it."),
     ] = None,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:

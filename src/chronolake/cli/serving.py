@@ -14,6 +14,7 @@ import typer
 from chronolake.cli.app import (
     ConfigOption,
     LakeOption,
+    ProjectOption,
     SettingOption,
     app,
     configuration,
@@ -28,10 +29,11 @@ class BatchFormat(StrEnum):
     PARQUET = "parquet"
 
 
-@app.command(epilog="Example: chronolake serve --lake ./lake --port 50052")
+@app.command(epilog="Example: chronolake serve --port 50052")
 def serve(
     *,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 50052,
     host: Annotated[
         list[str] | None,
@@ -100,4 +102,4 @@ def serve(
         )
     except ConfigurationError as failure:
         raise typer.BadParameter(str(failure)) from failure
-    fail(server.serve(configuration(lake, config, settings), options))
+    fail(server.serve(configuration(project, lake, config, settings), options))

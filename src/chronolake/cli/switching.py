@@ -17,6 +17,7 @@ from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
     LakeOption,
+    ProjectOption,
     SettingOption,
     TableArgument,
     app,
@@ -27,17 +28,16 @@ from chronolake.cli.app import (
     table_name,
 )
 from chronolake.errors import ConfigurationError, TableExistsError
-from chronolake.types import DELETED, Mode, stored_name
+from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from chronolake.lake import Lake
+    from chronolake.look.catalog import LookedUp
     from chronolake.table import SwitchPlan
-    from chronolake.types import TableName
 
 
-@app.command(epilog="Example: chronolake mode sales.customers history --lake ./lake")
+@app.command(epilog="Example: chronolake mode sales.customers history")
 def mode(
     table: TableArgument,
     wanted: Annotated[
@@ -45,7 +45,8 @@ def mode(
         typer.Argument(metavar="history|soft-delete|live", help="The mode afterwards."),
     ],
     *,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would change, and what would be lost.")
     ] = False,
@@ -75,12 +76,14 @@ def mode(
     deleted get a version that ended at the beginning of time. From history, only the newest (to
     soft-delete) or the active versions (to live) stay: --yes agrees to that.
     """
+    from chronolake import look
     from chronolake.table import migration
 
     name = table_name(table)
     copy = None if keep_history_as is None else table_name(keep_history_as)
-    with existing(configuration(lake, config, settings)) as opened:
-        _expect_unpiped(opened, name, wanted)
+    stored = configuration(project, lake, config, settings)
+    _raise_if_a_pipeline_fills(look.look_up(stored, name), wanted)
+    with existing(stored, json=json) as opened:
         plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
         if copy is not None and plan.before is not Mode.HISTORY:
             raise typer.BadParameter(
@@ -110,18 +113,15 @@ def mode(
     _show(plan, json=json, done=True)
 
 
-def _expect_unpiped(lake: Lake, name: TableName, wanted: Mode) -> None:
+def _raise_if_a_pipeline_fills(table: LookedUp, wanted: Mode) -> None:
     """Refuse a table whose mode chronolake.yml decides."""
-    from chronolake.table.publishing import stream_of
-
-    table = lake.catalog.find(name)
-    filled_by = None if table is None else stream_of(table)
+    filled_by = table.table.properties.get(STREAM_PROPERTY)
     if filled_by is None:
         return
-    pipeline, stream = filled_by
+    pipeline, _, stream = filled_by.partition("/")
     raise ConfigurationError(
         f"The pipeline {pipeline} fills the table: chronolake.yml decides its mode.",
-        table=str(name),
+        table=str(table.name),
         hint=f"Set `mode: {wanted}` below pipelines, {pipeline}, streams, {stream}, as in "
         f"`{_line(pipeline, stream, wanted)}`; the next sync switches the table, before its data.",
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -17,30 +16,27 @@ from rich.text import Text
 from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
+    LakeOption,
+    ProjectOption,
     SettingOption,
     app,
     configuration,
     console,
-    pairs,
     print_json,
+    project_file,
 )
-from chronolake.cli.piping import ProjectLakeOption, ProjectOption  # noqa: TC001
-from chronolake.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chronolake.config import LakeConfig
     from chronolake.ui import Address
 
 _PATIENCE_SECONDS: Final = 1.5
 
 
-@app.command(epilog="Example: chronolake ui --lake ./lake --port 8787")
+@app.command(epilog="Example: chronolake ui --port 8787")
 def ui(
     *,
-    project: ProjectOption = Path(),
-    lake: ProjectLakeOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     host: Annotated[
         str,
         typer.Option(
@@ -64,7 +60,9 @@ def ui(
     """Show the lake in a browser, read-only, until Ctrl-C: tables, timelines, runs."""
     from chronolake import ui as served
 
-    wanted, file = _lake_of(project, lake, config, settings)
+    wanted = configuration(project, lake, config, settings)
+    # Pipelines are shown from a project's file; with --lake only from one that is named.
+    file = config or (project_file(project) if lake is None else None)
     is_seen = sys.stdout.isatty() and not json
     options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
     served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)
@@ -76,26 +74,6 @@ def _leave() -> None:
     watch = threading.Timer(_PATIENCE_SECONDS, os._exit, [0])
     watch.daemon = True
     watch.start()
-
-
-def _lake_of(
-    project: Path, lake: Path | None, config: Path | None, settings: Sequence[str] | None
-) -> tuple[LakeConfig, Path | None]:
-    """The lake that the options name, and its chronolake.yml if it is a project's.
-
-    Of a project, its pipelines' secrets are not asked for.
-    """
-    from chronolake.config import FILE_NAME, lake_of_project
-
-    if lake is not None:
-        return configuration(lake, config, settings), config
-    file = config or (project if project.is_file() else project / FILE_NAME)
-    if not file.is_file():
-        raise ConfigurationError(
-            f"There is no {FILE_NAME} in {project.resolve()}.",
-            hint="Name a lake's folder with --lake, or a project's with --project.",
-        )
-    return lake_of_project(file, overrides=dict(pairs(settings or (), "--set"))), file
 
 
 def _tell(address: Address, *, json: bool) -> None:

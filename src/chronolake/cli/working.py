@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import orjson
 import typer
@@ -16,6 +16,7 @@ from chronolake.cli.app import (
     JsonOption,
     LakeOption,
     OptionalTableArgument,
+    ProjectOption,
     SettingOption,
     TableArgument,
     app,
@@ -27,15 +28,9 @@ from chronolake.cli.app import (
     table_name,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chronolake.lake import Lake
-    from chronolake.types import TableName
-
 
 @app.command(
-    epilog='Example: chronolake query "SELECT count(*) FROM sales.customers" --lake ./lake',
+    epilog='Example: chronolake query "SELECT count(*) FROM sales.customers"',
 )
 def query(
     question: Annotated[
@@ -47,7 +42,8 @@ def query(
         ),
     ],
     *,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     limit: Annotated[
         int, typer.Option("--limit", min=0, help="Show at most so many rows; 0 for all.")
     ] = 100,
@@ -59,7 +55,7 @@ def query(
     from chronolake.look import show
     from chronolake.query import ask
 
-    with existing(configuration(lake, config, settings)) as opened:
+    with existing(configuration(project, lake, config, settings), json=json) as opened:
         answer = ask(opened, question)
         if json:
             nested = answer.nested
@@ -83,11 +79,12 @@ def query(
             screen.print(f"The first {limit:,} rows; --limit 0 shows all.", style="dim")
 
 
-@app.command(epilog="Example: chronolake verify sales.customers --lake ./lake")
+@app.command(epilog="Example: chronolake verify sales.customers")
 def verify(
     table: OptionalTableArgument = None,
     *,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     every: Annotated[bool, typer.Option("--all", help="Check every table of the lake.")] = False,
     against_lake: Annotated[
         bool,
@@ -102,7 +99,7 @@ def verify(
     settings: SettingOption = None,
 ) -> None:
     """Check what a table promises, with one Spark query; exit code 1 if a promise is broken."""
-    from chronolake.cli.piping import compared
+    from chronolake.cli.piping import compared, project_filling, stream_filling
     from chronolake.pipeline.verified import note_verified
     from chronolake.table import verify as checked
 
@@ -110,11 +107,16 @@ def verify(
         raise typer.BadParameter("name one table, or give --all", param_hint="TABLE")
     if against_lake and table is None:
         raise typer.BadParameter("name the table to compare", param_hint="--against-lake")
-    wanted = None if table is None else table_name(table)
-    with existing(configuration(lake, config, settings)) as opened:
-        reports = [checked(opened, name) for name in _chosen(opened, wanted)]
-        if against_lake:
-            reports = [compared(opened, report, config or lake, json=json) for report in reports]
+    named = [] if table is None else [table_name(table)]
+    stored = configuration(project, lake, config, settings)
+    stream = None
+    if against_lake:
+        filling = project_filling(stored, project, lake, config)
+        stream = stream_filling(filling, named[0], json=json)
+    with existing(stored, *named, json=json) as opened:
+        reports = [checked(opened, name) for name in named or opened.tables()]
+        if stream is not None:
+            reports = [compared(opened, report, stream) for report in reports]
         note_verified(opened.config, reports, against_lake=against_lake)
     if json:
         print_json([shown.verified_json(report) for report in reports])
@@ -125,11 +127,12 @@ def verify(
         fail()
 
 
-@app.command(epilog="Example: chronolake maintain sales.customers --lake ./lake")
+@app.command(epilog="Example: chronolake maintain sales.customers")
 def maintain(
     table: OptionalTableArgument = None,
     *,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -149,10 +152,10 @@ def maintain(
     """Compact and sort a table's files, expire old snapshots, remove orphans; or every table's."""
     from chronolake import table as core
 
-    wanted = None if table is None else table_name(table)
-    with existing(configuration(lake, config, settings)) as opened:
+    named = [] if table is None else [table_name(table)]
+    with existing(configuration(project, lake, config, settings), *named, json=json) as opened:
         screen = console()
-        for name in _chosen(opened, wanted):
+        for name in named or opened.tables():
             if dry_run:
                 plan = core.planned(opened, name)
                 if json:
@@ -167,11 +170,12 @@ def maintain(
                 screen.print(shown.maintained(result))
 
 
-@app.command(epilog="Example: chronolake view sales.customers --lake ./lake")
+@app.command(epilog="Example: chronolake view sales.customers")
 def view(
     table: TableArgument,
     *,
-    lake: LakeOption,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
     drop: Annotated[bool, typer.Option("--drop", help="Remove the view.")] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -187,7 +191,9 @@ def view(
     name = table_name(table)
     made = views.current_view_of(name)
     found = True
-    with existing(configuration(lake, config, settings)) as opened:
+    # The view may outlive its table, and is then still to be dropped.
+    expected = [] if drop else [name]
+    with existing(configuration(project, lake, config, settings), *expected, json=json) as opened:
         if drop:
             found = views.drop_current_view(opened, name)
         else:
@@ -198,7 +204,3 @@ def view(
         console().print(f"{made} is gone" if found else f"There is no {made}")
     else:
         console().print(f"{made} shows the active versions of {name}")
-
-
-def _chosen(lake: Lake, wanted: TableName | None) -> Sequence[TableName]:
-    return lake.tables() if wanted is None else [wanted]

@@ -5,7 +5,7 @@ below there are `past` (a table's life, its rows at a time, what differs between
 (completions of keys), `health` and `inside`.
 """
 
-from chronolake.look.catalog import check, names
+from chronolake.look.catalog import check, look_up, missing, names
 from chronolake.look.history import Timeline, history
 from chronolake.look.tables import TableSummary, tables
 from chronolake.look.usage import MonthlyUsage, usage
@@ -20,6 +20,8 @@ __all__ = [
     "Version",
     "check",
     "history",
+    "look_up",
+    "missing",
     "names",
     "tables",
     "usage",

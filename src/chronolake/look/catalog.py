@@ -144,7 +144,7 @@ def look_up(config: LakeConfig, name: TableName) -> LookedUp:
         table = _current(config, name, location)
         if table is not None:
             return _described(name, table)
-    raise _missing(config, name)
+    raise missing(config, name)
 
 
 def every(config: LakeConfig) -> list[LookedUp]:
@@ -161,7 +161,8 @@ def every(config: LakeConfig) -> list[LookedUp]:
     return [_described(name, table) for name, table in found if table is not None]
 
 
-def _missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
+def missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
+    """Return the error for a table that a lake does not have; its hint names the nearest one."""
     return TableNotFoundError(
         "The lake has no such table.",
         hint=table_to_find(str(name), map(str, names(config))),
@@ -285,7 +286,7 @@ def _from_rest(config: LakeConfig, name: TableName) -> Table:
         try:
             return catalog.load_table((name.schema, name.table))
         except NoSuchTableError as failure:
-            raise _missing(config, name) from failure
+            raise missing(config, name) from failure
 
 
 @contextmanager

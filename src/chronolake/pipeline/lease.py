@@ -149,12 +149,7 @@ def _taken(store: Store, pipeline: str, seconds: float, above: int, *, is_held_h
         row = connection.execute(
             LEASES.select().where(LEASES.c.pipeline == pipeline).with_for_update()
         ).one_or_none()
-        if row is not None and not _is_free(row, is_held_here=is_held_here):
-            raise PipelineBusyError(
-                f"The pipeline {pipeline} is run by {row.holder.rpartition(':')[0]}.",
-                hint="Wait until it has finished. The lease of a process that died without a word "
-                "on another machine passes within a minute.",
-            )
+        _raise_unless_free(row, pipeline, is_held_here=is_held_here)
         values = {"holder": holder(), "expires": time.time() + seconds}
         token = max(above, 0 if row is None else row.token) + 1
         if row is None:
@@ -164,6 +159,27 @@ def _taken(store: Store, pipeline: str, seconds: float, above: int, *, is_held_h
             LEASES.update().where(LEASES.c.pipeline == pipeline).values(token=token, **values)
         )
         return Lease(pipeline, token, store)
+
+
+def raise_if_busy(store: Store, pipeline: str) -> None:
+    """Raise if a pipeline's lease cannot be taken now; take nothing.
+
+    Raises:
+        PipelineBusyError: another process, or another thread of this one, holds it.
+        LakeError: the store does not answer.
+    """
+    with store.transaction() as connection:
+        row = connection.execute(LEASES.select().where(LEASES.c.pipeline == pipeline)).one_or_none()
+    _raise_unless_free(row, pipeline, is_held_here=(store.address, pipeline) in _held)
+
+
+def _raise_unless_free(row: sql.Row[Any] | None, pipeline: str, *, is_held_here: bool) -> None:
+    if row is not None and not _is_free(row, is_held_here=is_held_here):
+        raise PipelineBusyError(
+            f"The pipeline {pipeline} is run by {row.holder.rpartition(':')[0]}.",
+            hint="Wait until it has finished. The lease of a process that died without a word "
+            "on another machine passes within a minute.",
+        )
 
 
 def _is_free(row: sql.Row[Any], *, is_held_here: bool) -> bool:

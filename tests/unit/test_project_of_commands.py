@@ -1,0 +1,211 @@
+"""Commands find the project, and refuse what cannot work before they start Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chronolake.cli import main
+from chronolake.cli.app import PANELS
+from chronolake.config import load_project
+from chronolake.pipeline.lease import leased
+from chronolake.pipeline.store import Store
+
+#: Every command that works on a lake or a project, with its arguments.
+WORDS = {
+    "check": (),
+    "diff": ("crm.Account", "--from", "2024-01-01", "--to", "2024-02-01"),
+    "discover": ("crm",),
+    "history": ("crm.Account", "--key", "id=1"),
+    "maintain": (),
+    "mode": ("crm.Account", "live"),
+    "query": ("SELECT 1",),
+    "read": ("crm", "Account"),
+    "rebuild": ("crm.Account",),
+    "resync": ("crm",),
+    "runs": (),
+    "serve": (),
+    "state show": ("crm",),
+    "state set": ("crm", "Account", "batch=05/data-16.parquet", "--yes"),
+    "state reset": ("crm",),
+    "status": (),
+    "sync": (),
+    "tables": (),
+    "ui": ("--no-browser",),
+    "usage": (),
+    "verify": ("--all",),
+    "view": ("crm.Account",),
+}
+#: Commands that answer or work without a lake: they create it, or show that there is nothing.
+_WITHOUT_A_LAKE = {
+    *("check", "discover", "read", "rebuild", "resync", "runs", "serve", "state show"),
+    *("state set", "state reset", "status", "sync", "ui"),
+}
+_PROJECT = """\
+pipelines:
+  crm:
+    source: {type: data_lake_v2, path: ./files, org: X, objects: [Account]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHRONOLAKE_LAKE", "CHRONOLAKE_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    # Without Java, a command that starts Spark fails and says so.
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
+    monkeypatch.setenv("PATH", str(tmp_path / "no-java"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a folder below the one that has a chronolake.yml, without a lake."""
+    folder = tmp_path / "project"
+    (folder / "queries").mkdir(parents=True)
+    (folder / "chronolake.yml").write_text(_PROJECT)
+    monkeypatch.chdir(folder / "queries")
+    return folder
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Run a command; return its exit code and what it printed on standard error."""
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    return int(stopped.value.code or 0), capsys.readouterr().err
+
+
+def test_every_command_that_needs_a_lake_is_here() -> None:
+    without = {"drive", "init", "schema", "version"}
+    named = {name for names in PANELS.values() for name in names}
+    assert {words.split()[0] for words in WORDS} == named - without
+
+
+@pytest.mark.parametrize("command", sorted(WORDS.keys() - _WITHOUT_A_LAKE))
+def test_a_command_finds_the_lake_of_the_project_around_it(
+    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = ran(capsys, *command.split(), *WORDS[command])
+
+    assert code == 1
+    assert f"There is no lake in {project / 'lake'}." in error
+    assert "Starting Spark" not in error
+    assert not (project / "lake").exists()
+
+
+@pytest.mark.parametrize("command", WORDS)
+def test_a_command_without_a_project_says_what_to_name(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    code, error = ran(capsys, *command.split(), *WORDS[command])
+
+    assert code in {1, 2}
+    assert f"here is no chronolake.yml in {tmp_path} or a folder above it." in error
+    assert "--project" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", WORDS)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("lake: [", "line 1 is not valid YAML"),
+        ("lake: {spark: {mastr: local}}", "unknown key 'lake.spark.mastr'"),
+        ("- lake", "must hold keys and values"),
+    ],
+)
+def test_a_broken_project_is_named_before_anything_happens(
+    command: str, text: str, reason: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "chronolake.yml").write_text(text)
+
+    code, error = ran(capsys, *command.split(), *WORDS[command])
+
+    assert code == 1
+    assert f"{project / 'chronolake.yml'}" in error
+    assert reason in error
+    assert sorted(file.name for file in project.iterdir()) == ["chronolake.yml", "queries"]
+
+
+@pytest.mark.parametrize("command", ["sync", "resync", "state show", "discover"])
+def test_an_unknown_pipeline_is_refused_before_spark_starts(
+    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = ran(capsys, *command.split(), "cmr")
+
+    assert code == 1
+    assert "has no pipeline 'cmr'" in error
+    assert "crm" in error.partition("What to do: ")[2]
+    assert "Starting Spark" not in error
+    assert not (project / "lake").exists()
+
+
+def test_an_unknown_stream_is_refused_before_spark_starts(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
+
+    code, error = ran(capsys, "sync", "crm", "--stream", "Acount")
+
+    assert code == 1
+    assert "Acount" in error
+    assert "Starting Spark" not in error
+
+
+@pytest.mark.parametrize("command", ["sync", "resync", "rebuild", "state set", "state reset"])
+def test_a_pipeline_that_runs_is_refused_before_spark_starts(
+    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"sync": ("crm",)}.get(command, WORDS[command])
+    (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
+    (project / "lake").mkdir()
+    store = Store.open(load_project(project / "chronolake.yml").lake)
+    with leased(store, "crm"):
+        code, error = ran(capsys, *command.split(), *words)
+
+    assert code == 1
+    assert "The pipeline crm is run by" in error
+    assert "Wait until it has finished." in error
+    assert "Starting Spark" not in error
+
+
+def test_a_run_begins_where_one_of_its_pipelines_can(project: Path) -> None:
+    second = _PROJECT.partition("\n")[2].replace("crm", "other")
+    (project / "chronolake.yml").write_text(_PROJECT + second)
+    (project / "lake").mkdir()
+    with leased(Store.open(load_project(project / "chronolake.yml").lake), "crm"):
+        # Without Java, PySpark leaves pipes behind: it fails in a process of its own.
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("chronolake")), "sync"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    assert done.stderr.startswith("Starting Spark ...")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["verify", "maintain", "mode", "diff", "history", "view"])
+def test_a_missing_table_is_named_before_spark_starts(
+    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"verify": ("crm.Account",), "maintain": ("crm.Account",)}.get(command, WORDS[command])
+    (project / "lake").mkdir()
+    Store.open(load_project(project / "chronolake.yml").lake)
+
+    code, error = ran(capsys, command, *words)
+
+    assert code == 1
+    assert "The lake has no such table." in error
+    assert "crm.Account" in error
+    assert "Starting Spark" not in error
