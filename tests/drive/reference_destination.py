@@ -135,11 +135,15 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
         return form
 
     def Test(self, request, context):
+        if "no Test" in self.faults:
+            return super(Migrations, self).Test(request, context)
         if "test fails" in self.faults:
             return common.TestResponse(failure="no such place")
         return common.TestResponse(success=True)
 
     def Capabilities(self, request, context):
+        if "no Capabilities" in self.faults:
+            return super(Migrations, self).Capabilities(request, context)
         wants = sdk.PARQUET if "parquet" in self.faults else sdk.CSV
         return sdk.CapabilitiesResponse(batch_file_format=wants)
 
@@ -365,8 +369,8 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
 
 
 @contextmanager
-def serving(destination, credentials=None):
-    """Serve on a free port of the loopback, over TLS with credentials; gives `host:port`."""
+def serving(destination, credentials=None, *, port=0):
+    """Serve on a port of the loopback, over TLS with credentials; gives `host:port`."""
     limit = 128 * 1024 * 1024
     server = grpc.server(
         ThreadPoolExecutor(max_workers=4),
@@ -377,9 +381,9 @@ def serving(destination, credentials=None):
     )
     rpc.add_DestinationConnectorServicer_to_server(destination, server)
     if credentials is None:
-        port = server.add_insecure_port("localhost:0")
+        port = server.add_insecure_port(f"localhost:{port}")
     else:
-        port = server.add_secure_port("localhost:0", credentials)
+        port = server.add_secure_port(f"localhost:{port}", credentials)
     server.start()
     try:
         yield f"localhost:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import socket
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -393,6 +394,117 @@ def certificate(tmp_path):
     trusted = tmp_path / "ca.pem"
     trusted.write_bytes(chain)
     return grpc.ssl_server_credentials([(private, chain)]), trusted
+
+
+@pytest.mark.parametrize("call", ["Capabilities", "Test"])
+def test_a_call_that_a_destination_may_lack_is_noted(simple, tmp_path, call):
+    outcome = played([simple], tmp_path, ReferenceDestination(faults=[f"no {call}"]))
+    assert outcome.code == 0
+    assert any(f"does not implement {call}" in text for text in outcome.notices)
+    assert "WriteBatch" in {call["rpc"] for call in outcome.calls}
+    assert_contents_agree(outcome)
+
+
+class WithoutMigrations(ReferenceDestination):
+    def Migrate(self, request, context):  # noqa: N802 - the name of the call
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
+
+
+def test_a_destination_without_migrations_is_one_that_supports_none(tmp_path):
+    column = {"table": "t", "from_column": "n", "to_column": "m"}
+    migrations = [{"rename_column": [column]}]
+    path = story(tmp_path, create_table={"t": TABLE}, schema_migration=migrations)
+
+    outcome = played([path], tmp_path, WithoutMigrations())
+    assert outcome.code == 0
+    assert any("does not implement Migrate" in text for text in outcome.notices)
+    assert_contents_agree(outcome)
+
+    assert played([path], tmp_path, WithoutMigrations(), strict_migrations=True).code == 1
+
+
+def test_a_finding_is_reported_once_and_counted(tmp_path):
+    """A wrong type is in every description of its table."""
+    stories = []
+    for number in range(4):
+        path = tmp_path / f"story_{number}.json"
+        content = {"describe_table": ["t"], "ops": [{"upsert": {"t": [{"id": number}]}}]}
+        path.write_text(
+            json.dumps(content | ({"create_table": {"t": TABLE}} if not number else {}))
+        )
+        stories.append(path)
+
+    outcome = played(stories, tmp_path, ReferenceDestination(faults=["text only", "no keys"]))
+
+    assert outcome.code == 1
+    described = [call for call in outcome.calls if call["rpc"] == "DescribeTable"][1:]
+    assert not any(call["ok"] for call in described)
+    assert [len(call["failures"]) for call in described] == [2, 0, 0, 0, 0]
+    assert [call["known"] for call in described] == [0, 2, 2, 2, 2]
+    last = outcome.lines[-1]
+    assert last["failures"] == 2
+    counts = {one["what"].partition(":")[0]: one["count"] for one in last["repeated"]}
+    assert counts == {"type of 'j'": 5, "column 'id'": 5}
+
+
+def test_a_finding_of_each_schema_counts_for_itself(simple, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text(simple.read_text())
+    outcome = played(
+        [simple, other],
+        tmp_path,
+        ReferenceDestination(faults=["text only"]),
+        schema_per_file=True,
+    )
+    assert outcome.lines[-1]["failures"] == 2
+
+
+def test_a_destination_that_is_still_starting_is_waited_for(simple):
+    """The server listens only after the tester has said that it waits."""
+
+    class Starting(io.StringIO):
+        server = None
+
+        def write(self, text):
+            if '"event": "waiting"' in text and self.server is None:
+                assert "refused" in text
+                self.server = serving(ReferenceDestination(), port=port)
+                self.server.__enter__()
+            return super().write(text)
+
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+    report = Starting()
+    target = f"localhost:{port}"
+    try:
+        code = run([simple], DriveOptions(target=target, json_lines=True), stream=report)
+    finally:
+        if report.server is not None:
+            report.server.__exit__(None, None, None)
+    assert report.server is not None
+    assert code == 0
+
+
+def test_the_tester_says_why_nobody_answered(simple, tmp_path):
+    def reason(target, **options):
+        report = io.StringIO()
+        wanted = DriveOptions(target=target, json_lines=True, **options)
+        assert run([simple], wanted, stream=report) == 1
+        errors = [json.loads(line) for line in report.getvalue().splitlines()]
+        return next(one["text"] for one in errors if one["event"] == "error")
+
+    with socket.create_server(("localhost", 0)) as silent:
+        port = silent.getsockname()[1]
+        text = reason(f"localhost:{port}", connect_timeout=0.5)
+        assert "gave up after" in text
+    text = reason(f"localhost:{port}", connect_timeout=0.5)
+    assert "Connection refused" in text
+    assert "listens on this port" in text
+    credentials, _ = certificate(tmp_path)
+    with serving(ReferenceDestination(), credentials) as target:
+        assert "--ca-cert" in reason(target, tls=True)
+    with serving(ReferenceDestination()) as target:
+        assert "does not speak TLS" in reason(target, tls=True)
 
 
 def test_tls_is_spoken_to_those_who_are_trusted(simple, tmp_path):

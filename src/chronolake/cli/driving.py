@@ -132,8 +132,9 @@ def drive(
     ] = False,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one call.")] = 300.0,
     connect_timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds until somebody must answer.")
-    ] = 10.0,
+        float,
+        typer.Option(min=0.001, help="Seconds to wait for a destination that is still starting."),
+    ] = 120.0,
     tls: Annotated[bool, typer.Option("--tls", help="Speak TLS.")] = False,
     ca_cert: Annotated[
         Path | None,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.drive import wire
 from chronolake.drive.checks import Checked, Failure, check_description
-from chronolake.drive.report import CallReport, Report, Tally
+from chronolake.drive.destination import UNIMPLEMENTED
+from chronolake.drive.report import Report, Tally
 from chronolake.protos import destination_sdk_pb2 as sdk
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Conversation:
         self._accepted = accepted_types
         self.configuration = configuration
         self.tally = Tally()
+        self._schema = ""
 
     def ask(
         self,
@@ -60,6 +62,7 @@ class Conversation:
         good: tuple[str, ...] = ("success",),
         refusal: str | None = None,
         refusal_due: bool = True,
+        unimplemented: str | None = None,
         inspect: Callable[[Answer, Checked], None] | None = None,
     ) -> Answer:
         """Make a call and check its answer.
@@ -73,6 +76,8 @@ class Conversation:
                 at when the response has no oneof.
             refusal: why the destination may refuse, if it may.
             refusal_due: whether the guides want it to, so that a success is wrong.
+            unimplemented: what follows if the destination does not implement the call; None: it
+                must.
             inspect: further checks of a good answer.
 
         Raises:
@@ -81,20 +86,23 @@ class Conversation:
         answer = self._destination.call(rpc, request)
         outcome = Checked()
         outcome.checked.append("gRPC status" if answer.member == "" else "answer")
-        if refusal is not None:
+        is_missing = answer.member == UNIMPLEMENTED and unimplemented is not None
+        if is_missing:
+            outcome.notices.append(f"the destination does not implement {rpc}: {unimplemented}.")
+        elif refusal is not None:
             _judge_refusal(answer, outcome, refusal, due=refusal_due)
         elif _judge(answer, outcome, good) and inspect is not None:
             inspect(answer, outcome)
-        call = CallReport(answer, table, detail, outcome)
-        self.tally.add(call)
+        call = self.tally.add(answer, self._schema, table, detail, outcome)
         self._report.call(call)
-        if answer.refused and refusal is None:
+        if answer.refused and refusal is None and not is_missing:
             raise SyncStopped(rpc)
         return answer
 
     def begin_scenario(self, file: str, schema: str) -> None:
         """Tell that a scenario begins."""
         self.tally.scenarios += 1
+        self._schema = schema
         self._report.scenario(file, schema)
 
     def notice(self, text: str) -> None:

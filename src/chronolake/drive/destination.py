@@ -13,12 +13,22 @@ from chronolake.protos import common_pb2 as common
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
 MESSAGE_LIMIT: Final = 128 * 1024 * 1024
-_NOBODY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+#: The member of an answer to a call that the destination does not have.
+UNIMPLEMENTED: Final = grpc.StatusCode.UNIMPLEMENTED.name
+_TRY_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.2
+_SHOWN_SECONDS: Final = 5.0
+#: Reasons that do not pass when a server has started, as OpenSSL names them.
+_FINAL: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
 _OPTIONS: Final = (
+    # A server that is starting is to be found as soon as it listens.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
 )
@@ -47,6 +57,23 @@ class Answer:
     def refused(self) -> bool:
         """Whether it ends a sync: a task, or an error of gRPC itself."""
         return self.message is None or self.member == "task"
+
+
+def _is_final(reason: str) -> bool:
+    return any(word in reason for word in _FINAL)
+
+
+def _to_check(reason: str) -> str:
+    """Return what to check, by what the system said."""
+    if "Connection refused" in reason:
+        return "Check that the destination is running and listens on this port."
+    if "DNS" in reason or "resolve" in reason:
+        return "Check the host name in --target."
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return "Name the authority that signed the server's certificate with --ca-cert."
+    if "WRONG_VERSION_NUMBER" in reason:
+        return "The server does not speak TLS: leave out --tls and --ca-cert."
+    return "Check --target, and --tls if the destination wants TLS."
 
 
 class Destination:
@@ -97,14 +124,43 @@ class Destination:
     ) -> None:
         self._channel.close()
 
-    def reachable(self, seconds: float) -> bool:
-        """Whether somebody answers within this time; waits for a server that is still starting."""
-        request = common.ConfigurationFormRequest()
+    def reach(self, seconds: float, waiting: Callable[[float, str], None]) -> str | None:
+        """Wait until the destination answers, also while it is still starting.
+
+        Args:
+            seconds: how long to wait.
+            waiting: called every few seconds with the time since the first try, in seconds, and
+                the reason why the last one failed.
+
+        Returns:
+            None if it answers, be it with an error; else why the last try failed, in a sentence
+            that says what to check.
+        """
+        begin = time.monotonic()
+        shown = begin
+        while True:
+            reason = self._try(min(_TRY_SECONDS, max(begin + seconds - time.monotonic(), 0.1)))
+            now = time.monotonic()
+            if reason is None:
+                return None
+            if _is_final(reason) or now - begin >= seconds:
+                return f"{reason} (gave up after {now - begin:.0f} s). {_to_check(reason)}"
+            if now - shown >= _SHOWN_SECONDS:
+                waiting(now - begin, reason)
+                shown = now
+            time.sleep(min(_PAUSE_SECONDS, seconds))
+
+    def _try(self, seconds: float) -> str | None:
+        """Make one call; return why nobody answered, or None if somebody did."""
         try:
-            self._stub.ConfigurationForm(request, timeout=seconds, wait_for_ready=True)
+            self._stub.ConfigurationForm(common.ConfigurationFormRequest(), timeout=seconds)
         except grpc.RpcError as failure:
-            return failure.code() not in _NOBODY
-        return True
+            if failure.code() is grpc.StatusCode.UNAVAILABLE:
+                # gRPC puts what the system said last.
+                return (failure.details() or "unavailable").rpartition("last error: ")[2]
+            if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return "no answer to ConfigurationForm"
+        return None
 
     def call(self, rpc: str, request: Any) -> Answer:
         """Make one call; a gRPC error is an answer like any other."""

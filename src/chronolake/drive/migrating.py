@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from chronolake.drive import migration as forms
 from chronolake.drive import wire
 from chronolake.drive.checks import Checked, Failure
+from chronolake.drive.destination import UNIMPLEMENTED
 from chronolake.drive.evolution import altered, migrate, without_support
 from chronolake.drive.model import ModelRefusal
 from chronolake.protos import destination_sdk_pb2 as sdk
@@ -80,7 +81,7 @@ class Migrator:
             case _:
                 # The guides do not say what becomes of a table that is not there.
                 answer = self._migrate(migration, refusal, due=source in model.tables)
-                if answer.member == "unsupported":
+                if answer.member in {"unsupported", UNIMPLEMENTED}:
                     after = self._fall_back(model, migration)
         for table in migration.tables:
             self._conversation.verify(self._schema, after, table)
@@ -157,6 +158,7 @@ class Migrator:
             good=("success", "unsupported"),
             refusal=refusal,
             refusal_due=due,
+            unimplemented=None if self._strict else "Fivetran goes on without it",
             inspect=inspect,
         )
 

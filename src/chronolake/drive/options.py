@@ -59,7 +59,7 @@ class DriveOptions:
         work_dir: where the batch files go; None makes a temporary folder.
         keep_files: leave the batch files there.
         timeout: seconds that one call may take.
-        connect_timeout: seconds to wait for the destination to listen.
+        connect_timeout: seconds to wait for the destination to answer its first call.
         tls: use TLS.
         ca_certificate: PEM file with the authorities to trust; implies TLS.
         dump_model: where to write the expected contents as JSON.
@@ -84,7 +84,7 @@ class DriveOptions:
     work_dir: Path | None = None
     keep_files: bool = False
     timeout: float = 300.0
-    connect_timeout: float = 10.0
+    connect_timeout: float = 120.0
     tls: bool = False
     ca_certificate: Path | None = None
     dump_model: Path | None = None

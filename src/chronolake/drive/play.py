@@ -87,7 +87,8 @@ def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) 
             configuration=options.configuration,
             accepted_types=options.accepted_types,
         )
-        if destination.reachable(options.connect_timeout):
+        unreachable = destination.reach(options.connect_timeout, report.waiting)
+        if unreachable is None:
             shuffler = random.Random(seed)  # noqa: S311 - only the order of columns
             files = BatchFolder(
                 folder,
@@ -101,11 +102,9 @@ def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) 
             sessions = _sessions(scenarios, options, conversation, files, shuffler)
             _dump(sessions, options.dump_model)
         else:
-            unreachable = Failure(
-                "connection", f"a server at {options.target}", "nobody within the time to connect"
-            )
-            report.error(str(unreachable))
-            conversation.tally.failures.append(unreachable)
+            failure = Failure("connection", f"a server at {options.target}", unreachable)
+            report.error(str(failure))
+            conversation.tally.failures.append(failure)
         report.finish(conversation.tally)
         return EXIT_FAILED if conversation.tally.failures else EXIT_GOOD
 

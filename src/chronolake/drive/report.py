@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
+from chronolake.drive.checks import Failure
+from chronolake.spelling import counted
+
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from chronolake.drive.checks import Checked, Failure
+    from chronolake.drive.checks import Checked
     from chronolake.drive.destination import Answer
     from chronolake.drive.options import DriveOptions
 
 _RPC_WIDTH: Final = 18
+_Found = TypeVar("_Found", Failure, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +32,39 @@ class CallReport:
         answer: what came back.
         table: the table it is about, or "".
         detail: what was sent, in a few words.
-        outcome: the checks.
+        outcome: the checks; of their findings those that no earlier call had.
+        known: number of findings that an earlier call had.
+        ok: whether every check holds.
     """
 
     answer: Answer
     table: str
     detail: str
     outcome: Checked
+    known: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A failure or a notice about one call and table, which every such call may have again.
+
+    Attributes:
+        schema: the schema, or "" before the first scenario.
+        rpc: the call.
+        table: the table, or "".
+        what: the failed check, or the text of a notice.
+    """
+
+    schema: str
+    rpc: str
+    table: str
+    what: Failure | str
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has come to so far."""
+    """Counts of a run; each finding counts once, however often it came."""
 
     scenarios: int = 0
     calls: int = 0
@@ -46,14 +72,38 @@ class Tally:
     notices: int = 0
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
+    findings: Counter[Finding] = field(default_factory=Counter)
 
-    def add(self, call: CallReport) -> None:
-        """Count one call."""
+    def add(
+        self, answer: Answer, schema: str, table: str, detail: str, outcome: Checked
+    ) -> CallReport:
+        """Count one call, and return the report of it."""
+
+        def are_new(found: list[_Found]) -> list[_Found]:
+            keys = [Finding(schema, answer.rpc, table, what) for what in found]
+            self.findings.update(keys)
+            return [key.what for key in keys if self.findings[key] == 1]  # type: ignore[misc]
+
+        failures, notices = are_new(outcome.failures), are_new(outcome.notices)
         self.calls += 1
-        self.checks += len(call.outcome.checked)
-        self.notices += len(call.outcome.notices)
-        self.failures.extend(call.outcome.failures)
-        self.seconds += call.answer.seconds
+        self.checks += len(outcome.checked)
+        self.notices += len(notices)
+        self.failures.extend(failures)
+        self.seconds += answer.seconds
+        known = len(outcome.failures) + len(outcome.notices) - len(failures) - len(notices)
+        return CallReport(
+            answer,
+            table,
+            detail,
+            replace(outcome, failures=failures, notices=notices),
+            known,
+            ok=not outcome.failures,
+        )
+
+    @property
+    def repeated(self) -> list[tuple[Finding, int]]:
+        """The findings that came more than once, with their counts, the most frequent first."""
+        return [(finding, count) for finding, count in self.findings.most_common() if count > 1]
 
 
 class Report(Protocol):
@@ -64,6 +114,9 @@ class Report(Protocol):
 
     def scenario(self, file: str, schema: str) -> None:
         """A scenario begins."""
+
+    def waiting(self, seconds: float, reason: str) -> None:
+        """The destination does not answer yet; seconds since the first try."""
 
     def call(self, call: CallReport) -> None:
         """A call was made."""
@@ -98,10 +151,13 @@ class TextReport:
         """A scenario begins."""
         self._line(("\n" + file, "bold"), (f"  schema {schema}", "dim"))
 
+    def waiting(self, seconds: float, reason: str) -> None:
+        """The destination does not answer yet."""
+        self._line((f"  waiting for {seconds:.0f} s: {reason}", "dim"))
+
     def call(self, call: CallReport) -> None:
         """A call was made."""
-        outcome, answer = call.outcome, call.answer
-        good = not outcome.failures
+        outcome, answer, good = call.outcome, call.answer, call.ok
         self._line(
             ("  ✓ " if good else "  ✗ ", "green" if good else "bold red"),
             (f"{answer.rpc:<{_RPC_WIDTH}} ", ""),
@@ -110,6 +166,7 @@ class TextReport:
             (f"{answer.member or 'answered'}  ", "green" if good else "red"),
             (f"{answer.seconds * 1000:.0f} ms", "dim"),
             (f"  checked: {'; '.join(outcome.checked)}" if outcome.checked else "", "dim"),
+            (f"  {counted(call.known, 'finding')} as before" if call.known else "", "dim"),
         )
         if answer.text:
             self._line((f"      {answer.text}", "yellow"))
@@ -131,6 +188,16 @@ class TextReport:
 
     def finish(self, tally: Tally) -> None:
         """The run is over."""
+        if tally.repeated:
+            self._line(("\nfindings that came more than once", "bold"))
+        for finding, count in tally.repeated:
+            what = finding.what if isinstance(finding.what, str) else str(finding.what)
+            self._line(
+                (f"  {count:>4} times  ", ""),
+                (f"{finding.rpc}  ", ""),
+                (f"{finding.table}  " if finding.table else "", "cyan"),
+                (what, "yellow" if isinstance(finding.what, str) else "red"),
+            )
         failed = len(tally.failures)
         self._line(
             ("\n" + ("every check holds" if not failed else f"{failed} failed"), _colour(failed)),
@@ -166,6 +233,10 @@ class JsonReport:
         """A scenario begins."""
         self._write("scenario", file=file, schema=schema)
 
+    def waiting(self, seconds: float, reason: str) -> None:
+        """The destination does not answer yet."""
+        self._write("waiting", seconds=round(seconds, 1), reason=reason)
+
     def call(self, call: CallReport) -> None:
         """A call was made."""
         outcome = call.outcome
@@ -177,7 +248,8 @@ class JsonReport:
             answer=call.answer.member or None,
             text=call.answer.text or None,
             seconds=round(call.answer.seconds, 6),
-            ok=not outcome.failures,
+            ok=call.ok,
+            known=call.known,
             checked=outcome.checked,
             failures=[
                 {"what": one.what, "expected": one.expected, "actual": one.actual}
@@ -204,6 +276,16 @@ class JsonReport:
             checks=tally.checks,
             notices=tally.notices,
             failures=len(tally.failures),
+            repeated=[
+                {
+                    "schema": finding.schema or None,
+                    "rpc": finding.rpc,
+                    "table": finding.table or None,
+                    "what": str(finding.what),
+                    "count": count,
+                }
+                for finding, count in tally.repeated
+            ],
             seconds=round(tally.seconds, 6),
         )
 

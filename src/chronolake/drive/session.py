@@ -76,8 +76,13 @@ def introduce(conversation: Conversation, tests_with: dict[str, str]) -> FileFor
             "Test",
             common.TestRequest(name=test.name, configuration=tests_with),
             detail=test.name,
+            unimplemented="nobody is told whether the configuration works",
         )
-    answer = conversation.ask("Capabilities", sdk.CapabilitiesRequest())
+    answer = conversation.ask(
+        "Capabilities", sdk.CapabilitiesRequest(), unimplemented="batch files are CSV"
+    )
+    if answer.message is None:
+        return FileFormat.CSV
     parquet = answer.message.batch_file_format == sdk.PARQUET
     return FileFormat.PARQUET if parquet else FileFormat.CSV
 
