@@ -18,7 +18,15 @@ from chronolake.failpoints import reach
 from chronolake.pipeline.census import Compared, expect_empty
 from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
-from chronolake.rawlake import Control, ControlKind, land, land_control, namings_of, rows_in
+from chronolake.rawlake import (
+    Control,
+    ControlKind,
+    declare,
+    land,
+    land_control,
+    namings_of,
+    rows_in,
+)
 from chronolake.source.offered import COMPARED, Census, Failure, Piece, Reading
 
 if TYPE_CHECKING:
@@ -170,10 +178,12 @@ class _Landing:
         return Landed(self.stream.name, len(files), size, rows, given)
 
     def _of_piece(self, piece: Piece) -> list[DataFile]:
-        if piece.versions is None:
+        if piece.versions is None and not piece.columns:
             return []
         self._name(piece.numbers)
         self._expect_same_key(self.lake.catalog.find(self.stream.table), piece.columns)
+        if piece.versions is None:
+            return declare(piece.columns, self.stream.folder, guard=self.lease.expect_held)
         return self._land(piece.versions, piece.columns, each_once=piece.is_distinct)
 
     def _of_snapshot(self, snapshot: Snapshot) -> tuple[list[DataFile], bool]:

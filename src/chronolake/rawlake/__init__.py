@@ -23,7 +23,7 @@ from chronolake.rawlake.forms import Form, Seen, mark, type_of, wider
 from chronolake.rawlake.layout import DataFile, ObjectFolder, applied_of, objects_of
 from chronolake.rawlake.reading import Landing, columns_of, landing, literally, united
 from chronolake.rawlake.spelling import identifier, spelled, widened
-from chronolake.rawlake.writing import land
+from chronolake.rawlake.writing import declare, land
 
 __all__ = [
     "Control",
@@ -38,6 +38,7 @@ __all__ = [
     "applied_of",
     "columns_of",
     "controls_of",
+    "declare",
     "erase",
     "identifier",
     "land",

@@ -102,6 +102,31 @@ def land(
         return publish(folder, [place / name for name in names], guard=guard)
 
 
+def declare(
+    columns: Sequence[Column], folder: ObjectFolder, *, guard: Callable[[], None]
+) -> list[DataFile]:
+    """Append a file without rows to an object of a raw lake: its columns become known.
+
+    Args:
+        columns: the data columns with the types that the source declares, the key among them.
+        folder: the object.
+        guard: as of `land`.
+
+    Returns:
+        The new file.
+
+    Raises:
+        SchemaError: there is no key, or a field has a name of the lake's own columns.
+        PipelineBusyError: another process publishes files of the object, and does not finish.
+        SourceError: the object is written by something else.
+    """
+    with staging(folder) as place:
+        name = _staged(EMPTY, str(place), to_json(declared(columns)))
+        make_durable(place)
+        reach("land.staged")
+        return publish(folder, [place / name], guard=guard)
+
+
 # ------------------------------------------------------------------ in an executor
 
 

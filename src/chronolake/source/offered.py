@@ -82,8 +82,8 @@ class Piece:
     Attributes:
         stream: its name.
         versions: record versions (`chronolake.changes`), as `rawlake.land` takes them; None: there
-            are none. What is brought twice is the same in key, time and values, and in the order of
-            its sequences.
+            are none, and the columns become known if there are any. What is brought twice is the
+            same in key, time and values, and in the order of its sequences.
         columns: the stream's data columns as the source declares them, the key among them.
         position: how far the stream is with these.
         numbers: what tells columns apart when they get other names, by their names. Columns without

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from chronolake.errors import SourceError
 from chronolake.source.postgres.columns import SourceColumn
 from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.dependencies import Dependencies, dependencies_of
 from chronolake.source.postgres.messages import ReplicaIdentity
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        array_agg(CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE base.modifier END
                  ORDER BY a.attnum),
        array_agg(a.attgenerated <> '' ORDER BY a.attnum),
-       parts.storage, coalesce(parts.tell_all, false), c.relnatts
+       parts.storage, coalesce(parts.tell_all, false), c.relnatts, coalesce(filled.names, '{{}}')
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
@@ -66,12 +67,17 @@ CROSS JOIN LATERAL (
     WHERE s.relkind = 'r' AND (s.oid = c.oid OR s.oid IN
         (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
 ) parts
+CROSS JOIN LATERAL (
+    SELECT array_agg(DISTINCT m.attname::text) AS names FROM pg_catalog.pg_attribute m
+    WHERE m.atthasmissing AND (m.attrelid = c.oid OR m.attrelid IN
+        (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
+) filled
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND (c.relpersistence = 'p' OR (%s AND c.relpersistence = 'u' AND NOT pg_is_in_recovery()))
   AND a.attnum > 0 AND NOT a.attisdropped
   AND (%s::oid IS NULL OR c.oid = %s::oid)
 GROUP BY c.oid, n.nspname, c.relname, c.relreplident, c.relnatts, key.numbers, distinct_by.numbers,
-         parts.storage, parts.tell_all
+         parts.storage, parts.tell_all, filled.names
 ORDER BY n.nspname, c.relname
 """
 #: What holds a table's rows, and how many pages each part has.
@@ -119,6 +125,9 @@ class SourceTable:
             partitions come or go.
         tells_old_rows: whether the log has whole old rows of it, and of all of its partitions.
         greatest: the greatest number that a column of it ever had, dropped ones included.
+        filled: the numbers of columns that were added with a default: rows that were there before
+            have a value which the log has never had.
+        dependencies: what the texts of its values depend on.
     """
 
     oid: int
@@ -132,6 +141,8 @@ class SourceTable:
     storage: tuple[int, ...]
     tells_old_rows: bool
     greatest: int
+    filled: frozenset[int]
+    dependencies: Dependencies
 
     @property
     def followed_by(self) -> tuple[str, ...]:
@@ -222,12 +233,13 @@ def tables_in(
     with understood():
         values = (list(schemas), also_unlogged, oid, oid)
         rows = connection.execute(_TABLES.encode(), values).fetchall()
+    dependencies = dependencies_of(connection, [row[0] for row in rows])
     found = []
     for number, schema, name, identity, key, distinct_by, *rest in rows:
-        *columns_told, storage, tells, greatest = rest
+        *columns_told, storage, tells, greatest, filled = rest
         of_table = list(zip(*columns_told, strict=True))
         columns = tuple(SourceColumn(*one[:4]) for one in of_table if not one[4])
-        by_number = {column.number: column.name for column in columns}
+        by_number = {one[0]: one[1] for one in of_table if not one[4]}
         found.append(
             SourceTable(
                 number,
@@ -242,12 +254,14 @@ def tables_in(
                 tuple(storage or ()),
                 tells,
                 greatest,
+                frozenset(one for one, name in by_number.items() if name in filled),
+                dependencies[number],
             )
         )
     return found
 
 
-def _all_of(numbers: Sequence[int], names: Mapping[int | None, str]) -> tuple[str, ...]:
+def _all_of(numbers: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:
     """The names of columns; none if one of them is not there."""
     found = tuple(names[number] for number in numbers if number in names)
     return found if len(found) == len(numbers) else ()

@@ -40,6 +40,8 @@ _NUMERIC: Final = 1700
 #: Type modifiers count the bytes of their own length.
 _HEADER: Final = 4
 
+#: text and varchar.
+_TEXTS: Final = {25, 1043}
 #: Types whose values the server writes otherwise than as a text (`specs/postgres-facts.md`, 5.1).
 _INET: Final = 869
 _BPCHAR: Final = 1042
@@ -88,6 +90,14 @@ class SourceColumn:
         """Whether another column has the same type."""
         mine = self.type_oid, self.type_modifier
         return mine == (other.type_oid, other.type_modifier)
+
+    def same_texts(self, other: SourceColumn) -> bool:
+        """Return whether values have the same texts if the column gets another one's type.
+
+        That is, as long as the server does not rewrite the table for it.
+        """
+        types = {self.type_oid, other.type_oid}
+        return len(types) == 1 or types == _TEXTS
 
     @property
     def beyond(self) -> str | None:

@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
+import structlog
+
 from chronolake.errors import SourceError
 from chronolake.rawlake import landed_micros
 from chronolake.source.offered import (
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import Published, SourceTable
     from chronolake.source.postgres.identity import IdentityProblem
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
+
+log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS: Final = 10.0
 
@@ -114,7 +118,12 @@ class PostgresDatabase:
                     yield Failure(name, failure)
                     continue
                 one = Following(
-                    table, state.position(table, told), folder / uuid4().hex, state.domains
+                    table,
+                    state.position(table, told),
+                    folder / uuid4().hex,
+                    state.domains,
+                    self._wanted.there.get(name),
+                    state.upto,
                 )
                 is_there = told is not None and one.position.is_in_log
                 problem = self._gap(one, state) if is_there else None
@@ -125,11 +134,7 @@ class PostgresDatabase:
                 else:
                     followed.append(one)
             yield from self._follow(lake, followed, state.upto)
-            again = [
-                one
-                for one in followed
-                if anew or one.position.has_unlogged or not one.position.fits(one.table)
-            ]
+            again = [one for one in followed if anew or self._reads_again(one)]
             if again or missing:
                 with held_snapshot(self.config.dsn) as snapshot:
                     # What led to the snapshot comes before it.
@@ -139,6 +144,13 @@ class PostgresDatabase:
                         yield from self._copied(lake, snapshot, one, state.server)
         if whole := {name: told for name, told in positions.items() if name in unfollowed}:
             yield from read_whole(lake, wanted, whole)
+
+    def _reads_again(self, one: Following) -> bool:
+        reason = one.position.unlogged(one.table)
+        if reason is not None:
+            stream = one.table.stream
+            log.info("table_read_again", pipeline=self.pipeline, stream=stream, reason=reason)
+        return reason is not None
 
     def findings(self, *, create: bool) -> list[Finding]:
         """What the database lacks, and the statements that were run to make what is ours."""

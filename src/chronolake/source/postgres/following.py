@@ -14,6 +14,7 @@ import numpy as np
 
 from chronolake.source.offered import Piece, Snapshot
 from chronolake.source.postgres.columns import SourceColumn, numbered, numbers_of
+from chronolake.source.postgres.dependencies import KnownTypes, LabelCheck
 from chronolake.source.postgres.position import Clock, LogPosition
 from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.spool import Spool
@@ -54,24 +55,32 @@ class Following:
         position: how far it has come: what was brought last says so.
         folder: where changes wait.
         domains: for each type that stands for another one, that one's oid and modifier.
+        before: the table before the log was read; None: it was not there yet.
+        looked_at: how far the log was when that was looked at.
     """
 
     table: SourceTable
     position: LogPosition
     folder: Path
     domains: Mapping[int, tuple[int, int]]
+    before: SourceTable | None
+    looked_at: int
     _has_unlogged: bool = False
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
     _clock: Clock = field(default_factory=lambda: Clock(0))
     _steps: list[Spool | _Emptied] = field(default_factory=list)
     _spools: int = 0
+    _labels: LabelCheck = field(init=False)
 
     def __post_init__(self) -> None:
         self._columns = self.position.columns
         self._greatest = self.position.greatest
         self._has_unlogged = self.position.has_unlogged
         self._clock = Clock(self.position.last_micros)
+        known = self.position.types or KnownTypes({})
+        of_columns = {column.number: column.type_oid for column in self.table.columns}
+        self._labels = LabelCheck.of(known, self.table.dependencies, of_columns)
 
     @property
     def waiting_bytes(self) -> int:
@@ -125,7 +134,11 @@ class Following:
             versions, is_whole = versions_of(
                 one, spool.key.names, times=at, commits=commits, wanted=wanted
             )
-            self._has_unlogged = self._has_unlogged or not is_whole
+            self._has_unlogged = (
+                self._has_unlogged
+                or not is_whole
+                or any(self._labels.doubts(c.number, versions[c.name]) for c in spool.columns)
+            )
             spool.add(versions)
 
     def _spool_for(self, relation: Relation) -> Spool:
@@ -158,9 +171,16 @@ class Following:
     def _note_altered(self, columns: tuple[SourceColumn, ...]) -> None:
         before = {column.number: column for column in self._columns}
         for column in columns:
-            old = before.get(column.number) if column.number is not None else None
-            is_same = old is not None and old.same_type(column)
-            self._has_unlogged = self._has_unlogged or not is_same
+            old = before.get(column.number)
+            if column.number is None:
+                is_told = False
+            elif old is not None:
+                is_told = old.same_texts(column)
+            else:
+                # One that is not new was computed before.
+                is_filled = column.number in self.table.filled
+                is_told = column.number > self._greatest and not is_filled
+            self._has_unlogged = self._has_unlogged or not is_told
         self._columns = columns
         self._greatest = max(self._greatest, *numbers_of(columns).values(), 0)
 
@@ -185,14 +205,7 @@ class Following:
             spark: the session that will read it.
             lsn: the place in the log up to which this is everything.
         """
-        done = replace(
-            self.position,
-            lsn=max(lsn, self.position.lsn),
-            last_micros=self._clock.last_micros,
-            columns=self._columns,
-            has_unlogged=self._has_unlogged,
-            greatest=self._greatest,
-        )
+        done = self._position_at(lsn)
         steps, self._steps = self._steps, []
         for number, step in enumerate(steps):
             # What comes before the end may have to be brought again.
@@ -209,9 +222,33 @@ class Following:
                 self.position.numbers(step.columns),
             )
             step.file.unlink(missing_ok=True)
-        if not steps:
+        brought = steps[-1].columns if steps else self.position.columns
+        if done.columns != brought:
+            declared = self._key_in(done.columns).declared(done.columns, beyond=set())
+            numbers = done.numbers(done.columns)
+            yield Piece(self.table.stream, None, declared, done.as_json(), numbers)
+        elif not steps:
             yield Piece(self.table.stream, None, (), done.as_json())
         self.position = done
+
+    def _position_at(self, lsn: int) -> LogPosition:
+        """The stream's position when all that waits has landed."""
+        done = replace(
+            self.position,
+            lsn=max(lsn, self.position.lsn),
+            last_micros=self._clock.last_micros,
+            columns=self._columns,
+            has_unlogged=self._has_unlogged,
+            greatest=self._greatest,
+        )
+        is_looked_at = lsn >= self.looked_at and done.unlogged(self.table) is None
+        if self.before is None or not is_looked_at:
+            return done
+        # What is altered after this look is seen in the next run.
+        done = replace(done, types=self.before.dependencies.known)
+        if self.before.columns != self.table.columns:
+            return done
+        return replace(done, columns=self.table.columns, greatest=self.table.greatest)
 
     def _emptied(self, spark: SparkSession, step: _Emptied, position: Position) -> Snapshot:
         columns = self._key_in(step.columns).declared(step.columns, beyond=set())

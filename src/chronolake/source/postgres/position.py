@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from chronolake.source.postgres.columns import SourceColumn, numbers_of
+from chronolake.source.postgres.dependencies import KnownTypes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ class LogPosition:
             not published for a while.
         greatest: the greatest number that a column is known to have had up to then.
         fingerprints: the name of those of the rows that have landed (`difference.kept`).
+        types: what the texts of its values depended on; None: it was stored by a version of
+            Chronolake that did not look at it.
     """
 
     lsn: int
@@ -53,6 +56,7 @@ class LogPosition:
     has_unlogged: bool = False
     greatest: int = 0
     fingerprints: str | None = None
+    types: KnownTypes | None = None
 
     @classmethod
     def before_all_of(
@@ -76,6 +80,7 @@ class LogPosition:
             published,
             server,
             greatest=table.greatest,
+            types=table.dependencies.known,
         )
 
     @classmethod
@@ -95,6 +100,7 @@ class LogPosition:
             told["has_unlogged"],
             told.get("greatest", 0),
             told.get("fingerprints"),
+            None if told.get("types") is None else KnownTypes.from_json(told["types"]),
         )
 
     @property
@@ -106,9 +112,38 @@ class LogPosition:
         """Whether it is a position of a table whose rows are told apart as they are now."""
         return (self.table, self.key) == (table.oid, table.key_numbers)
 
-    def fits(self, table: SourceTable) -> bool:
-        """Whether a table is what the log has told of it, by its columns and its storage."""
-        return set(self.columns) == set(table.columns) and self.storage == table.storage
+    def unlogged(self, table: SourceTable) -> str | None:
+        """Return what has happened to a table that its log does not tell, or None.
+
+        Args:
+            table: the table after all that the log has told up to the position.
+        """
+        if self.has_unlogged:
+            return "there may be values that the log does not have"
+        if self.storage != table.storage:
+            return "it was rewritten or truncated, or partitions came or went"
+        unlogged = [one.name for one in table.columns if not self._tells(one, table)]
+        if unlogged:
+            return f"columns added with a default or altered: {', '.join(unlogged)}"
+        altered = self._altered(table)
+        return f"altered types: {', '.join(altered)}" if altered else None
+
+    def _tells(self, column: SourceColumn, table: SourceTable) -> bool:
+        """Return whether the log has told all values of a column of the table."""
+        known = {one.number: one for one in self.columns}
+        if None in known:
+            return column in self.columns
+        if column.number in known:
+            return known[column.number].same_texts(column)
+        # One that is not new was computed before, and the log had nothing of it.
+        is_new = column.number is not None and column.number > self.greatest
+        return is_new and column.number not in table.filled
+
+    def _altered(self, table: SourceTable) -> list[str]:
+        if self.types is None:
+            # They may have been altered before anyone looked.
+            return [one.name for one in table.dependencies.types]
+        return self.types.altered(table.dependencies)
 
     def not_before(self, micros: int) -> Self:
         """The same, with no earlier time than one that has landed, whoever died meanwhile."""
@@ -146,6 +181,7 @@ class LogPosition:
             has_unlogged=False,
             greatest=table.greatest,
             fingerprints=fingerprints,
+            types=table.dependencies.known,
         )
 
     def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
@@ -169,6 +205,7 @@ class LogPosition:
             "has_unlogged": self.has_unlogged,
             "greatest": self.greatest,
             "fingerprints": self.fingerprints,
+            "types": None if self.types is None else self.types.as_json(),
         }
 
 
