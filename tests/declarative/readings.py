@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +71,17 @@ def reading(
     api: Api,
     state: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
+    may_lack_records: Collection[str] = (),
 ) -> Reading:
     manifest = of(mapped({"streams": [deepcopy(dict(described))]}), Path("manifest.yaml"))
     found = manifest.stream(str(described["name"]))
     waits: list[float] = []
     with http_client() as client:
         network = Network(client, sleep=waits.append, now=time.time)
-        shared = api_of(manifest, {"api": api.url, **(config or {})}, network)
+        shared = api_of(
+            manifest,
+            {"api": api.url, **(config or {})},
+            network,
+            may_lack_records=may_lack_records,
+        )
         return Reading(read(found, shared, state), waits)

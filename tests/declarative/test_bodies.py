@@ -26,6 +26,10 @@ def _gzip(decoder: dict[str, Any]) -> dict[str, Any]:
     return {"type": "GzipDecoder", "decoder": decoder}
 
 
+def _items(path: str) -> dict[str, Any]:
+    return {"type": "JsonItemsDecoder", "items_path": path}
+
+
 def _zip(decoder: dict[str, Any]) -> dict[str, Any]:
     return {"type": "ZipfileDecoder", "decoder": decoder}
 
@@ -82,10 +86,40 @@ def test_what_is_no_json_is_no_empty_page(body: bytes) -> None:
         _bodies(_JSON, body)
 
 
-def test_each_line_of_jsonl_is_a_body_and_what_is_no_json_is_passed_over() -> None:
-    body = b'{"a":1}\n{"a":2}\r\n\nnope\n[1,2]\n{"a":null}'
+def test_each_line_of_jsonl_is_a_body() -> None:
+    body = b'{"a":1}\n{"a":2}\r\n\n[1,2]\n{"a":null}'
     assert _bodies(_JSONL, body) == [{"a": 1}, {"a": 2}, [1, 2], {"a": None}]
     assert _bodies(_JSONL, b"") == []
+
+
+@pytest.mark.parametrize(
+    ("decoder", "body", "message"),
+    [
+        (_JSONL, b'{"a":1}\n{"a":', "no JSON in line 2"),
+        (_JSONL, b"<html>busy</html>", "no JSON in line 1"),
+        (_JSONL, b'"\xff"', "no JSON in line 1"),
+        (_CSV, b'{"error": {"code": "busy"}}', "no CSV"),
+        (_CSV, b"\n <html>\n<body>", "no CSV"),
+        (_CSV, b'\xef\xbb\xbf[{"a": 1}]', "no CSV"),
+        (_XML, b"nope", "no XML: ExpatError"),
+        (_XML, b"<r><i>1</i>", "no XML: ExpatError"),
+        (_XML, b'{"error": "busy"}', "no XML: ExpatError"),
+        (_items("data.items"), b'{"error": "busy"}', "no list at data.items"),
+        (_items("data.items"), b'{"data": {"total": 0}}', "no list at data.items"),
+        (_items("data.items"), b'{"data": {"items": {"a": 1}}}', "no list at data.items"),
+        (_items("data.items"), b'"busy"', "no list at data.items"),
+    ],
+)
+def test_a_body_in_another_format_is_no_empty_page(
+    decoder: dict[str, Any], body: bytes, message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        _bodies(decoder, body)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"data": null}', b'{"data": {"items": []}}', b"[]"])
+def test_a_list_that_the_api_says_is_empty_has_no_items(body: bytes) -> None:
+    assert _bodies(_items("data.items"), body) == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +175,6 @@ def test_compressed_bodies_have_what_is_within(
         (_zip(_CSV), b"no archive"),
         (_zip(_JSON), _archive(x="nope")),
         (_CSV, b"a\n\xff\xfe\n"),
-        (_JSONL, b'"\xff"'),
         ({"type": "IterableDecoder"}, b"\xff"),
     ],
 )
@@ -174,8 +207,8 @@ def test_no_more_comes_out_of_a_body_than_is_allowed(
             {"r": {"i": [{"@id": "1", "#text": "A & B"}, None], "n": "1"}},
         ),
         (b'<?xml version="1.0" encoding="latin-1"?><r>\xe9</r>', {"r": "é"}),
-        (b"nope", {}),
         (b"", {}),
+        (b" \n", {}),
     ],
 )
 def test_xml_is_one_object(body: bytes, expected: Any) -> None:
@@ -203,8 +236,6 @@ def test_each_line_is_a_record_of_its_own() -> None:
     [
         ("a.b", b'{"a": {"b": [{"x": 1}, 2.5]}, "c": 1}', [{"x": 1}, 2.5]),
         ("a.item.b", b'{"a": [{"b": [1]}, {"b": [2, 3]}]}', [1, 2, 3]),
-        ("q", b'{"a": 1}', []),
-        ("a", b'{"a": 1}', []),
     ],
 )
 def test_items_of_one_list_are_bodies(path: str, body: bytes, expected: Any) -> None:

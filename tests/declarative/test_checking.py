@@ -68,9 +68,11 @@ def _manifest(
     return of(mapped(whole), Path("manifest.yaml"))
 
 
-def _findings(manifest: Manifest, api: Api, only: list[str] | None = None) -> list[Finding]:
+def _findings(
+    manifest: Manifest, api: Api, only: list[str] | None = None, **more: Any
+) -> list[Finding]:
     source = DeclarativeSource(
-        type="declarative", manifest="manifest.yaml", config={"api": api.url}, only=only
+        type="declarative", manifest="manifest.yaml", config={"api": api.url}, only=only, **more
     )
     return list(findings_of(manifest, source))
 
@@ -242,6 +244,12 @@ def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
         "stream Orders": "Did you mean 'orders'?",
         "stream zebras": "Correct `source.only`.",
     }
+
+
+def test_streams_that_may_lack_records_must_be_there(api: Api) -> None:
+    checked = _manifest({"type": "CheckStream", "stream_names": ["items"]})
+    found = _findings(checked, api, may_lack_records=["items", "itms"])
+    assert [one.fix for one in found if one.level is Level.FAILED] == ["Did you mean 'items'?"]
 
 
 def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> None:

@@ -36,7 +36,6 @@ def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
         (["d"], {"d": None}, []),
         (["d"], {"d": 5}, [5]),
         (["d"], {}, []),
-        (["a", "b"], {"a": "text"}, []),
         (["data", "items"], {"data": {"items": [{"i": 1}]}}, [{"i": 1}]),
         # No path is the body itself; each item of a root list is a body.
         ([], {"a": 1}, [{"a": 1}]),
@@ -58,12 +57,8 @@ def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
         # Numbers are indices, never keys.
         (["a", "0"], {"a": [{"x": 1}, {"x": 2}]}, [{"x": 1}]),
         (["a", "-1"], {"a": [{"x": 1}, {"x": 2}]}, [{"x": 2}]),
-        (["a", "7"], {"a": [1]}, []),
         (["a", "01"], {"a": [1, 2]}, [2]),
         (["a", "1.5"], {"a": [7, 8]}, [8]),
-        (["0"], {"0": [{"a": 1}]}, []),
-        (["True"], {"True": [1]}, []),
-        (["None"], {"None": [1]}, []),
         # Templates.
         (["{{ config.k }}"], {"z": [1]}, [1]),
         (["{{ parameters['p'] }}", "b"], {"y": {"b": [3]}}, [3]),
@@ -71,6 +66,35 @@ def _extracted(extractor: dict[str, Any], body: Any) -> Extracted:
 )
 def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: Any) -> None:
     assert _extracted(_dpath(*path), body) == Extracted(expected, len(expected))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "missing"),
+    [
+        (["a", "b"], {"a": "text"}, "`a.b` (there is a text)"),
+        (["a", "b"], {"c": 1, "d": 2}, "`a` (there is an object with 'c', 'd')"),
+        (["a", "7"], {"a": [1]}, "`a.7` (there is a list of 1)"),
+        (["a", "b"], [{"a": {"b": [1]}}, {"a": 5}], "`a.b` (there is a number or a truth value)"),
+        (["a", "*"], {"b": 1}, "`a` (there is an object with 'b')"),
+        (["0"], {"0": [1]}, "`0` (there is an object with '0')"),
+        (["True"], {"True": [1]}, "`True` (there is an object with 'True')"),
+        (
+            ["a"],
+            dict.fromkeys("bcdefgh"),
+            "`a` (there is an object with 'b', 'c', 'd', 'e', 'f', …)",
+        ),
+        # Within what is empty nothing is missing, nor is what a pattern could fit.
+        (["a", "b"], {"a": None}, None),
+        (["a", "b"], {"a": []}, None),
+        (["a", "b", "c"], {"a": {}}, None),
+        (["a", "*", "b"], {"a": {"x": 1}}, None),
+        (["d*"], {"a": 1}, None),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_told_apart_from_an_empty_list(
+    path: list[str], body: Any, missing: str | None
+) -> None:
+    assert _extracted(_dpath(*path), body).missing == missing
 
 
 def test_a_pattern_for_one_value_must_not_fit_several() -> None:

@@ -50,8 +50,8 @@ def action(outcome: Answer | httpx.RequestError, one: ErrorHandler | None = None
 @pytest.mark.parametrize(
     ("statuses", "wanted"),
     [
-        ([200, 201, 204, 304], "SUCCESS"),
-        ([400, 401, 403, 404, 405], "FAIL"),
+        ([200, 201, 204], "SUCCESS"),
+        ([300, 304, 400, 401, 403, 404, 405], "FAIL"),
         ([408, 500, 502, 503, 504], "RETRY"),
         ([429], "RATE_LIMITED"),
         ([402, 409, 410, 418, 422, 501, 599], "RETRY"),
@@ -141,11 +141,22 @@ def test_error_text_is_where_apis_put_it(body: Any, text: str | None) -> None:
     assert error_text(answer(400, body)) == text
 
 
-def test_chain_ends_at_a_first_handler_that_takes_a_200() -> None:
+def test_chain_asks_each_handler_about_a_200() -> None:
     later = handler({"predicate": "{{ response.error }}", "action": "RETRY"})
 
-    assert action(answer(200, {"error": True}), chain(handler(), later)) == "SUCCESS"
+    assert action(answer(200, {"error": True}), chain(handler(), later)) == "RETRY"
     assert action(answer(200, {"error": True}), chain(later, handler())) == "RETRY"
+    assert action(answer(200, {"error": False}), chain(handler(), later)) == "SUCCESS"
+
+
+def test_chain_keeps_a_failure_of_a_200_that_later_handlers_say_nothing_of() -> None:
+    failing = handler({"predicate": "{{ response.error }}", "action": "FAIL"})
+    allowing = handler({"http_codes": [200], "action": "SUCCESS"})
+
+    assert action(answer(200, {"error": True}), chain(failing, handler())) == "FAIL"
+    assert action(answer(200, {"error": True}), chain(chain(failing), handler())) == "FAIL"
+    assert action(answer(200, {"error": True}), chain(failing, allowing)) == "SUCCESS"
+    assert action(answer(200, {"error": True}), chain(allowing, failing)) == "SUCCESS"
 
 
 def test_chain_tries_a_500_again_before_a_later_handler_ignores_it() -> None:

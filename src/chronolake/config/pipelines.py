@@ -211,6 +211,11 @@ class DeclarativeSource(Section):
         description="Whether Python classes of the connector may run, which stand in components.py "
         "beside the manifest or in its package; nothing bounds what they do.",
     )
+    may_lack_records: list[str] = Field(
+        default_factory=list,
+        description="Streams whose answers may have nothing where the manifest says that records "
+        "are (field_path): then they have no records. In other streams that is an error.",
+    )
     on_partition_limit: OnPartitionLimit = Field(
         default=OnPartitionLimit.DROP_OLDEST,
         description="Beyond 10,000 partitions: drop_oldest reads forgotten ones in full next "

@@ -27,6 +27,7 @@ class Api:
         access: how requests get there.
         budget: how often the API may be called; None: as often as we like.
         asked_again: streams that others read for their partitions: their answers are kept.
+        may_lack_records: streams whose answers may have nothing where their records should be.
         reports: how many more of them the API may be making at a time.
     """
 
@@ -35,6 +36,7 @@ class Api:
     access: Access
     budget: HTTPAPIBudget | None = None
     asked_again: frozenset[str] = frozenset()
+    may_lack_records: frozenset[str] = frozenset()
     reports: threading.Semaphore = field(default_factory=threading.Semaphore)
 
     @property

@@ -36,6 +36,7 @@ def api_of(
     wanted: Collection[str] | None = None,
     memory: Memory | None = None,
     overrides: Mapping[str, Any] | None = None,
+    may_lack_records: Collection[str] = (),
 ) -> Api:
     """The API of a manifest; it is asked for its streams if it takes that to know them.
 
@@ -47,6 +48,7 @@ def api_of(
             are not looked for.
         memory: keeps what the next run has to know: tokens that change with each use.
         overrides: values that go before those that the manifest's rules make of the configuration.
+        may_lack_records: streams whose answers may have nothing where their records should be.
 
     Raises:
         ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
@@ -58,7 +60,15 @@ def api_of(
     budget = _budget_of(manifest)
     access = Access(network, ready, budget=budget, memory=memory)
     reports = threading.Semaphore(reports_of(manifest, ready))
-    api = Api(manifest, ready, access, budget, _asked_again(manifest, wanted), reports)
+    api = Api(
+        manifest,
+        ready,
+        access,
+        budget,
+        _asked_again(manifest, wanted),
+        frozenset(may_lack_records),
+        reports,
+    )
     if manifest.lists(wanted):
         return api
     whole = expanded(manifest, api)
@@ -99,6 +109,7 @@ def opened(
             wanted=wanted,
             memory=memory,
             overrides=overrides,
+            may_lack_records=source.may_lack_records,
         )
 
 

@@ -14,7 +14,7 @@ from chronolake.source.declarative.manifests.checked import checked_streams
 from chronolake.source.declarative.manifests.configured import expect_complete, missing_in
 from chronolake.source.declarative.manifests.traits import cursor_of, traits_of
 from chronolake.source.declarative.opening import opened
-from chronolake.source.declarative.parents import chosen, is_outdated
+from chronolake.source.declarative.parents import chosen, is_outdated, parents_of
 from chronolake.source.declarative.reading import StreamReader
 from chronolake.source.offered import Finding, Level
 from chronolake.spelling import counted, did_you_mean
@@ -211,6 +211,7 @@ def findings_of(
             return
         learn(api.manifest)
         yield from _described(api.manifest, source.only)
+        yield from _unknown_streams(api.manifest, source)
         for name in checked_streams(api.manifest, source.only):
             yield _connection(api, name, exchanges)
 
@@ -242,6 +243,18 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[F
             yield Finding(f"stream {name}", Level.FAILED, refusal.message, refusal.hint)
         else:
             yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
+
+
+def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
+    """Report streams that the configuration names and the manifest has not."""
+    if not manifest.is_whole:
+        return
+    parents = {one.name for stream in manifest.streams.values() for one in parents_of(stream)}
+    known = parents | set(manifest.streams)
+    for name in source.may_lack_records:
+        if name not in known:
+            hint = did_you_mean(name, sorted(known), "Correct `source.may_lack_records`.")
+            yield Finding("may_lack_records", Level.FAILED, f"there is no stream {name}", hint)
 
 
 def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:

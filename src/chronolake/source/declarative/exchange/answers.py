@@ -29,6 +29,8 @@ class Answer:
         body: after what `Content-Encoding` says has been undone; empty if it is in a file.
         url: where it came from in the end, after redirects.
         file: where the body is if it may be too large for memory; `close` removes it.
+        may_lack_records: whether the manifest's error handler accepts it as it is, so that records
+            are not missed where they should be.
     """
 
     status: int
@@ -37,6 +39,7 @@ class Answer:
     url: str
     method: str
     file: IO[bytes] | None = None
+    may_lack_records: bool = False
 
     @property
     def ok(self) -> bool:

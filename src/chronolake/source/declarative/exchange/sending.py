@@ -186,7 +186,7 @@ class Sender:
                 outcome = self._outcome(whole, attempt, credentials, in_file=in_file)
             verdict = verdict_on(outcome, self._handler, self._config)
             if verdict.action in {Action.SUCCESS, Action.IGNORE}:
-                return outcome if isinstance(outcome, Answer) and outcome.ok else None
+                return _accepted(outcome, verdict)
             if isinstance(outcome, Answer):
                 outcome.close()
             error = self._error(request, outcome, verdict, attempt, credentials)
@@ -273,6 +273,13 @@ class Sender:
         if verdict.action in _READ_DIFFERENTLY:
             return ReadDifferentlyError(text, action=verdict.action, hint=hint)
         return SourceError(text, hint=hint)
+
+
+def _accepted(outcome: Answer | httpx.RequestError, verdict: Verdict) -> Answer | None:
+    """Return the answer to read records from; None: there is an error that is ignored."""
+    if not isinstance(outcome, Answer) or not outcome.ok:
+        return None
+    return replace(outcome, may_lack_records=verdict.is_handled)
 
 
 def hiding(network: Network, credentials: Sequence[Injection]) -> Network:

@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import httpx
+
 from chronolake.errors import SourceError
 from chronolake.source.declarative.components.responses import outcome_of
 from chronolake.source.declarative.exchange.answers import Answer
@@ -21,9 +23,8 @@ from chronolake.source.declarative.language.errorhandling import CompositeErrorH
 from chronolake.source.declarative.templating.templates import as_text, as_truth
 
 if TYPE_CHECKING:
-    import httpx
-
     from chronolake.source.declarative.language.errorhandling import (
+        DefaultErrorHandler,
         ErrorHandler,
         HttpResponseFilter,
     )
@@ -49,10 +50,13 @@ class Verdict:
 
     Attributes:
         message: what the manifest or the status says of it.
+        is_handled: whether a filter of the manifest has looked into the answer and accepts it as it
+            is: it ignores it, or calls what is in it a success.
     """
 
     action: Action
     message: str | None = None
+    is_handled: bool = False
 
 
 #: What a status means by itself. Other errors are worth another try.
@@ -110,8 +114,11 @@ def verdict_on(
     Raises:
         ConfigurationError: a template of a filter fails.
     """
+    by_itself = _by_itself(outcome)
+    if by_itself.action is Action.SUCCESS:
+        return _objection(outcome, handler, config) or by_itself
     if isinstance(handler, CompositeErrorHandler):
-        verdict = _by_itself(outcome)
+        verdict = by_itself
         for one in handler.error_handlers:
             verdict = verdict_on(outcome, one, config)
             if verdict.action in _FINAL:
@@ -119,11 +126,47 @@ def verdict_on(
         return verdict
     if isinstance(handler, CustomErrorHandler):
         return _own(outcome, handler)
-    if isinstance(outcome, Answer):
-        for wanted in (handler and handler.response_filters) or ():
-            if wanted.action is not None and _fits(wanted, outcome):
-                return Verdict(Action(wanted.action), _message(wanted, outcome, config))
-    return _by_itself(outcome)
+    return _filtered(outcome, handler, config) or by_itself
+
+
+def _objection(
+    outcome: Answer | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
+) -> Verdict | None:
+    """Return what the handlers say of an answer that is good by its status; None: nothing.
+
+    Every handler is asked, and a status that is good by itself overrules none of their filters: an
+    error within such an answer would be taken for an answer without records.
+    """
+    if isinstance(handler, CompositeErrorHandler):
+        last: Verdict | None = None
+        for one in handler.error_handlers:
+            last = _objection(outcome, one, config) or last
+            if last is not None and last.action in _FINAL:
+                return last
+        return last
+    if isinstance(handler, CustomErrorHandler):
+        verdict = _own(outcome, handler)
+        return None if verdict.action is Action.SUCCESS else verdict
+    return _filtered(outcome, handler, config)
+
+
+def _filtered(
+    outcome: Answer | httpx.RequestError,
+    handler: DefaultErrorHandler | None,
+    config: Mapping[str, Any],
+) -> Verdict | None:
+    """Return what the first filter that fits says; None: there is none."""
+    if not isinstance(outcome, Answer):
+        return None
+    for wanted in (handler and handler.response_filters) or ():
+        if wanted.action is None or not _fits(wanted, outcome):
+            continue
+        action = Action(wanted.action)
+        is_handled = action is Action.IGNORE or (
+            action is Action.SUCCESS and outcome.status not in (wanted.http_codes or ())
+        )
+        return Verdict(action, _message(wanted, outcome, config), is_handled=is_handled)
+    return None
 
 
 def error_text(answer: Answer) -> str | None:
@@ -154,8 +197,10 @@ def _own(outcome: Answer | httpx.RequestError, handler: CustomErrorHandler) -> V
 def _by_itself(outcome: Answer | httpx.RequestError) -> Verdict:
     if not isinstance(outcome, Answer):
         return Verdict(Action.RETRY, "The server gave no answer.")
-    if outcome.ok:
+    if outcome.status < httpx.codes.MULTIPLE_CHOICES:
         return Verdict(Action.SUCCESS)
+    if outcome.ok:
+        return Verdict(Action.FAIL, "The server redirects, and does not say where to.")
     return _BY_STATUS.get(outcome.status, Verdict(Action.RETRY))
 
 

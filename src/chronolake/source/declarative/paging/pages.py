@@ -102,6 +102,7 @@ class Retrieval:
             schema=schema,
             is_client_side=self._is_filtered,
             fetch_of=self._fetch_of,
+            may_lack_records=name in api.may_lack_records,
         )
         self._pages = Pages(
             retriever.paginator, api.config, decoder, retriever.record_selector.extractor

@@ -7,7 +7,7 @@ are for: a report has its place from its first order until it is ready, or is gi
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,11 @@ from chronolake.source.declarative.language.records import (
 )
 from chronolake.source.declarative.language.streams import SimpleRetriever
 from chronolake.source.declarative.paging.paging import Pages
-from chronolake.source.declarative.records.extracting import batches_of, extraction_of
+from chronolake.source.declarative.records.extracting import (
+    batches_of,
+    extraction_of,
+    raise_if_missing,
+)
 from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.templating.templates import as_text
 
@@ -181,7 +185,10 @@ class Reports:
         if self._locate is not None:
             seen = StreamSlice({}, {}, {"polling_response": ready.polled})
             answer = self._locate.answer(seen, "where a report is")
-        return self._targets(answer).records
+        found = self._targets(answer)
+        if not answer.may_lack_records:
+            raise_if_missing(found)
+        return found.records
 
     def _downloaded(self, one: StreamSlice) -> Iterator[Extracted]:
         token = self._pages.initial()
@@ -204,7 +211,7 @@ class Reports:
                     extracted += batch.count
                     kept += len(batch.records)
                     last = batch.records[-1] if batch.records else last
-                    yield batch
+                    yield replace(batch, missing=None) if answer.may_lack_records else batch
                 token = self._pages.following(
                     answer, extracted, last, token, last_page_size=kept, stream_slice=one
                 )

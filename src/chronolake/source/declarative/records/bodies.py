@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 from xml.parsers.expat import ExpatError
 
 import orjson
-import structlog
 import xmltodict
 
 from chronolake.errors import ConfigurationError, SourceError
@@ -34,6 +33,7 @@ from chronolake.source.declarative.language.records import (
     XmlDecoder,
     ZipfileDecoder,
 )
+from chronolake.source.declarative.records.fieldpaths import is_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,6 +49,9 @@ MOST_OF_LINES = 1 << 38
 _LONGEST_LINE = 1 << 29
 
 _GZIP = b"\x1f\x8b"
+#: How a page or a JSON document begins, and the header of a table does not.
+_NO_HEADER = (b"<", b"{", b"[")
+_PEEKED = 256
 _ENTITIES = re.compile(rb"<!DOCTYPE[^>\[]*\[[^\]]*<!ENTITY")
 _UNREADABLE = (
     ValueError,
@@ -60,18 +63,16 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     RuntimeError,
 )
-_log = structlog.get_logger(__name__)
 
 
 def decoded(decoder: Decoder, answer: Answer) -> Iterable[Any]:  # noqa: PLR0911 - one for each
     """The bodies in an answer: one, or the items of a root array, or the lines or rows.
 
-    A JSON or XML document that cannot be read is an empty object, as in the reference: such an
-    answer has no records.
+    An empty JSON or XML document is an empty object, which has no records.
 
     Raises:
-        SourceError: another format cannot be read (found while its bodies are read), a document
-            declares entities, or too much comes out of a compressed body.
+        SourceError: the answer is not in the decoder's format (found while its bodies are read), a
+            document declares entities, or too much comes out of a compressed body.
         ConfigurationError: there is no such encoding, or no such delimiter.
     """
     match decoder:
@@ -161,12 +162,17 @@ def _document(body: bytes) -> list[Any]:
     try:
         document = _parsed(body)
     except (ValueError, RecursionError) as error:
-        # A page that says that the API is being mended has no records, and is no empty page.
-        raise SourceError(
-            f"An answer is no JSON: {type(error).__name__}.",
-            hint="Read again later. If it stays so, choose the decoder for what the API answers.",
-        ) from error
+        raise _in_another_format("JSON", error) from error
     return [{}] if document is None else _items_of(document) or [{}]
+
+
+def _in_another_format(wanted: str, error: BaseException | None = None) -> SourceError:
+    """Return the error for a body that is, for example, a page about maintenance of the API."""
+    why = "" if error is None else f": {type(error).__name__}"
+    return SourceError(
+        f"An answer is no {wanted}{why}.",
+        hint="Read again later. If it stays so, choose the decoder for what the API answers.",
+    )
 
 
 def _items_of(document: Any) -> list[Any]:
@@ -189,11 +195,13 @@ def _xml(answer: Answer) -> Any:
     if _ENTITIES.search(body):
         # Not every version of xmltodict refuses them; some read texts without them.
         raise _entities()
+    if not body.strip():
+        return {}
     text = body if charset is None else body.decode(_codec(charset), "replace")
     try:
         return xmltodict.parse(text)
-    except ExpatError:
-        return {}
+    except ExpatError as error:
+        raise _in_another_format("XML", error) from error
     except ValueError as error:
         raise _entities() from error
 
@@ -278,21 +286,31 @@ def _nested_items(decoder: JsonItemsDecoder, body: bytes) -> Iterator[Any]:
                 inner.extend(value)
             elif isinstance(value, dict) and name in value:
                 inner.append(value[name])
+            elif not is_empty(value):
+                raise _without_items(decoder.items_path)
         found = inner
     for value in found:
         if isinstance(value, list):
             yield from value
+        elif not is_empty(value):
+            raise _without_items(decoder.items_path)
+
+
+def _without_items(path: str) -> SourceError:
+    return SourceError(
+        f"An answer has no list at {path}, which its JsonItemsDecoder reads.",
+        hint="Read again later. If it stays so, correct the manifest's items_path.",
+    )
 
 
 def _lines(stream: io.BufferedReader[Any]) -> Iterator[Any]:
-    unread = 0
-    for line in stream:
-        try:
-            yield _parsed(line)
-        except json.JSONDecodeError:
-            unread += bool(line.strip())
-    if unread:
-        _log.warning("lines that are not JSON were passed over", lines=unread)
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            try:
+                yield _parsed(line)
+            except (ValueError, RecursionError) as error:
+                # A line that breaks off is a record that would be lost.
+                raise _in_another_format(f"JSON in line {number}", error) from error
 
 
 def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any]) -> Iterator[Any]:
@@ -304,6 +322,9 @@ def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any]) -> Iterator[Any]:
             f"The delimiter {decoder.delimiter!r} of a CsvDecoder is not one character.",
             hint="Name one character, or an escape of it such as \\t.",
         )
+    begin = stream.peek(_PEEKED)[:_PEEKED].removeprefix(codecs.BOM_UTF8).lstrip()
+    if begin.startswith(_NO_HEADER):
+        raise _in_another_format("CSV")
     text = io.TextIOWrapper(stream, encoding=_codec(decoder.encoding or "utf-8"))
     # Values beyond the header have no name; written as JSON, the reference's name for them is null.
     rows = csv.DictReader(text, delimiter=delimiter, restkey="null")

@@ -13,6 +13,7 @@ from chronolake.source.declarative.records.fieldpaths import (
     MISSING,
     is_pattern,
     looked_up,
+    missing_in,
     path_of,
     places,
     put,
@@ -97,6 +98,12 @@ class Expansion:
             yield self._with_context(record, item, base)
         if not embedded and self._model.on_no_records == "emit_parent":
             yield record
+
+    def missing_in(self, record: Any) -> str | None:
+        """Name where a record lacks its list; None: it has it, or need not have it."""
+        if self._model.on_no_records == "emit_parent" or not self._path:
+            return None
+        return missing_in(record, self._path)
 
     def _with_context(
         self, parent: Mapping[str, Any], item: Any, base: Mapping[str, Any] | None

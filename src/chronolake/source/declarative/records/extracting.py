@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,6 +21,7 @@ from chronolake.source.declarative.language.records import (
     DpathExtractor,
     Extractor,
     GzipDecoder,
+    XmlDecoder,
 )
 from chronolake.source.declarative.language.reports import (
     DownloadExtractor,
@@ -30,8 +31,10 @@ from chronolake.source.declarative.records.bodies import decoded
 from chronolake.source.declarative.records.expanding import Expansion, FetchOf
 from chronolake.source.declarative.records.fieldpaths import (
     MISSING,
+    is_empty,
     is_pattern,
     looked_up,
+    missing_in,
     only_value,
     path_of,
     places,
@@ -59,17 +62,31 @@ class Extracted:
     Attributes:
         records: mostly objects, but an API may answer anything.
         count: how many there were, with the empty ones that the extractor leaves out.
+        missing: where records should be, in words, and the answer has nothing; None: it is there,
+            or the answer is empty.
     """
 
     records: list[Any]
     count: int
+    missing: str | None = None
+
+
+def raise_if_missing(found: Extracted) -> None:
+    """Raise SourceError if an answer has nothing where its records should be."""
+    if found.missing is not None:
+        raise SourceError(
+            f"An answer has no {found.missing}, where its records should be.",
+            hint="Read again later. If the API leaves it out when there are no records, list the "
+            "stream in the source's `may_lack_records`; if it is an error, let an error handler of "
+            "the manifest RETRY or IGNORE it.",
+        )
 
 
 #: Finds the records of an answer. It raises what `decoded` raises, and SourceError for a path with
 #: a pattern that fits several values.
 Extraction = Callable[[Answer], Extracted]
 #: Finds records in bodies.
-Find = Callable[[Iterable[Any]], list[Any]]
+Find = Callable[[Iterable[Any]], Extracted]
 
 
 def extraction_of(
@@ -93,13 +110,8 @@ def extraction_of(
         return _combined(component, decoder, config, fetch_of)
     if isinstance(component, CustomRecordExtractor):
         return _own(component)
-    find = _finder(component, config, fetch_of)
-
-    def extracted(answer: Answer) -> Extracted:
-        records = find(decoded(decoder, answer))
-        return Extracted(records, len(records))
-
-    return extracted
+    find = _finder(component, decoder, config, fetch_of)
+    return lambda answer: find(decoded(decoder, answer))
 
 
 def batches_of(
@@ -117,18 +129,17 @@ def batches_of(
         return lambda answer: iter([extraction(answer)])
     if isinstance(component, ResponseToFileExtractor):
         return lambda answer: _batches(decoded(_TABLE, answer), partial(_rows, component))
-    find = _finder(component, config)
+    find = _finder(component, decoder, config)
     return lambda answer: _batches(decoded(decoder, answer), find)
 
 
-def _batches(bodies: Iterable[Any], find: Callable[[list[Any]], list[Any]]) -> Iterator[Extracted]:
+def _batches(bodies: Iterable[Any], find: Find) -> Iterator[Extracted]:
     iterator = iter(bodies)
     while batch := list(itertools.islice(iterator, _BATCH)):
-        records = find(batch)
-        yield Extracted(records, len(records))
+        yield find(batch)
 
 
-def _rows(component: ResponseToFileExtractor, rows: list[Any]) -> list[Any]:
+def _rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
     missing = {"", None} if component.preserve_na_values else _MISSING
     found = []
     for row in rows:
@@ -140,24 +151,37 @@ def _rows(component: ResponseToFileExtractor, rows: list[Any]) -> list[Any]:
         # A zero byte is in no text, and is passed over.
         texts = ((name, value and value.replace("\0", "")) for name, value in row.items())
         found.append({name: None if text in missing else text for name, text in texts})
-    return found
+    return _counted(found)
 
 
 def _finder(
-    component: DpathExtractor, config: Mapping[str, Any], fetch_of: FetchOf | None = None
+    component: DpathExtractor,
+    decoder: Decoder,
+    config: Mapping[str, Any],
+    fetch_of: FetchOf | None = None,
 ) -> Find:
-    find = _plain_finder(component, config)
+    path = path_of(component.field_path, config, component.parameters)
+    find = _finder_at(path, isinstance(decoder, XmlDecoder)) if path else _own_records
     if component.record_expander is None:
         return find
     expansion = Expansion(component.record_expander, config, fetch_of)
-    return lambda bodies: [one for record in find(bodies) for one in expansion.of(record)]
+
+    def expanded(bodies: Iterable[Any]) -> Extracted:
+        found = find(bodies)
+        records = [one for record in found.records for one in expansion.of(record)]
+        missing = found.missing
+        if not path and not records:
+            # The body is the record, and its path to the list is the path of the records.
+            missing = next(filter(None, map(expansion.missing_in, found.records)), None)
+        return Extracted(records, len(records), missing)
+
+    return expanded
 
 
-def _plain_finder(component: DpathExtractor, config: Mapping[str, Any]) -> Find:
-    path = path_of(component.field_path, config, component.parameters)
-    if not path:
-        return _own_records
+def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - of one caller
     lookup = only_value if any(map(is_pattern, path)) else looked_up
+    # XML has no empty list: where there is no item, there is no element.
+    needed = path[:-1] if is_xml and len(path) > 1 else path
 
     def found_in(body: Any) -> list[Any]:
         # A pattern has all its values, a plain path has one value: a list of records, or a record.
@@ -166,24 +190,37 @@ def _plain_finder(component: DpathExtractor, config: Mapping[str, Any]) -> Find:
         found = lookup(body, path)
         return _records_of(None if found is MISSING else found)
 
-    def find(bodies: Iterable[Any]) -> list[Any]:
+    def find(bodies: Iterable[Any]) -> Extracted:
         if isinstance(bodies, list) and len(bodies) == 1:
-            return found_in(bodies[0])
-        return [record for body in bodies for record in found_in(body)]
+            records = found_in(bodies[0])
+            return Extracted(
+                records, len(records), None if records else missing_in(bodies[0], needed)
+            )
+        records, missing = [], None
+        for body in bodies:
+            found = found_in(body)
+            if not found and missing is None:
+                missing = missing_in(body, needed)
+            records.extend(found)
+        return Extracted(records, len(records), missing)
 
     return find
 
 
-def _own_records(bodies: Iterable[Any]) -> list[Any]:
+def _counted(records: list[Any]) -> Extracted:
+    return Extracted(records, len(records))
+
+
+def _own_records(bodies: Iterable[Any]) -> Extracted:
     if isinstance(bodies, list) and set(map(type, bodies)) == {dict} and all(bodies):
-        return bodies
-    return [record for body in bodies for record in _records_of(body)]
+        return _counted(bodies)
+    return _counted([record for body in bodies for record in _records_of(body)])
 
 
 def _records_of(found: Any) -> list[Any]:
     if isinstance(found, list):
         return found
-    return [found] if found else []
+    return [] if is_empty(found) else [found]
 
 
 def _own(component: CustomRecordExtractor) -> Extraction:
@@ -213,16 +250,25 @@ def _combined(
         kept = [record for record in found.records if record]
         if len(kept) < len(found.records):
             _log.warning("empty records were left out", records=len(found.records) - len(kept))
-        return Extracted(kept, found.count)
+        return Extracted(kept, found.count, found.missing)
+
+    def missing_of(parts: Sequence[Extracted]) -> str | None:
+        # One place is enough: an API that fails has none of them.
+        missing = [part.missing for part in parts if part.missing is not None]
+        return " and no ".join(missing) if missing and len(missing) == len(parts) else None
 
     # Each extractor has the answer decoded anew: what one of them gives may be changed later.
     def union(answer: Answer) -> Extracted:
         parts = [of(extraction, answer) for extraction in extractions]
         records = [record for part in parts for record in part.records]
-        return Extracted(records, sum(part.count for part in parts))
+        return Extracted(records, sum(part.count for part in parts), missing_of(parts))
 
     def first_match(answer: Answer) -> Extracted:
-        parts = (of(extraction, answer) for extraction in extractions)
-        return next((part for part in parts if part.records), Extracted([], 0))
+        parts: list[Extracted] = []
+        for extraction in extractions:
+            parts.append(part := of(extraction, answer))
+            if part.records:
+                return part
+        return Extracted([], 0, missing_of(parts))
 
     return union if component.mode == "union" else first_match

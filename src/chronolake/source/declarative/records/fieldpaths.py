@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MISSING: Any = object()
 
 _ANY_DEPTH = "**"
+#: So many names of an object's fields are shown, and so much of each.
+_NAMES, _SHOWN = 5, 40
 
 
 class Place(NamedTuple):
@@ -60,6 +62,45 @@ def looked_up(value: Any, path: Sequence[Any]) -> Any:
         else:
             return MISSING
     return value
+
+
+def is_empty(value: object) -> bool:
+    """Return whether a value is how an API says that there is nothing: null, "", [] or {}."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def missing_in(body: Any, path: Sequence[Any]) -> str | None:
+    """Name the first part of a path that a body lacks; None: it has all up to the first pattern.
+
+    Within what is empty nothing is missing: the API says that there is nothing.
+
+    Args:
+        body: of an answer.
+        path: where its records should be.
+
+    Returns:
+        The path as far as it is missing, and what is there in its place.
+    """
+    for number, segment in enumerate(path):
+        if is_empty(body) or is_pattern(segment):
+            return None
+        found = looked_up(body, (segment,))
+        if found is MISSING:
+            text = ".".join(map(str, path[: number + 1]))
+            return f"`{text}` (there is {_described(body)})"
+        body = found
+    return None
+
+
+def _described(value: Any) -> str:
+    """What a value is, without what it says."""
+    if isinstance(value, dict):
+        names = [repr(str(name)[:_SHOWN]) for name in itertools.islice(value, _NAMES)]
+        more = ", …" if len(value) > _NAMES else ""
+        return f"an object with {', '.join(names)}{more}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return "a text" if isinstance(value, str) else "a number or a truth value"
 
 
 def places(value: Any, path: Sequence[Any]) -> Iterator[Place]:

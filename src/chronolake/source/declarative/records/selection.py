@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,7 +16,11 @@ from chronolake.source.declarative.language.custom import (
     CustomSchemaNormalization,
 )
 from chronolake.source.declarative.language.records import RecordFilter
-from chronolake.source.declarative.records.extracting import Extracted, extraction_of
+from chronolake.source.declarative.records.extracting import (
+    Extracted,
+    extraction_of,
+    raise_if_missing,
+)
 from chronolake.source.declarative.records.normalization import converter_of
 from chronolake.source.declarative.records.transformations import Record, step_of
 from chronolake.source.declarative.templating.templates import as_truth
@@ -65,6 +69,7 @@ class Selection:
         schema: Mapping[str, Any] | None = None,
         is_client_side: bool = False,
         fetch_of: FetchOf | None = None,
+        may_lack_records: bool = False,
     ) -> None:
         """Makes ready what the manifest says.
 
@@ -77,6 +82,8 @@ class Selection:
             is_client_side: the stream's cursor filters records, so that they are transformed
                 before they are filtered unless the manifest says otherwise.
             fetch_of: makes what reads whole lists in place of those that an answer has cut.
+            may_lack_records: whether an answer that has nothing where its records should be has no
+                records; else it is an error.
 
         Raises:
             ConfigurationError: the manifest uses what is not supported.
@@ -104,6 +111,7 @@ class Selection:
         before = selector.transform_before_filtering
         self._is_transformed_first = is_client_side if before is None else before
         self._config = config
+        self._may_lack_records = may_lack_records
 
     def page(
         self,
@@ -122,10 +130,14 @@ class Selection:
             keep: the cursor's word on a record, which is asked before the filter.
 
         Raises:
-            SourceError: the answer cannot be read, or has records that are no objects.
+            SourceError: the answer cannot be read, has nothing where its records should be, or has
+                records that are no objects.
             ConfigurationError: a template cannot be evaluated.
         """
-        return self.selected(self._extraction(answer), stream_slice, next_page_token, keep=keep)
+        found = self._extraction(answer)
+        if answer.may_lack_records:
+            found = replace(found, missing=None)
+        return self.selected(found, stream_slice, next_page_token, keep=keep)
 
     def selected(
         self,
@@ -144,9 +156,12 @@ class Selection:
             keep: the cursor's word on a record, which is asked before the filter.
 
         Raises:
-            SourceError: there are records that are no objects.
+            SourceError: there was nothing where records should be, or there are records that are no
+                objects.
             ConfigurationError: a template cannot be evaluated.
         """
+        if not self._may_lack_records:
+            raise_if_missing(found)
         context = {"config": self._config, "stream_slice": stream_slice}
         if self._is_transformed_first:
             records = self._transformed(found.records, context)

@@ -68,6 +68,7 @@ def cluster_for(
         manifest=api.manifest,
         config=api.config,
         budget=api.budget,
+        may_lack_records=api.may_lack_records,
         allowed_hosts=network.allowed_hosts,
         mask=network.mask,
         identity=files.identity,

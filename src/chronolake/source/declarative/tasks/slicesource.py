@@ -74,6 +74,7 @@ class Assignment:
         manifest: the stream's.
         config: what the user has set, as the manifest's rules make it.
         budget: how often the API may be called, or None.
+        may_lack_records: as of `Api`.
         allowed_hosts: as of `Network`; so is `mask`.
         mask: hides the configuration's secrets in a text.
         identity: what tells the records apart.
@@ -87,6 +88,7 @@ class Assignment:
     manifest: Manifest = field(repr=False)
     config: Mapping[str, Any] = field(repr=False)
     budget: HTTPAPIBudget | None
+    may_lack_records: frozenset[str]
     allowed_hosts: Collection[str] | None
     mask: Callable[[str], str] = field(repr=False)
     identity: Identity
@@ -118,7 +120,12 @@ class Assignment:
             # Whoever leaves early waits for no request.
             stack.callback(network.cancelled.set)
             access = Access(network, self.config, budget=self.budget, shared=driver)
-            api = Api(self.manifest, self.config, access)
+            api = Api(
+                self.manifest,
+                self.config,
+                access,
+                may_lack_records=self.may_lack_records,
+            )
             slices = SliceReader(self.stream, api, self.schema, dated_by=self.dated_by)
             pool = ThreadPoolExecutor(share.requests, thread_name_prefix=self.stream.name)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
