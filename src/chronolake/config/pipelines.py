@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from chronolake.config.periods import Period  # noqa: TC001 - pydantic reads it
 from chronolake.config.sections import Section
 from chronolake.types import Mode
+
+#: A host, a pattern of hosts, or a server's scheme, host and port.
+_HOST: Final = re.compile(
+    r"https?://(?:[^\s/@?#*:\[\]]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?/?|[^\s/@?#]+"
+)
 
 
 class DataLakeSource(Section):
@@ -159,6 +165,16 @@ class SqlServerSource(JdbcAddress):
         return self
 
 
+def _as_hosts(hosts: list[str]) -> list[str]:
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise ValueError(
+                f"{host!r} is not a host; write api.example.com, *.example.com, or "
+                "https://api.example.com for a server that gets the credentials as well"
+            )
+    return hosts
+
+
 class OnPartitionLimit(StrEnum):
     """What becomes of a stream with more partitions than have a state of their own."""
 
@@ -200,11 +216,17 @@ class DeclarativeSource(Section):
         description="A stream of which so many MiB have been read is read on by Spark's tasks; "
         "the driver alone reads smaller ones.",
     )
-    allowed_hosts: list[str] | None = Field(
+    allowed_hosts: Annotated[list[str], AfterValidator(_as_hosts)] | None = Field(
         default=None,
         min_length=1,
         description="The hosts that requests may go to, as api.example.com or *.example.com; any "
-        "when left out.",
+        "when left out. Servers that an API's links lead to get its credentials only if they are "
+        "listed as https://api.example.com.",
+    )
+    response_timeout: float = Field(
+        default=900,
+        gt=0,
+        description="Seconds that a whole answer may take.",
     )
     allow_components: bool = Field(
         default=False,

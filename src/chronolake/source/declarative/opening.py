@@ -100,8 +100,14 @@ def opened(
         SourceError: as of `api_of`.
     """
     mask = masking(source.config, manifest)
-    with http_client() as client:
-        network = Network(client, allowed_hosts=source.allowed_hosts, mask=mask, log=log)
+    with http_client(source.allowed_hosts) as client:
+        network = Network(
+            client,
+            allowed_hosts=source.allowed_hosts,
+            mask=mask,
+            log=log,
+            longest=source.response_timeout,
+        )
         yield api_of(
             manifest,
             source.config,

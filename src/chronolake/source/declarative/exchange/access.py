@@ -192,11 +192,9 @@ class Access:
         """
         authentication, identity = None, ""
         if requester.authenticator is not None:
-            url = as_text(
-                requester.url or requester.url_base or "",
-                {"config": self._config, "parameters": requester.parameters},
+            authentication, identity = self._identified(
+                requester.authenticator, self._login_url(requester)
             )
-            authentication, identity = self._identified(requester.authenticator, url)
         keep = requester.use_cache if cached is None else cached
         return Sender(
             self._network,
@@ -211,6 +209,14 @@ class Access:
                 connect=requester.connect_timeout_in_seconds or TIMEOUT.connect,
             ),
         )
+
+    def _login_url(self, requester: HttpRequester) -> str:
+        """What a login's path is put behind; it does not matter to other authenticators."""
+        by_login = (LegacySessionTokenAuthenticator, SelectiveAuthenticator)
+        if not isinstance(requester.authenticator, by_login):
+            return ""
+        context = {"config": self._config, "parameters": requester.parameters}
+        return as_text(requester.url or requester.url_base or "", context)
 
     def issued(self, identity: str) -> Authentication:
         """The authentication that a sender has, by what tells authenticators apart.

@@ -31,6 +31,7 @@ class Answer:
         file: where the body is if it may be too large for memory; `close` removes it.
         may_lack_records: whether the manifest's error handler accepts it as it is, so that records
             are not missed where they should be.
+        is_public: whether the request had no credentials, because of where it went.
     """
 
     status: int
@@ -40,6 +41,7 @@ class Answer:
     method: str
     file: IO[bytes] | None = None
     may_lack_records: bool = False
+    is_public: bool = False
 
     @property
     def ok(self) -> bool:

@@ -1,7 +1,7 @@
 """The network as a source uses it: where requests may go, how much an answer may hold.
 
 Redirects are followed here and not by the client: each hop has to go where the source may go, and
-what proves who sends a request stays with the host it is meant for.
+what proves who sends a request stays with the origin it is meant for. So do cookies.
 """
 
 from __future__ import annotations
@@ -9,20 +9,34 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from typing import IO, TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urljoin, urlsplit
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, unquote_plus, urljoin, urlsplit
 
 import httpx
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.exchange.connections import (
+    DeadlineError,
+    deadline,
+    expect_allowed,
+    guarded,
+    time_left,
+)
 from chronolake.source.declarative.exchange.contentcoding import (
     ACCEPTED,
     CodingError,
     Decompression,
     UnknownCodingError,
+)
+from chronolake.source.declarative.exchange.origins import (
+    Origin,
+    is_host_listed,
+    is_origin_listed,
+    origin_of,
 )
 
 if TYPE_CHECKING:
@@ -39,9 +53,11 @@ _HOPS: Final = 30
 _LONGEST: Final = 86_400.0
 _TO_GET: Final = frozenset({301, 302, 303})
 _REDIRECTS: Final = _TO_GET | {307, 308}
-#: The headers that another host gets to see, too.
+#: The headers that another origin gets to see, too.
 _PUBLIC: Final = frozenset({"accept", "accept-language", "content-type", "user-agent"})
 TIMEOUT: Final = httpx.Timeout(300, connect=30)
+#: Seconds that a whole answer may take, where nothing else is set.
+RESPONSE_TIMEOUT: Final = 900.0
 
 
 @dataclass(frozen=True)
@@ -63,19 +79,35 @@ class Exchange:
     failure: str | None = None
 
 
+class Cookies:
+    """The cookies of each origin; any number of threads may use them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: dict[Origin | None, httpx.Cookies] = {}
+
+    def of(self, url: str) -> httpx.Cookies:
+        """Return the cookies that servers of a URL's origin have set, and no others."""
+        with self._lock:
+            return self._of.setdefault(origin_of(url), httpx.Cookies())
+
+
 @dataclass(frozen=True)
 class Network:
     """What all requests of a source share.
 
     Attributes:
         client: that does not follow redirects by itself; see `http_client`.
-        allowed_hosts: names that requests may go to (`*.example.com` means all below it), or None.
+        allowed_hosts: names that requests may go to (`*.example.com` means all below it), and
+            origins, which get the credentials as well; or None.
         limit: bytes an answer may have, compressed and not.
+        longest: seconds that a whole answer may take; one that goes into a file may take a day.
         mask: hides the configuration's secrets in a text.
         log: is told each request that was made.
         cancelled: ends waits, and the next request is not made.
         sleep: waits; None waits for `cancelled`.
         now: the time in seconds since 1970.
+        cookies: that servers have set, by origin.
     """
 
     client: httpx.Client
@@ -86,6 +118,8 @@ class Network:
     cancelled: threading.Event = field(default_factory=threading.Event)
     sleep: Callable[[float], None] | None = None
     now: Callable[[], float] = time.time
+    longest: float = RESPONSE_TIMEOUT
+    cookies: Cookies = field(default_factory=Cookies, repr=False)
 
     def wait(self, seconds: float) -> None:
         """Waits, at most until the reading is cancelled.
@@ -114,6 +148,34 @@ class Network:
         if self.cancelled.is_set():
             raise SourceError("The reading was cancelled.")
 
+    def trusts(self, origin: Origin) -> bool:
+        """Return whether `allowed_hosts` names an origin, which then gets credentials."""
+        return is_origin_listed(self.allowed_hosts or (), origin)
+
+    def expect_no_downgrade(self, url: str) -> None:
+        """Refuse to go on over http with what was asked for over https.
+
+        Raises:
+            SourceError: the URL has http, and `allowed_hosts` does not list its host.
+        """
+        origin = origin_of(url)
+        if origin is None or origin.scheme != "http":
+            return
+        if not is_host_listed(self.allowed_hosts or (), origin):
+            raise SourceError(
+                f"An answer sends a request from https to {origin}, where anybody on the way "
+                "could read and change it.",
+                hint="Have the manifest write https in its links, or list the host in the "
+                "source's allowed_hosts.",
+            )
+
+    def holds_secret(self, url: str, secrets: Collection[str] = ()) -> bool:
+        """Return whether a secret of the configuration, or one of these, is in a URL."""
+        return any(
+            self.mask(text) != text or any(secret in text for secret in secrets)
+            for text in (url, unquote(url), unquote_plus(url))
+        )
+
     def shown(self, url: str, hidden: Collection[str] = ()) -> str:
         """A URL for people: without secrets, and without the values of some parameters."""
         parts = urlsplit(url)
@@ -130,14 +192,21 @@ class Network:
         return self.mask(urlsplit(url).path or "/")
 
 
-def http_client() -> httpx.Client:
-    """A client for a `Network`; the caller closes it."""
-    return httpx.Client(
+def http_client(allowed_hosts: Collection[str] | None = None) -> httpx.Client:
+    """A client for a `Network`; the caller closes it.
+
+    Args:
+        allowed_hosts: the same as the network's: addresses that it names are not refused.
+    """
+    client = httpx.Client(
         follow_redirects=False,
         timeout=TIMEOUT,
         limits=httpx.Limits(max_connections=100, max_keepalive_connections=20),
         headers={"User-Agent": "chronolake"},
+        # It sorts cookies by domain: each origin's are kept by `Cookies`.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
     )
+    return guarded(client, allowed_hosts or ())
 
 
 def exchanged(
@@ -146,6 +215,7 @@ def exchanged(
     *,
     attempt: int = 1,
     hidden: Collection[str] = (),
+    secrets: Collection[str] = (),
     timeout: httpx.Timeout = TIMEOUT,
     in_file: bool = False,
 ) -> Answer:
@@ -156,13 +226,15 @@ def exchanged(
         request: with its credentials.
         attempt: for the log.
         hidden: parameters whose values are nobody's business.
+        secrets: what is in the credentials; no redirect may lead it to another origin.
         timeout: for connecting, and for each piece that is read or written.
         in_file: the body of a good answer goes into a file, which the caller closes.
 
     Raises:
         httpx.RequestError: there was no answer, or not a whole one; the next attempt may get it.
         ConfigurationError: the URL is none, or goes where requests may not go.
-        SourceError: a redirect goes where requests may not go, or an answer is too large.
+        SourceError: a redirect goes where requests may not go, or an answer is too large or takes
+            too long.
     """
     _check(network, request.url, ConfigurationError)
     for _ in range(_HOPS + 1):
@@ -171,7 +243,7 @@ def exchanged(
         location = answer.headers.get("Location")
         if answer.status not in _REDIRECTS or not location:
             return answer
-        request = _redirected(network, request, answer.status, location)
+        request = _redirected(network, request, answer.status, location, secrets)
     raise httpx.TooManyRedirects("too many redirects")
 
 
@@ -189,17 +261,19 @@ def _check(network: Network, url: str, refusal: type[ConfigurationError | Source
         raise refusal(
             f"{shown!r} is no URL of a web server.", hint="Give one that begins with https://."
         )
+    origin = origin_of(url)
     allowed = network.allowed_hosts
-    if allowed is not None and not any(
-        fnmatchcase(parsed.host, pattern.lower()) for pattern in allowed
-    ):
+    expect_allowed(parsed.host, allowed or ())
+    if allowed is not None and (origin is None or not is_host_listed(allowed, origin)):
         raise refusal(
             f"Requests of this source may not go to the host {parsed.host!r}.",
             hint="Add the host to the allowed ones if that is where the data is.",
         )
 
 
-def _redirected(network: Network, request: Encoded, status: int, location: str) -> Encoded:
+def _redirected(
+    network: Network, request: Encoded, status: int, location: str, secrets: Collection[str]
+) -> Encoded:
     try:
         url = urljoin(request.url, location)
     except ValueError as error:
@@ -213,27 +287,28 @@ def _redirected(network: Network, request: Encoded, status: int, location: str) 
         followed = replace(
             followed, method="GET", body=None, headers=_without(followed.headers, "content-type")
         )
-    if _stays(httpx.URL(request.url), httpx.URL(url)):
+    here, there = origin_of(request.url), origin_of(url)
+    if here is not None and here.scheme == "https":
+        network.expect_no_downgrade(url)
+    if here == there:
         return followed
+    what = f"{request.method} {network.path(request.url)} is redirected to another host, {there},"
+    hint = f"If {there} is the API's own, ask it directly: name it in the manifest's url_base."
     if followed.body is not None:
-        raise SourceError(
-            f"{request.method} {network.path(request.url)} is redirected to another host, which is "
-            "not given the request's body.",
-            hint="Ask that host directly if its answer is wanted.",
-        )
-    public = {name: text for name, text in followed.headers.items() if name.lower() in _PUBLIC}
-    return replace(followed, headers=public)
+        raise SourceError(f"{what} which is not given the request's body.", hint=hint)
+    if network.holds_secret(url, secrets):
+        raise SourceError(f"{what} with credentials in its URL.", hint=hint)
+    public = public_headers(followed.headers, network.mask)
+    return replace(followed, headers=public, is_public=True)
 
 
-def _stays(here: httpx.URL, there: httpx.URL) -> bool:
-    """Whether a redirect stays with its host; http may become https there."""
-    if here.host != there.host:
-        return False
-    ports = {"http": 80, "https": 443}
-    ours, theirs = here.port or ports[here.scheme], there.port or ports[there.scheme]
-    if here.scheme == there.scheme:
-        return ours == theirs
-    return (here.scheme, ours, theirs) == ("http", ports["http"], ports["https"])
+def public_headers(headers: Mapping[str, Any], mask: Callable[[str], str]) -> dict[str, Any]:
+    """Return the headers that another origin gets to see."""
+    return {
+        name: text
+        for name, text in headers.items()
+        if name.lower() in _PUBLIC and mask(str(text)) == str(text)
+    }
 
 
 def _logged(
@@ -280,13 +355,37 @@ def _answered(
     network: Network, request: Encoded, timeout: httpx.Timeout, *, in_file: bool
 ) -> Answer:
     headers = _without(request.headers, "accept-encoding") | {"Accept-Encoding": ACCEPTED}
-    with network.client.stream(
+    longest = max(_LONGEST if in_file else network.longest, timeout.read or 0)
+    try:
+        with deadline(longest):
+            return _streamed(network, request, headers, timeout, in_file=in_file)
+    except DeadlineError as error:
+        raise SourceError(
+            f"The answer to {request.method} {network.path(request.url)} did not end within "
+            f"{longest:.0f} seconds.",
+            hint="Ask for smaller pages, or set the source's response_timeout.",
+        ) from error
+
+
+def _streamed(
+    network: Network,
+    request: Encoded,
+    headers: Mapping[str, str],
+    timeout: httpx.Timeout,
+    *,
+    in_file: bool,
+) -> Answer:
+    sent = network.client.build_request(
         request.method,
         request.url,
         headers=[(name.encode("ascii"), _field(text)) for name, text in headers.items()],
         content=request.body,
         timeout=timeout,
-    ) as response:
+    )
+    cookies = network.cookies.of(request.url)
+    cookies.set_cookie_header(sent)
+    with closing(network.client.send(sent, stream=True)) as response:
+        cookies.extract_cookies(response)
         file = tempfile.TemporaryFile() if in_file and response.is_success else None  # noqa: SIM115
         try:
             body = _whole_body(network, request, response, file)
@@ -301,6 +400,7 @@ def _answered(
             url=request.url,
             method=request.method,
             file=file,
+            is_public=request.is_public,
         )
 
 
@@ -323,6 +423,7 @@ def _whole_body(
                     hint="Ask for smaller pages.",
                 )
             network.go_on()
+            time_left(None)
         if file is None:
             return unpacked.end()
         file.write(unpacked.end())

@@ -12,15 +12,22 @@ from urllib.parse import parse_qs, urlencode, urljoin, urlsplit, urlunsplit
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.exchange.injection import Injection, merged
+from chronolake.source.declarative.exchange.origins import own_origins
 from chronolake.source.declarative.language.options import (
     RequestBodyGraphQL,
     RequestBodyJsonObject,
 )
-from chronolake.source.declarative.templating.templates import as_nested, as_text, evaluated
+from chronolake.source.declarative.templating.templates import (
+    as_nested,
+    as_text,
+    evaluated,
+    variables_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from chronolake.source.declarative.exchange.origins import Origin
     from chronolake.source.declarative.language.requests import HttpRequester
     from chronolake.source.declarative.streamslice import StreamSlice
     from chronolake.source.declarative.templating.templates import Context
@@ -32,7 +39,14 @@ _REQUESTER: Final = "the requester"
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. Parameters, headers and bodies are not encoded yet."""
+    """What is asked for. Parameters, headers and bodies are not encoded yet.
+
+    Attributes:
+        origins: where all of it may be sent; elsewhere only the URL is. None: the URL itself comes
+            from the configuration.
+        is_mixed: whether the URL has values of the configuration beside what an answer says.
+        is_public: whether what proves who sends it was left out, because of where it goes.
+    """
 
     method: str
     url: str
@@ -40,6 +54,9 @@ class Request:
     headers: Mapping[str, Any] = field(default_factory=dict)
     json: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] | str = field(default_factory=dict)
+    origins: frozenset[Origin] | None = None
+    is_mixed: bool = False
+    is_public: bool = False
 
     def with_injection(self, injection: Injection) -> Request:
         """This request with more values in it.
@@ -66,12 +83,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A request as it goes over the wire."""
+    """A request as it goes over the wire.
+
+    Attributes:
+        is_public: whether what proves who sends it was left out, because of where it goes.
+    """
 
     method: str
     url: str
     headers: Mapping[str, str]
     body: bytes | None
+    is_public: bool = False
 
 
 def request_of(
@@ -82,6 +104,8 @@ def request_of(
     next_page_token: Mapping[str, Any] | None,
     injected: Sequence[Injection] = (),
     path: str | None = None,
+    is_mixed: bool = False,
+    trusted: frozenset[Origin] = frozenset(),
 ) -> Request:
     """The request for one page, without credentials.
 
@@ -92,6 +116,8 @@ def request_of(
         next_page_token: what the paginator has for templates.
         injected: what the paginator, the cursor and the partitions add.
         path: the next page's path or URL, in place of the requester's own path.
+        is_mixed: whether the manifest puts values of the configuration into that path.
+        trusted: origins besides the requester's own that may get all of the request.
 
     Raises:
         ConfigurationError: a template fails, a key comes from two places, or a parameter is an
@@ -118,13 +144,16 @@ def request_of(
                 f"The request parameter {name!r} is an object.",
                 hint="Give a text, a number or a list.",
             )
+    url = _url(requester, context, path)
     return Request(
         method=requester.http_method,
-        url=_url(requester, context, path),
+        url=url,
         params=whole.params,
         headers=whole.headers,
         json=whole.body_json,
         data=whole.body_data,
+        origins=own_origins(requester, context, url) | trusted,
+        is_mixed=is_mixed or _mixes(requester, path),
     )
 
 
@@ -146,7 +175,7 @@ def encoded(request: Request) -> Encoded:
     body, kind = _body(request)
     if kind is not None and not any(name.lower() == "content-type" for name in headers):
         headers["Content-Type"] = kind
-    return Encoded(request.method, url, headers, body)
+    return Encoded(request.method, url, headers, body, request.is_public)
 
 
 def _url(requester: HttpRequester, context: Context, path: str | None) -> str:
@@ -158,6 +187,14 @@ def _url(requester: HttpRequester, context: Context, path: str | None) -> str:
         return urljoin(base if base.endswith("/") else f"{base}/", path)
     except ValueError as error:
         raise _no_url() from error
+
+
+def _mixes(requester: HttpRequester, path: str | None) -> bool:
+    """Whether templates put both the configuration and what an answer says into a URL."""
+    base = variables_of(requester.url_base or requester.url or "")
+    own = frozenset[str]() if path else variables_of(requester.path or "")
+    others = (base | own) - {"config", "parameters"}
+    return bool(others) and "config" in (base | own if base & others else own)
 
 
 def _no_url() -> ConfigurationError:

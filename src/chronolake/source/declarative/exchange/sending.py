@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httpx
+import structlog
 
 from chronolake.errors import SourceError
 from chronolake.source.declarative.components.authenticating import ComponentAuthentication
@@ -16,8 +17,10 @@ from chronolake.source.declarative.exchange.network import (
     Exchange,
     Network,
     exchanged,
+    public_headers,
     told,
 )
+from chronolake.source.declarative.exchange.origins import origin_of
 from chronolake.source.declarative.exchange.requesting import Request, encoded
 from chronolake.source.declarative.exchange.rotation import TokenRotation
 from chronolake.source.declarative.exchange.verdicts import Action, Verdict, verdict_on
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.language.errorhandling import ErrorHandler
 
 __all__ = ["Answer", "Authentication", "Exchange", "Network", "ReadDifferentlyError", "Sender"]
+
+log = structlog.get_logger(__name__)
 
 _OK: Final = 200
 #: Seconds after which another token is tried, in place of waiting for the one that is spent.
@@ -148,11 +153,15 @@ class Sender:
             ReadDifferentlyError: the manifest wants the pages read in another way.
             ConfigurationError: the request cannot be made.
         """
+        authentication, identity = self._authentication, self._identity
+        if self._is_foreign(request):
+            request = self._public(request)
+            authentication, identity = NoAuthentication(), ""
         if self._cache is None or request.method != "GET" or in_file:
-            return self._sent(request, None, in_file=in_file)
+            return self._sent(request, authentication, None, in_file=in_file)
         plain = encoded(request)
-        key = (self._identity, plain.url, tuple(sorted(plain.headers.items())), plain.body)
-        answer = self._sent(request, self._cache.kept(key))
+        key = (identity, plain.url, tuple(sorted(plain.headers.items())), plain.body)
+        answer = self._sent(request, authentication, self._cache.kept(key))
         if answer is not None and answer.status == _OK:
             self._cache.keep(key, answer)
         return answer
@@ -165,8 +174,56 @@ class Sender:
         """
         self._network.wait(seconds)
 
+    def _is_foreign(self, request: Request) -> bool:
+        """Return whether an answer sends the request to a server that is not the API's own."""
+        origin = origin_of(request.url)
+        return (
+            request.origins is not None
+            and origin is not None
+            and origin not in request.origins
+            and not self._network.trusts(origin)
+        )
+
+    def _public(self, request: Request) -> Request:
+        """Return what another server may see of a request.
+
+        Raises:
+            SourceError: it cannot be sent without what is secret of it.
+        """
+        where = f"{request.method} {self._network.path(request.url)}"
+        origin = origin_of(request.url)
+        hint = (
+            f"If {origin} is the API's own, add exactly this text to the source's allowed_hosts: "
+            "it gets the credentials then."
+        )
+        origins = request.origins or ()
+        if any(one.scheme == "https" for one in origins):
+            self._network.expect_no_downgrade(request.url)
+        if request.json or request.data:
+            raise SourceError(
+                f"{where} is sent by an answer to another server, {origin}, which is not given the "
+                "request's body.",
+                hint=hint,
+            )
+        if request.is_mixed or self._network.holds_secret(request.url):
+            raise SourceError(
+                f"{where} is sent by an answer to another server, {origin}, and has values of the "
+                "configuration in its URL.",
+                hint=hint,
+            )
+        log.warning(
+            "request_without_credentials", origin=str(origin), path=self._network.path(request.url)
+        )
+        headers = public_headers(request.headers, self._network.mask)
+        return replace(request, params={}, headers=headers, is_public=True)
+
     def _sent(
-        self, request: Request, kept: Answer | None, *, in_file: bool = False
+        self,
+        request: Request,
+        authentication: Authentication,
+        kept: Answer | None,
+        *,
+        in_file: bool = False,
     ) -> Answer | None:
         retries = Retries(self._retries, self._network.now)
         renewed = False
@@ -179,11 +236,13 @@ class Sender:
             if kept is not None and attempt == 1:
                 outcome = kept
             else:
-                credentials = self._credentials(request)
+                credentials = _credentials(authentication, request)
                 whole = encoded(request.with_injection(credentials))
-                if isinstance(self._authentication, ComponentAuthentication):
-                    whole, credentials = self._authentication.signed(whole, credentials)
-                outcome = self._outcome(whole, attempt, credentials, in_file=in_file)
+                if isinstance(authentication, ComponentAuthentication):
+                    whole, credentials = authentication.signed(whole, credentials)
+                outcome = self._outcome(
+                    whole, attempt, authentication, credentials, in_file=in_file
+                )
             verdict = verdict_on(outcome, self._handler, self._config)
             if verdict.action in {Action.SUCCESS, Action.IGNORE}:
                 return _accepted(outcome, verdict)
@@ -195,8 +254,18 @@ class Sender:
             if verdict.action is Action.REFRESH_TOKEN_THEN_RETRY:
                 if renewed:
                     raise error
-                renewed = self._authentication.renewed(credentials)
-            wanted = self._wanted_wait(verdict, whole, credentials, outcome, attempt)
+                renewed = authentication.renewed(credentials)
+            wanted = (
+                _ROTATION
+                if _goes_otherwise(verdict, authentication, whole, credentials)
+                else strategic_wait(
+                    self._strategies,
+                    outcome,
+                    self._config,
+                    attempt=attempt,
+                    now=self._network.now(),
+                )
+            )
             seconds = retries.wait(verdict.action, wanted)
             if seconds is None:
                 raise error
@@ -204,7 +273,13 @@ class Sender:
             retries.again(verdict.action, wanted)
 
     def _outcome(
-        self, request: Encoded, attempt: int, credentials: Injection, *, in_file: bool
+        self,
+        request: Encoded,
+        attempt: int,
+        authentication: Authentication,
+        credentials: Injection,
+        *,
+        in_file: bool,
     ) -> Answer | httpx.RequestError:
         if self._budget is not None:
             self._budget.take(request, self._network.wait)
@@ -214,6 +289,7 @@ class Sender:
                 request,
                 attempt=attempt,
                 hidden=credentials.params.keys(),
+                secrets=frozenset(_secrets(credentials)),
                 timeout=self._timeout,
                 in_file=in_file,
             )
@@ -221,34 +297,9 @@ class Sender:
             return error
         if self._budget is not None:
             self._budget.learn(request, answer)
-        if isinstance(self._authentication, TokenRotation):
-            self._authentication.learn(request, credentials, answer)
+        if isinstance(authentication, TokenRotation):
+            authentication.learn(request, credentials, answer)
         return answer
-
-    def _credentials(self, request: Request) -> Injection:
-        if isinstance(self._authentication, TokenRotation):
-            return self._authentication.injection_for(encoded(request))
-        return self._authentication.injection()
-
-    def _wanted_wait(
-        self,
-        verdict: Verdict,
-        request: Encoded | None,
-        credentials: Injection,
-        outcome: Answer | httpx.RequestError,
-        attempt: int,
-    ) -> float | None:
-        """The seconds to wait that something has an opinion of, or None."""
-        if (
-            verdict.action is Action.RATE_LIMITED
-            and request is not None
-            and isinstance(self._authentication, TokenRotation)
-            and self._authentication.can_go_otherwise(request, credentials)
-        ):
-            return _ROTATION
-        return strategic_wait(
-            self._strategies, outcome, self._config, attempt=attempt, now=self._network.now()
-        )
 
     def _error(
         self,
@@ -263,6 +314,13 @@ class Sender:
         if isinstance(outcome, Answer):
             text = f"{what} is answered with status {outcome.status} after {times}."
             hint = _HINTS.get(outcome.status)
+            if outcome.is_public:
+                origin = origin_of(outcome.url)
+                text = f"{text} It went to {origin} without credentials."
+                hint = (
+                    "Another server was named by a link or redirect. If it is the API's own, add "
+                    f"{origin} to the source's allowed_hosts: it gets the credentials then."
+                )
         else:
             text = f"{what} got no answer in {times} ({told(outcome)})."
             hint = None
@@ -280,6 +338,27 @@ def _accepted(outcome: Answer | httpx.RequestError, verdict: Verdict) -> Answer 
     if not isinstance(outcome, Answer) or not outcome.ok:
         return None
     return replace(outcome, may_lack_records=verdict.is_handled)
+
+
+def _credentials(authentication: Authentication, request: Request) -> Injection:
+    if isinstance(authentication, TokenRotation):
+        return authentication.injection_for(encoded(request))
+    return authentication.injection()
+
+
+def _goes_otherwise(
+    verdict: Verdict,
+    authentication: Authentication,
+    request: Encoded | None,
+    credentials: Injection,
+) -> bool:
+    """Return whether another token can be tried in place of waiting."""
+    return (
+        verdict.action is Action.RATE_LIMITED
+        and request is not None
+        and isinstance(authentication, TokenRotation)
+        and authentication.can_go_otherwise(request, credentials)
+    )
 
 
 def hiding(network: Network, credentials: Sequence[Injection]) -> Network:

@@ -55,6 +55,8 @@ class HttpRequester(Component):
     connect_timeout_in_seconds: float | None = Field(default=None, gt=0)
     read_timeout_in_seconds: float | None = Field(default=None, gt=0)
     use_tcp_keepalive: bool = False
+    #: Whether the API has told where requests go; a manifest has no reason to set it.
+    is_from_api: bool = False
 
 
 class SessionTokenRequestApiKeyAuthenticator(Component):

@@ -32,7 +32,7 @@ from chronolake.source.declarative.records.fieldpaths import (
     put,
 )
 from chronolake.source.declarative.records.transformations import KINDS
-from chronolake.source.declarative.templating.templates import as_truth, evaluated
+from chronolake.source.declarative.templating.templates import as_truth, evaluated, is_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -118,7 +118,47 @@ def _made(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
                 {**variables, "parameters": mapping.parameters},
                 is_read=not isinstance(resolver, HttpComponentsResolver),
             )
+        if isinstance(resolver, HttpComponentsResolver):
+            _mark_found(stream, _bases_in(dynamic.template))
         yield inherited(stream, is_outer_first=definition.use_parent_parameters)
+
+
+def _bases_in(value: Any) -> frozenset[Any]:
+    """The texts that say, in a manifest, where requests go."""
+    return frozenset(
+        str(one[key]) for one in _requesters_in(value) for key in ("url_base", "url") if key in one
+    )
+
+
+def _requesters_in(value: Any) -> Iterator[dict[str, Any]]:
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if one.get("type") == "HttpRequester":
+                yield one
+            left.extend(one.values())
+        elif isinstance(one, list):
+            left.extend(one)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, str):
+            yield one
+
+
+def _mark_found(stream: Any, known: frozenset[Any]) -> None:
+    """Mark the requesters of which the API, and not the manifest, says where requests go."""
+    for one in _requesters_in(stream):
+        if any(key in one and str(one[key]) not in known for key in ("url_base", "url")):
+            one["is_from_api"] = True
 
 
 def _told(resolver: ComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
@@ -189,6 +229,13 @@ def _put(
     """
     kinds = (KINDS[mapping.value_type],) if mapping.value_type else ()
     value = evaluated(mapping.value, variables, default=mapping.value, kinds=kinds)
+    if not is_read and all(
+        any(map(is_template, _texts_in(one))) for one in (value, variables["components_values"])
+    ):
+        raise SourceError(
+            "The API tells a template of a stream, which could use the configuration's secrets.",
+            hint="Read another stream, or another version of the manifest.",
+        )
     parts = [evaluated(part, variables, default=part) for part in mapping.field_path]
     path = [part if isinstance(part, str | int | float) else None for part in parts]
     if is_read and isinstance(value, str) and mapping.value_type != "string":

@@ -244,6 +244,7 @@ class Retrieval:
                 next_page_token=token,
                 injected=[self._pages.injection(token, size), slicer],
                 path=self._pages.path(token),
+                is_mixed=self._pages.adds_config,
             )
         )
 

@@ -129,6 +129,12 @@ class Pages:
         value = (token or {}).get(_NAME)
         return str(value) if is_path and value else None
 
+    @property
+    def adds_config(self) -> bool:
+        """Return whether tokens hold values of the configuration beside what an answer says."""
+        strategy = self._paginator and self._paginator.pagination_strategy
+        return isinstance(strategy, CursorPagination) and _names(strategy.cursor_value, "config")
+
     def following(
         self,
         answer: Answer,

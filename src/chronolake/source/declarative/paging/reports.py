@@ -15,6 +15,7 @@ import httpx
 import structlog
 
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
+from chronolake.source.declarative.exchange.origins import own_origins
 from chronolake.source.declarative.exchange.requesting import encoded, request_of
 from chronolake.source.declarative.language.records import (
     CombinedExtractor,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.api import Api
     from chronolake.source.declarative.exchange.answers import Answer
+    from chronolake.source.declarative.exchange.origins import Origin
     from chronolake.source.declarative.exchange.requesting import Request
     from chronolake.source.declarative.exchange.sending import Sender
     from chronolake.source.declarative.language.reports import AsyncJobStatusMap, AsyncRetriever
@@ -85,9 +87,21 @@ class _Asking:
     requester: HttpRequester
     sender: Sender
     config: Mapping[str, Any]
+    trusted: frozenset[Origin] = frozenset()
+
+    @property
+    def origins(self) -> frozenset[Origin]:
+        own = {"config": self.config, "parameters": self.requester.parameters}
+        return own_origins(self.requester, own, "")
 
     def request(self, one: StreamSlice) -> Request:
-        return request_of(self.requester, self.config, stream_slice=one, next_page_token=None)
+        return request_of(
+            self.requester,
+            self.config,
+            stream_slice=one,
+            next_page_token=None,
+            trusted=self.trusted,
+        )
 
     def answer(self, one: StreamSlice, what: str) -> Answer:
         return _needed(self.sender.send(self.request(one)), what)
@@ -118,7 +132,10 @@ class Reports:
         """
         self._api = api
         self._network = api.access.network
+        # Answers say where a report is; what is sent there depends on where it was ordered.
+        self._trusted: frozenset[Origin] = frozenset()
         self._order = self._asking(retriever.creation_requester)
+        self._trusted = self._order.origins
         self._poll = self._asking(retriever.polling_requester)
         self._download = self._asking(retriever.download_requester)
         self._locate = self._asking_if(retriever.download_target_requester)
@@ -140,7 +157,7 @@ class Reports:
     def _asking(self, requester: HttpRequester) -> _Asking:
         # An answer about a report is another one each time.
         sender = self._api.access.sender(requester, cached=False)
-        return _Asking(requester, sender, self._api.config)
+        return _Asking(requester, sender, self._api.config, self._trusted)
 
     def _asking_if(self, requester: HttpRequester | None) -> _Asking | None:
         return None if requester is None else self._asking(requester)
@@ -200,6 +217,8 @@ class Reports:
                 next_page_token=token,
                 injected=[self._pages.injection(token)],
                 path=self._pages.path(token),
+                is_mixed=self._pages.adds_config,
+                trusted=self._trusted,
             )
             answer = self._download.sender.send(request, in_file=True)
             if answer is None:

@@ -70,6 +70,7 @@ def cluster_for(
         budget=api.budget,
         may_lack_records=api.may_lack_records,
         allowed_hosts=network.allowed_hosts,
+        longest=network.longest,
         mask=network.mask,
         identity=files.identity,
         declared=files.shape.declared,

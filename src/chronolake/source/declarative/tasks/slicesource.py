@@ -75,7 +75,7 @@ class Assignment:
         config: what the user has set, as the manifest's rules make it.
         budget: how often the API may be called, or None.
         may_lack_records: as of `Api`.
-        allowed_hosts: as of `Network`; so is `mask`.
+        allowed_hosts: as of `Network`; so are `longest` and `mask`.
         mask: hides the configuration's secrets in a text.
         identity: what tells the records apart.
         declared: as of `Shape`; so is `nesting`.
@@ -90,6 +90,7 @@ class Assignment:
     budget: HTTPAPIBudget | None
     may_lack_records: frozenset[str]
     allowed_hosts: Collection[str] | None
+    longest: float
     mask: Callable[[str], str] = field(repr=False)
     identity: Identity
     declared: frozenset[str]
@@ -115,8 +116,13 @@ class Assignment:
             driver = stack.enter_context(Driver(share.driver))
             ahead = driver.now() - now_micros()
             files = SliceFiles(self.folder, self.identity, shape, ahead)
-            client = stack.enter_context(http_client())
-            network = Network(client, allowed_hosts=self.allowed_hosts, mask=self.mask)
+            client = stack.enter_context(http_client(self.allowed_hosts))
+            network = Network(
+                client,
+                allowed_hosts=self.allowed_hosts,
+                mask=self.mask,
+                longest=self.longest,
+            )
             # Whoever leaves early waits for no request.
             stack.callback(network.cancelled.set)
             access = Access(network, self.config, budget=self.budget, shared=driver)

@@ -161,6 +161,15 @@ def as_nested(value: Any, context: Context) -> Any:
     return evaluated(value, context)
 
 
+def variables_of(text: str) -> frozenset[str]:
+    """Return the names of the variables that a text reads: of a plain text there are none.
+
+    Raises:
+        ConfigurationError: it cannot be read as a template.
+    """
+    return made_ready(text).variables if is_template(text) else frozenset()
+
+
 def _with_parts(text: str, context: Context) -> str:
     try:
         return _rendered(text, context)
