@@ -79,6 +79,7 @@ class HistoryTable:
         self.columns = tuple(columns)
         self.versions: dict[Key, dict[int, Row]] = {}
         self.ignored = 0
+        self.closed_at_start = 0
 
     def write(
         self, *, earliest: Rows = (), replace: Rows = (), update: Rows = (), delete: Rows = ()
@@ -91,10 +92,19 @@ class HistoryTable:
             for row in rows:
                 self._note(since, row)
                 given[self._key(row)][row[START]] = (is_whole, row)
+        was_active = {
+            key: [start for start, row in versions.items() if row[ACTIVE]]
+            for key, versions in self.versions.items()
+        }
         for key, begin in since.items():
             self._write_key(key, begin, given[key])
+        deleted: defaultdict[Key, list[int]] = defaultdict(list)
         for row in delete:
-            self._delete(row)
+            deleted[self._key(row)].append(row[END])
+        for key, times in deleted.items():
+            begin = since.get(key, TMAX)
+            stored = [start for start in was_active.get(key, []) if start < begin]
+            self._delete(key, sorted(times), stored)
 
     def truncate(self, synced: str, before: int) -> None:
         for key, versions in self.versions.items():
@@ -148,12 +158,29 @@ class HistoryTable:
         after = [other for other in removed if other > start and other not in given]
         return removed[min(after)] if after else None
 
-    def _delete(self, row: Mapping[str, Any]) -> None:
-        """Step 5: the version that was current at the delete's time ends then."""
-        versions, at = self.versions.get(self._key(row), {}), row[END]
-        before = [start for start in versions if start <= at]
-        if before and versions[max(before)][END] > at:
-            versions[max(before)].update({END: at, ACTIVE: False})
+    def _delete(self, key: Key, times: Sequence[int], was_active: Sequence[int]) -> None:
+        """Step 5: the version that was current at the delete's time ends then.
+
+        Where no version was, the delete is of the version that was active before the request and
+        starts later: it ends at its start. Of deletes without a version between them the first
+        one counts.
+        """
+        versions = self.versions.get(key, {})
+        unmatched, closed, seen = [], set(), set()
+        ends = {start: row[END] for start, row in versions.items()}
+        for at in times:
+            current = max((start for start in versions if start <= at), default=None)
+            if current is not None and versions[current][END] > at:
+                versions[current].update({END: at, ACTIVE: False})
+                closed.add(current)
+            if current not in seen and (current is None or ends[current] + MILLISECOND <= at):
+                unmatched.append(at)
+            seen.add(current)
+        for start in was_active:
+            if start not in closed and any(at < start for at in unmatched):
+                version = versions[start]
+                version.update({END: min(version[END], start), ACTIVE: False})
+                self.closed_at_start += 1
 
     def _key(self, row: Mapping[str, Any]) -> Key:
         return tuple(row[name] for name in self.key)

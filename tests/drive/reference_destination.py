@@ -284,12 +284,27 @@ class ReferenceDestination(Migrations, rpc.DestinationConnectorServicer):
                     query = f"INSERT INTO {where} SELECT {cells} {base} LIMIT 1"
                     if self.db.execute(query).fetchone()[0]:
                         break
+        self._delete_from_history(request, where, stored, beginnings)
+
+    def _delete_from_history(self, request, where, stored, beginnings):
+        files = Files(request)
+        self.db.execute(f"CREATE OR REPLACE TEMP TABLE undeleted AS FROM {where}")
         for row in files.rows(request.delete_files):
             same, end = self._same_key(stored, row), self._literal(stored, END, row[END])
             current = f"SELECT max({START}) FROM {where} WHERE {same} AND {START} <= {end}"
             self.db.execute(
                 f"UPDATE {where} SET {ACTIVE} = false, {END} = {end} "
                 f"WHERE {same} AND {END} > {end} AND {START} = ({current})"
+            )
+        for row in files.rows(request.delete_files):
+            same, end = self._same_key(stored, row), self._literal(stored, END, row[END])
+            earliest = f"least({', '.join(beginnings.get(same, ['NULL']))})"
+            was = f"SELECT {START} FROM before WHERE {same} AND {ACTIVE}"
+            self.db.execute(
+                f"UPDATE {where} SET {ACTIVE} = false, {END} = least({END}, {START}) "
+                f"WHERE {same} AND {START} > {end} AND {START} IN ({was}) "
+                f"AND ({START} < {earliest}) IS NOT FALSE AND NOT EXISTS (FROM undeleted "
+                f"WHERE {same} AND {START} <= {end} AND {END} + {MILLI} > {end})"
             )
 
     # What they share

@@ -172,6 +172,32 @@ def test_delete_and_re_insert_do_not_depend_on_their_batching():
     assert timeline(history(STORED, together)) == timeline(history(STORED, *apart))
 
 
+def test_a_delete_from_before_the_active_version_closes_it_at_its_start():
+    gone = batch(delete=[ended(8, "01-05"), ended(7, "01-20")])
+    for batches in ([gone], [gone, gone]):
+        assert timeline(history(STORED, *batches)) == [
+            (7, "x0", "y0", day("01-01"), day("01-20"), False),  # a late delete: it is still back
+            (7, "x1", "y1", day("02-01"), TMAX_TEXT, True),
+            (8, "p", "q", day("01-10"), day("01-10"), False),
+            (9, "r", "s", day("01-15"), TMAX_TEXT, True),
+        ]
+
+
+def test_a_delete_between_two_versions_closes_the_active_one_unless_it_is_of_the_same_request():
+    stored = [
+        version(1, "x", "y", "01-01", "01-10", active=False),
+        version(1, "z", "y", "02-01", "TMAX", active=True),
+    ]
+    gone = batch(delete=[ended(1, "01-20")])
+    assert timeline(history(batch(upsert=stored), gone, gone))[1:] == [
+        (1, "z", "y", day("02-01"), day("02-01"), False)
+    ]
+    together = batch(earliest=[earliest(1, "01-01")], upsert=stored, delete=[ended(1, "01-20")])
+    assert timeline(history(together, together))[1:] == [
+        (1, "z", "y", day("02-01"), TMAX_TEXT, True)
+    ]
+
+
 def test_of_two_rows_with_one_start_the_replace_wins():
     both = batch(
         upsert=[version(8, "replaced", "r", "05-01", "TMAX", active=True)],

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import grpc
 import pytest
 import structlog
-from caller import HISTORY, SYNCED, Caller, said
+from caller import DELETED, HISTORY, SYNCED, Caller, said
 from sent_files import UNMODIFIED
 
 COLUMNS = ["k*:LONG", "a:STRING", "b:STRING", *HISTORY]
@@ -175,6 +175,36 @@ def test_the_end_of_time_may_be_written_with_more_digits(table: Caller) -> None:
             (7, "a", "b", at("2024-05-01"), MAX, True),
             (8, "a", "q", at("2024-05-01"), MAX, True),
         ]
+
+
+def test_a_delete_from_before_the_switch_to_history_closes_the_record(caller: Caller) -> None:
+    """The versions of a table that was switched start at its last sync, deletes may be earlier."""
+    soft, marker = ["k*:LONG", "a:STRING", SYNCED, DELETED], "_fivetran_deleted"
+    rows = [
+        {"k": str(k), "a": "x", "_fivetran_synced": "2024-05-01T10:00:05Z", marker: "false"}
+        for k in (1, 2, 3)
+    ]
+    assert caller.create("t", soft).success
+    assert caller.write("t", soft, replace=rows).success
+    assert caller.migrate("t", "SOFT_DELETE_TO_HISTORY", soft_deleted_column=marker).success
+    deletes = [
+        {"k": str(k), "_fivetran_end": f"2024-05-01T10:00:0{second}Z"} for k, second in ((1, 3), (2, 7))
+    ]
+    columns = ["k*:LONG", "a:STRING", *HISTORY]
+    request = caller.request("t", columns, history=True, delete=[caller.file("d", deletes)])
+    start, deleted = (datetime(2024, 5, 1, 10, 0, second, tzinfo=UTC) for second in (5, 7))
+    warned = []
+    for _ in range(2):
+        with structlog.testing.capture_logs() as logged:
+            assert caller.stub.WriteHistoryBatch(request).success
+        assert caller.rows("t", "k", "_fivetran_start", "_fivetran_end", "_fivetran_active") == [
+            (1, start, start, False),
+            (2, start, deleted, False),
+            (3, start, MAX, True),
+        ]
+        warned += [line for line in logged if line["event"] == "deletes_precede_their_versions"]
+    ((rows_warned, table),) = [(line["rows"], line["table"]) for line in warned]
+    assert (rows_warned, table) == (1, f"{caller.schema}.t")
 
 
 def test_versions_that_contradict_themselves_are_taken_and_counted(table: Caller) -> None:

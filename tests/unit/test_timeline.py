@@ -110,6 +110,8 @@ class Applied:
         self.rows: list[dict[str, Any]] = []
         #: Key and start of the versions that count as written by the last batch.
         self.counted: list[tuple[Any, int]] = []
+        #: Active versions that deletes from before their start have closed so far.
+        self.closed_at_start = 0
 
     def write(self, batch: dict[str, list[dict[str, Any]]], size: int) -> int:
         events = [
@@ -139,6 +141,7 @@ class Applied:
         self.rows = [row for place, row in enumerate(self.rows) if place not in gone]
         self.rows += [{name: row[name] for name in COLUMNS} for row in found if row[timeline.ADDED]]
         self.counted = [(row["k"], row[START]) for row in found if row[timeline.COUNTED]]
+        self.closed_at_start += sum(row[timeline.CLOSED_AT_START] for row in found)
         return sum(row[timeline.IGNORED] for row in found)
 
 
@@ -158,6 +161,7 @@ def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
             ignored = applied.write(batch, size)
             assert shown(applied.rows) == shown(model.rows())
             assert ignored == model.ignored - before
+            assert applied.closed_at_start == model.closed_at_start
             now = says(model)
             brought = {(row["k"], row[START]) for row in batch["update"] + batch["replace"]}
             # Written is what the batch brings, unless it said the same before.

@@ -182,6 +182,10 @@ class Model:
         """WriteHistoryBatch: the algorithm of `specs/partner-sdk.md`, 4.7.3."""
         table = self.table(changes.table)
         rows = table.by_key()
+        was_active = {
+            key: {_micros(row, START) for row in group if row[ACTIVE]}
+            for key, group in rows.items()
+        }
         earliest: dict[Key, int] = {}
         incoming: dict[Key, dict[int, tuple[StoredRow, bool]]] = {}
         for kind in (FileKind.EARLIEST, FileKind.UPDATE, FileKind.UPSERT):
@@ -193,14 +197,13 @@ class Model:
                     incoming.setdefault(key, {})[start] = (values, kind is FileKind.UPSERT)
         for key, begin in earliest.items():
             rows[key] = _merged(table, rows.get(key, []), begin, incoming.get(key, {}))
+        deletes: dict[Key, set[int]] = {}
         for values in _typed(changes, FileKind.DELETE):
-            end = _micros(values, END)
-            versions = [
-                row for row in rows.get(table.key(values), []) if _micros(row, START) <= end
-            ]
-            current = max(versions, key=lambda row: _micros(row, START), default=None)
-            if current is not None and _micros(current, END) > end:
-                current[END], current[ACTIVE] = end, False
+            deletes.setdefault(table.key(values), set()).add(_micros(values, END))
+        for key, times in deletes.items():
+            since = earliest.get(key)
+            stored = {s for s in was_active.get(key, ()) if since is None or s < since}
+            _delete(rows.get(key, []), times, stored)
         table.rows = [row for group in rows.values() for row in group]
 
     def table(self, name: str) -> ModelTable:
@@ -304,6 +307,33 @@ def _merged(
         else:
             versions[start] = {**base, **values}
     return list(versions.values())
+
+
+def _delete(versions: list[StoredRow], times: set[int], was_active: set[int]) -> None:
+    """End the versions of one key that its deletes are about.
+
+    Args:
+        versions: the key's versions.
+        times: the times of its deletes.
+        was_active: the starts of stored versions that were active before the request.
+    """
+    by_start = {_micros(row, START): row for row in versions}
+    ended = {start: _micros(row, END) for start, row in by_start.items()}
+    firsts: dict[int | None, int] = {}
+    for at in sorted(times):
+        firsts.setdefault(max((start for start in by_start if start <= at), default=None), at)
+    unmatched: list[int] = []
+    for start, at in firsts.items():
+        if start is None or ended[start] + EPSILON_MICROS <= at:
+            unmatched.append(at)
+        elif ended[start] > at:
+            by_start[start][END], by_start[start][ACTIVE] = at, False
+            was_active = was_active - {start}
+    # A delete at whose time no version was true is of the one that is active: it ends at its start.
+    for start in was_active:
+        if any(at < start for at in unmatched):
+            row = by_start[start]
+            row[END], row[ACTIVE] = min(_micros(row, END), start), False
 
 
 def _recast(

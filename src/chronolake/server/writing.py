@@ -29,6 +29,7 @@ _log = structlog.get_logger(__name__)
 
 _IGNORED: Final = "no stored row to take unmodified columns from"
 _CONTRADICTING: Final = "active versions end at Tmax, and only they do; none ends before it starts"
+_EARLY_DELETES: Final = "the deletes are earlier than the active versions, which end at their start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> Written:
     for event, rows, reason in (
         ("updates_ignored", result.ignored, _IGNORED),
         ("versions_contradict_themselves", result.contradicting, _CONTRADICTING),
+        ("deletes_precede_their_versions", result.closed_at_start, _EARLY_DELETES),
     ):
         if rows:
             # No sample key: a key may be a name or an address.

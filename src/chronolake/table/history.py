@@ -13,7 +13,8 @@ ask for (`docs/architecture.md`, "History batches"). In one staged write:
    stored or of this batch. Where there is none: from the stored version of its own start, else from
    the earliest later one that the batch removes and does not replace. Where there is none either,
    the row is ignored.
-5. A delete row ends the version that was current at its time.
+5. A delete row ends the version that was current at its time. Where none was, it ends the version
+   that was active before the batch and starts later, at that version's start.
 
 What happens to a key is decided by `chronolake.table.timeline`, a pure function that Spark's
 executors run over the key's events; this module brings the events together and stages the result.
@@ -54,6 +55,7 @@ from chronolake.table.staging import (
 from chronolake.table.timeline import (
     ADDED,
     BASELESS,
+    CLOSED_AT_START,
     COUNTED,
     EARLIEST,
     FILE,
@@ -83,7 +85,7 @@ _KINDS: Final = {
 _OTHERS: Final = (
     f"{FILE} string, {POSITION} bigint, "
     f"{REMOVED} boolean, {ADDED} boolean, {BASELESS} boolean, {IGNORED} boolean, "
-    f"{EARLIEST} bigint, {COUNTED} boolean"
+    f"{EARLIEST} bigint, {COUNTED} boolean, {CLOSED_AT_START} boolean"
 )
 
 
@@ -117,7 +119,7 @@ def write_history_batch(
             hint=f"Create the table with {START}, {END} and {ACTIVE}, or use WriteBatch.",
         )
     watch = Stopwatch()
-    outcome = Outcome(0, 0, 0, 0, None, None)
+    outcome = Outcome(0, 0, 0, 0, None, None, 0)
     with incoming(
         changes, description, description.record_key, columns, watch, is_history=True
     ) as batch_rows:
@@ -138,6 +140,7 @@ def write_history_batch(
         ignored=outcome.ignored,
         ignored_key=outcome.ignored_key,
         contradicting=batch_rows.contradicting,
+        closed_at_start=outcome.closed_at_start,
         seconds=watch.seconds,
     )
 
@@ -153,6 +156,7 @@ class Outcome:
         ignored: update rows that nothing can complete.
         ignored_key: the key of one of these, or None.
         written: the sketch of the versions that the batch brings (`table/usage.py`).
+        closed_at_start: active versions that a delete from before their start closes.
     """
 
     removed: int
@@ -161,6 +165,7 @@ class Outcome:
     ignored: int
     ignored_key: str | None
     written: bytes | None
+    closed_at_start: int
 
 
 def stage(
@@ -222,7 +227,8 @@ def _resolved(
     (row,) = write.spark.sql(
         f"SELECT count_if({REMOVED}), count_if({ADDED}), count_if({BASELESS}), "
         f"count_if({IGNORED}), {sample(layout.key, IGNORED)}, "
-        f"{usage.sketching([*layout.key, START], COUNTED)} FROM {name}"
+        f"{usage.sketching([*layout.key, START], COUNTED)}, count_if({CLOSED_AT_START}) "
+        f"FROM {name}"
     ).collect()
     return name, Outcome(*row)
 

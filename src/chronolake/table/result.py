@@ -18,6 +18,8 @@ class BatchResult:
         ignored_key: the key of one ignored row as `column=value, …`, or None.
         contradicting: versions of a history batch that were taken as they are although their own
             times and `_fivetran_active` do not agree.
+        closed_at_start: active versions of a history table that a delete from before their start
+            has closed.
         seconds: time by stage: read, resolve, branch, delete, append, publish.
     """
 
@@ -28,4 +30,5 @@ class BatchResult:
     ignored: int = 0
     ignored_key: str | None = None
     contradicting: int = 0
+    closed_at_start: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

@@ -38,6 +38,7 @@ BASELESS: Final = f"{RESERVED}baseless"
 IGNORED: Final = f"{RESERVED}ignored"
 EARLIEST: Final = f"{RESERVED}earliest"
 COUNTED: Final = f"{RESERVED}counted"
+CLOSED_AT_START: Final = f"{RESERVED}closed_at_start"
 
 # Kinds of events, in the order in which they stand at one time.
 STORED: Final = 0
@@ -83,7 +84,8 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
         `ADDED`, the version is written (both: it is rewritten); `BASELESS`, an update without a
         version before it among the events; `IGNORED`, such an update that nothing else completes
         either; `EARLIEST`, the key's earliest start in microseconds (null for a key that the batch
-        only deletes); `COUNTED`, the batch brings this version, and it was not there before.
+        only deletes); `COUNTED`, the batch brings this version, and it was not there before;
+        `CLOSED_AT_START`, the version was active and is closed by a delete from before its start.
     """
     runs = Runs.of(events, layout.key)
     kind, time = integers(events.column(KIND)), integers(events.column(TIME))
@@ -107,7 +109,7 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
     versions = kept | added
     # The latest end that a version from before the batch's first change can have.
     before = np.where(earliest == _NEVER, _NEVER, earliest - layout.epsilon)
-    ends = _ends(events, runs, versions=versions, kept=kept, before=before)
+    ends = _ends(events, runs, versions=versions, kept=kept, before=before, epsilon=layout.epsilon)
     chosen = np.flatnonzero(removed | added | ends.changed | baseless)
     sources = _Sources(
         runs=runs,
@@ -131,6 +133,7 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
             IGNORED: pa.array(ignored[chosen]),
             EARLIEST: pa.array(earliest[chosen], mask=earliest[chosen] == _NEVER),
             COUNTED: pa.array((added & ~_says_the_same(events, sources, time, added))[chosen]),
+            CLOSED_AT_START: pa.array(ends.closed_at_start[chosen]),
         }
     )
 
@@ -187,10 +190,17 @@ class _Ends:
     end: NDArray[np.int64]
     active: Flags
     changed: Flags
+    closed_at_start: Flags
 
 
 def _ends(
-    events: pa.Table, runs: Runs, *, versions: Flags, kept: Flags, before: NDArray[np.int64]
+    events: pa.Table,
+    runs: Runs,
+    *,
+    versions: Flags,
+    kept: Flags,
+    before: NDArray[np.int64],
+    epsilon: int,
 ) -> _Ends:
     kind, time = integers(events.column(KIND)), integers(events.column(TIME))
     old_end, old_active = integers(events.column(END)), flags(events.column(ACTIVE))
@@ -198,13 +208,43 @@ def _ends(
     old_end = np.minimum(old_end, TMAX_MICROS)
     trimmed = kept & (before != _NEVER) & (old_active | (old_end > before))
     end = np.where(trimmed, before, old_end)
+    unmatched = _unmatched_deletes(runs, kind, time, versions, end + epsilon)
 
     deleted, following = runs.first_after(kind == DELETE), runs.first_after(versions)
     is_current = (deleted != NONE) & ((following == NONE) | (time[deleted] < time[following]))
     closed = versions & is_current & (time[deleted] < end)
     end = np.where(closed, time[deleted], end)
-    active = old_active & ~trimmed & ~closed
-    return _Ends(end, active, kept & ((end != old_end) | (active != old_active)))
+    # Only what was active before the batch: a version of the batch itself is a later insert.
+    at_start = kept & old_active & ~closed & (runs.last_before(unmatched) != NONE)
+    end = np.where(at_start, np.minimum(end, time), end)
+    active = old_active & ~trimmed & ~closed & ~at_start
+    return _Ends(end, active, kept & ((end != old_end) | (active != old_active)), at_start)
+
+
+def _unmatched_deletes(
+    runs: Runs,
+    kind: NDArray[np.int64],
+    time: NDArray[np.int64],
+    versions: Flags,
+    ended: NDArray[np.int64],
+) -> Flags:
+    """Find the deletes at whose time no version was true.
+
+    Of several deletes between two versions only the first counts: the others repeat it. The version
+    before them may end at the first one, and a batch that is sent again must not look different.
+
+    Args:
+        runs: the runs of events of one key.
+        kind: the events' kinds.
+        time: their times.
+        versions: the events that are versions of the result.
+        ended: for versions, the first instant at which they are no longer true.
+    """
+    deletes = kind == DELETE
+    version, delete = runs.last_before(versions), runs.last_before(deletes)
+    is_first = deletes & ((delete == NONE) | (delete < version))
+    unmatched: Flags = is_first & ((version == NONE) | (ended[version] <= time))
+    return unmatched
 
 
 @dataclass(frozen=True)
