@@ -36,6 +36,8 @@ TMAX_TEXT: Final = "9999-12-31T23:59:59.999Z"
 TMIN_TEXT: Final = "0001-01-01T00:00:00Z"
 # Microseconds since 1970-01-01T00:00:00Z: Python's own datetime overflows near both ends.
 TMAX_MICROS: Final = 253_402_300_799_999_000
+#: An active version that ends in this second, or later, ends at Tmax.
+TMAX_SECOND_MICROS: Final = 253_402_300_799_000_000
 TMIN_MICROS: Final = -62_135_596_800_000_000
 LAST_MICROS: Final = 253_402_300_799_999_999
 

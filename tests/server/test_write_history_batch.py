@@ -158,10 +158,14 @@ def test_a_version_without_its_times_is_named(
     assert table.snapshot("t") == stored
 
 
-def test_the_end_of_time_may_be_written_with_more_digits(table: Caller) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [TMAX.replace("999Z", "999999999Z"), TMAX.replace(".999Z", "Z"), "+10000-01-01T00:00:00Z"],
+)
+def test_the_end_of_time_may_be_written_with_other_digits(table: Caller, end: str) -> None:
     rows = [version(7, "a", "b", "2024-05-01"), version(8, "a", UNMODIFIED, "2024-05-01")]
     for row in rows:
-        row |= {"_fivetran_end": TMAX.replace("999Z", "999999999Z"), "_fivetran_active": "true"}
+        row |= {"_fivetran_end": end, "_fivetran_active": "true"}
     request = table.request(
         "t",
         COLUMNS,
@@ -175,6 +179,9 @@ def test_the_end_of_time_may_be_written_with_more_digits(table: Caller) -> None:
             (7, "a", "b", at("2024-05-01"), MAX, True),
             (8, "a", "q", at("2024-05-01"), MAX, True),
         ]
+    # What WriteBatch writes to a history table are versions, too.
+    assert table.write("t", COLUMNS, replace=rows[:1]).success
+    assert [row[-2:] for row in table.rows("t", *SHOWN) if row[0] == 7 and row[-1]] == [(MAX, True)]
 
 
 def test_a_delete_from_before_the_switch_to_history_closes_the_record(caller: Caller) -> None:
@@ -188,7 +195,8 @@ def test_a_delete_from_before_the_switch_to_history_closes_the_record(caller: Ca
     assert caller.write("t", soft, replace=rows).success
     assert caller.migrate("t", "SOFT_DELETE_TO_HISTORY", soft_deleted_column=marker).success
     deletes = [
-        {"k": str(k), "_fivetran_end": f"2024-05-01T10:00:0{second}Z"} for k, second in ((1, 3), (2, 7))
+        {"k": str(k), "_fivetran_end": f"2024-05-01T10:00:0{second}Z"}
+        for k, second in ((1, 3), (2, 7))
     ]
     columns = ["k*:LONG", "a:STRING", *HISTORY]
     request = caller.request("t", columns, history=True, delete=[caller.file("d", deletes)])

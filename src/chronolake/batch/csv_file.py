@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from chronolake.batch import records
-from chronolake.batch.pieces import Piece, of_text, present, refused_mark
+from chronolake.batch.pieces import Piece, of_text, present, refused, refused_mark
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, OversizeError
+from chronolake.texts import cells
 from chronolake.texts.columns import EMPTY_IS_VALUE, direct, settled
 from chronolake.types import Kind
 
@@ -37,6 +38,7 @@ _PATIENCE: Final = 4
 #: A block of more bytes is one of large records.
 _LARGE: Final = 2 * records.BLOCK_SIZE
 _INTEGERS: Final = frozenset({Kind.SHORT, Kind.INT, Kind.LONG})
+_TIMES: Final = frozenset({Kind.NAIVE_DATETIME, Kind.UTC_DATETIME})
 _PARQUET: Final = b"PAR1"
 _MEND_DIALECT: Final = (
     "Put quotes around a cell that holds a comma, a quote or a line break, and double each quote "
@@ -198,6 +200,8 @@ class CsvFile:
             piece = replace(piece, unmodified=self._unmodified(block.content, piece, texts))
         else:
             piece = self._unmarked(block)
+        if not block.content.endswith((b"\n", b"\r", b'"')):
+            self._expect_whole_time(block, piece)
         self._rows += piece.rows
         return piece
 
@@ -252,6 +256,24 @@ class CsvFile:
             for place in unknown:
                 masks[self._wanted[place].name] = pc.equal(texts_of[place], marker)
         return masks
+
+    def _expect_whole_time(self, block: Block, piece: Piece) -> None:
+        """Refuse a time without seconds as the file's very last characters: it may be cut short.
+
+        Where nothing is compressed or encrypted, only the cell itself can tell.
+        """
+        column = self._wanted.get(len(self._names) - 1)
+        if column is None or column.type.kind not in _TIMES:
+            return
+        cell = self._texts(block.content, [len(self._names) - 1], [])[len(self._names) - 1][-1]
+        if cells.lacks_seconds((cell.as_py() or b"").decode(errors="replace")):
+            raise refused(
+                self.file,
+                self._rows + piece.rows,
+                column,
+                "it has no seconds, and the file ends with it: it may be cut short",
+                hint="End the last line of a file with a line feed.",
+            )
 
     def _unmarked(self, block: Block) -> Piece:
         """Parse a block that holds the unmodified marker where it has no meaning."""

@@ -27,8 +27,8 @@ from chronolake.batch.pieces import Piece, of_text, present, refused, refused_ma
 from chronolake.batch.plain import opened
 from chronolake.changes import Op
 from chronolake.errors import MalformedFileError, OversizeError
-from chronolake.texts.columns import direct, settled, spelled
-from chronolake.types import Kind
+from chronolake.texts.columns import bounded, direct, settled, spelled
+from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -180,7 +180,7 @@ class _ParquetFile:
             return pa.nulls(len(array), column.type.arrow), None
         tally = self.tallies[column.name]
         try:
-            native = _native(array, column.type)
+            native = _native(array, column.type, tally)
             fits = native is not None
             # Parquet's own numbers may be infinite, or none at all.
             is_float = column.type.kind in (Kind.FLOAT, Kind.DOUBLE)
@@ -231,6 +231,10 @@ class _ParquetFile:
                 self.file, self._rows + first + 1, column, reason, hint="Write it as bytes."
             )
         return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
+
+
+#: Units that hold times which microseconds do not.
+_MICROS_OF: Final = {"s": 1_000_000, "ms": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +334,21 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _native(array: pa.Array, kind: ColumnType) -> pa.Array | None:  # noqa: PLR0911 - a table
+def _micros(times: pa.Array, tally: Counter[str]) -> pa.Array:
+    """Timestamps of any unit as microseconds since 1970, finer digits cut off towards the past."""
+    unit = times.type.unit
+    if unit == "ns":
+        times = pc.floor_temporal(times, unit="microsecond")
+    elif unit in _MICROS_OF:
+        # As microseconds they might not even be numbers of 64 bits.
+        low, high = TMIN_MICROS // _MICROS_OF[unit], LAST_MICROS // _MICROS_OF[unit]
+        times = bounded(times, pa.int64(), low, high, tally)
+    return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
+
+
+def _native(  # noqa: PLR0911 - a table
+    array: pa.Array, kind: ColumnType, tally: Counter[str]
+) -> pa.Array | None:
     """An array of a fitting Parquet type, as the CSV reader would have parsed it, or None.
 
     Raises:
@@ -351,10 +369,7 @@ def _native(array: pa.Array, kind: ColumnType) -> pa.Array | None:  # noqa: PLR0
         case Kind.NAIVE_DATE if pa.types.is_date(of):
             return array.cast(pa.date32())
         case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME if pa.types.is_timestamp(of):
-            if of.unit == "ns":
-                array = pc.floor_temporal(array, unit="microsecond")
-            times = array.cast(pa.timestamp("us", tz=of.tz))
-            return times.cast(pa.int64()).cast(kind.arrow)
+            return _micros(array, tally).cast(kind.arrow)
         case Kind.NAIVE_TIME if pa.types.is_time(of):
             return spelled(array.cast(pa.time64("us"), safe=False).cast(pa.string()))
         case _:

@@ -11,11 +11,22 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql.functions import expr
+
 from chronolake.changes import BITS_PER_WORD, OP, UNMODIFIED, Op
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.table.sql import KEYS, TABLE, kept, listed, numbered
 from chronolake.table.usage import sketching
-from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, TMAX_MICROS, Kind, quoted
+from chronolake.types import (
+    ACTIVE,
+    END,
+    EPSILON_MICROS,
+    START,
+    TMAX_MICROS,
+    TMAX_SECOND_MICROS,
+    Kind,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -178,12 +189,23 @@ def incoming(
     """
     names = tuple(column.name for column in columns)
     _check_columns(description, key, names)
-    with kept(changes) as rows:
+    with kept(_with_tmax(changes, names)) as rows:
         with watch.stage("read"):
             measured = _measure(
                 changes.sparkSession, rows, description, key, names, is_history=is_history
             )
         yield measured
+
+
+def _with_tmax(changes: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Let every active version end at Tmax, which senders write with more digits, or with none."""
+    if not {END, ACTIVE} <= set(names):
+        return changes
+    end = f"unix_micros({END})"
+    is_open = f"{end} >= {TMAX_MICROS} OR ({ACTIVE} AND {end} >= {TMAX_SECOND_MICROS})"
+    return changes.withColumn(
+        END, expr(f"CASE WHEN {is_open} THEN timestamp_micros({TMAX_MICROS}L) ELSE {END} END")
+    )
 
 
 def _check_columns(description: TableDescription, key: Sequence[str], names: Sequence[str]) -> None:

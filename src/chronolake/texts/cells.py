@@ -46,7 +46,8 @@ _EXACT: Final = Context(prec=100, Emax=999_999_999, Emin=-999_999_999)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _NOT_FINITE: Final = re.compile(r"nan|[+-]?inf(inity)?", re.IGNORECASE)
-_DAY: Final = r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})"
+# Years beyond four digits as Java and ISO 8601 write them, with a sign, and as others do, without.
+_DAY: Final = r"(?P<year>[0-9]{4,12}|[+-][0-9]{4,12})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})"
 _CLOCK: Final = (
     r"(?P<hour>[0-9]{2})(:(?P<minute>[0-9]{2})(:(?P<second>[0-9]{2})"
     r"(\.(?P<fraction>[0-9]+))?)?)?"
@@ -57,6 +58,10 @@ _TIME: Final = re.compile(
     r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(:(?P<second>[0-9]{2})(\.(?P<fraction>[0-9]+))?)?"
 )
 _DATETIME: Final = re.compile(f"{_DAY}[T ]{_CLOCK}{_ZONE}")
+_INFINITY: Final = re.compile(r"(?P<sign>[+-]?)infinity", re.IGNORECASE)
+# The calendar repeats after so many years, so any year has a twin that Python can count.
+_CYCLE_YEARS: Final = 400
+_CYCLE_DAYS: Final = 146_097
 
 
 class RefusedError(Exception):
@@ -140,39 +145,52 @@ def decimal(text: str, kind: ColumnType) -> tuple[Decimal, bool]:
 
 
 def day(text: str) -> tuple[int, bool]:
-    """Days since 1970-01-01, and whether the year 0000 was moved to 0001-01-01.
+    """Return the days since 1970-01-01, and whether the date was moved into the years 1 to 9999.
 
     Raises:
-        RefusedError: no date `YYYY-MM-DD`.
+        RefusedError: the text is not a date `YYYY-MM-DD`, nor an infinity.
     """
-    found = _DATE.fullmatch(text.strip())
+    text = text.strip()
+    if infinite := _INFINITY.fullmatch(text):
+        return (FIRST_DAY if infinite["sign"] == "-" else LAST_DAY), True
+    found = _DATE.fullmatch(text)
     if not found:
         raise RefusedError("it is not a date YYYY-MM-DD")
-    return _days(found)
+    days = _days(found)
+    kept = min(max(days, FIRST_DAY), LAST_DAY)
+    return kept, kept != days
 
 
 def micros(text: str, kind: Kind) -> tuple[int, bool]:
-    """Microseconds since 1970-01-01T00:00:00Z, and whether it was moved into the years 1 to 9999.
+    """Return microseconds since 1970-01-01T00:00:00Z, and whether they were moved into the range.
 
-    Digits beyond microseconds are cut off. A NAIVE_DATETIME may end in Z; an UTC_DATETIME may
-    lack it or have an offset. Seconds may be missing only before a zone: without one, the text may
-    be what a cut file left of a time.
+    The range is the years 1 to 9999. Digits beyond microseconds are cut off. A NAIVE_DATETIME may
+    end in Z; an UTC_DATETIME may lack it or have an offset. Seconds may be missing, as Java leaves
+    them out where they are 0; minutes only before a zone.
 
     Raises:
-        RefusedError: no such time.
+        RefusedError: the text is not such a time, nor an infinity.
     """
-    found = _DATETIME.fullmatch(text.strip())
-    if not found or not (found["second"] or found["zone"]):
+    text = text.strip()
+    if infinite := _INFINITY.fullmatch(text):
+        return (TMIN_MICROS if infinite["sign"] == "-" else LAST_MICROS), True
+    found = _DATETIME.fullmatch(text)
+    if not found or not (found["minute"] or found["zone"]):
         raise RefusedError("it is not a time YYYY-MM-DDTHH:MM:SS")
-    days, early = _days(found)
-    moved = days * 86_400 * _SECOND + _clock(found) if not early else TMIN_MICROS
+    exact = _days(found) * 86_400 * _SECOND + _clock(found)
     zone = found["zone"]
     if zone and zone not in "Zz":
         if kind is Kind.NAIVE_DATETIME:
             raise RefusedError("it has an offset, and the column has no zone")
-        moved -= _offset(zone)
-    kept = min(max(moved, TMIN_MICROS), LAST_MICROS)
-    return kept, early or kept != moved
+        exact -= _offset(zone)
+    kept = min(max(exact, TMIN_MICROS), LAST_MICROS)
+    return kept, kept != exact
+
+
+def lacks_seconds(text: str) -> bool:
+    """Whether a text is a time that ends with its minutes: a longer one may have been cut there."""
+    found = _DATETIME.fullmatch(text.strip())
+    return found is not None and not (found["second"] or found["zone"])
 
 
 def clock(text: str) -> str:
@@ -200,16 +218,17 @@ def octets(text: ReadableBuffer) -> tuple[bytes, bool]:
         return bytes(text), False
 
 
-def _days(found: re.Match[str]) -> tuple[int, bool]:
+def _days(found: re.Match[str]) -> int:
+    """Days since 1970-01-01, of any year of the proleptic calendar."""
     year, month, number = int(found["year"]), int(found["month"]), int(found["day"])
+    cycles, rest = divmod(year, _CYCLE_YEARS)
     try:
-        # The year 0000 is a leap year, as 2000 is.
-        ordinal = date(year or 2000, month, number).toordinal()
+        ordinal = date(_CYCLE_YEARS + rest, month, number).toordinal()
     except ValueError:
         ordinal = -1
     if ordinal < 0:
         raise RefusedError("there is no such day")
-    return (FIRST_DAY, True) if year == 0 else (ordinal - _EPOCH, False)
+    return ordinal - _EPOCH + (cycles - 1) * _CYCLE_DAYS
 
 
 def _clock(found: re.Match[str]) -> int:

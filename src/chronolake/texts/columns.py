@@ -46,6 +46,7 @@ NOT_BASE64: Final = "not_base64_kept_as_text"
 _CLOCKS: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?$"
 #: Of fewer characters a time has no seconds.
 _SECONDS_FROM: Final = len("0001-01-01T00:00:00")
+_WITHOUT_SECONDS: Final = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2})(Z?)$"
 # Seconds, then up to six digits that are kept; what follows them is cut off.
 _INSTANTS: Final = (
     r"^(?P<whole>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})"
@@ -105,9 +106,9 @@ def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array 
         case Kind.DECIMAL:
             return _within(array, kind)
         case Kind.NAIVE_DATE:
-            return _bounded(array, pa.int32(), cells.FIRST_DAY, cells.LAST_DAY, tally)
+            return bounded(array, pa.int32(), cells.FIRST_DAY, cells.LAST_DAY, tally)
         case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
-            return _bounded(array, pa.int64(), TMIN_MICROS, LAST_MICROS, tally)
+            return bounded(array, pa.int64(), TMIN_MICROS, LAST_MICROS, tally)
         case _:
             return array
 
@@ -142,17 +143,22 @@ def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
 def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
     """Cell texts as an array of the column's Arrow type, and null where one does not fit.
 
+    A time that the type cannot hold does not fit either: it is not moved.
+
     Args:
         texts: as of `typed`.
         kind: the column's type.
     """
     tally: Counter[str] = Counter()
     try:
-        return typed(texts, kind, tally)
+        array = typed(texts, kind, tally)
     except CellRefusedError:
+        array = None
+    if array is None or tally[MOVED]:
         is_empty = pc.equal(texts, "")
         told = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
-        return _careful(told, kind, tally, refuses=False)
+        array = _careful(told, kind, tally, refuses=False)
+    return array
 
 
 def _utf8(texts: pa.Array) -> pa.Array:
@@ -193,6 +199,9 @@ def _careful(
             too_great = isinstance(error, cells.TooGreatError)
             refused = CellRefusedError(index, str(error), is_too_great=too_great)
             break
+        if changed and note == MOVED and not refuses:
+            values.append(None)
+            continue
         adjusted += changed
         values.append(value)
     if refused is not None:
@@ -230,10 +239,18 @@ def _octets(texts: pa.Array, tally: Counter[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
-def _bounded(
+def bounded(
     array: pa.Array, width: pa.DataType, low: int, high: int, tally: Counter[str]
 ) -> pa.Array:
-    """Times from `low` to `high`, others moved to the nearest of these."""
+    """Move dates and times outside a range to its nearest end.
+
+    Args:
+        array: dates or times.
+        width: the integers that they are stored as.
+        low: the least of these that remains.
+        high: the greatest.
+        tally: counts what was moved.
+    """
     numbers = array.cast(width)
     span = pc.min_max(numbers)
     first, last = span["min"].as_py(), span["max"].as_py()
@@ -292,6 +309,8 @@ def _local(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | 
 
 
 def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    if pc.min(pc.binary_length(text)).as_py() < _SECONDS_FROM:
+        text = pc.replace_substring_regex(text, _WITHOUT_SECONDS, r"\1:00\2")
     parts = pc.extract_regex(text, _INSTANTS)
     if parts.null_count != text.null_count:
         # Other forms, such as offsets: Arrow's own parser, which wants one in every text, or the

@@ -60,9 +60,13 @@ def instant_of(text: str) -> int:
         ValueRefusedError: the text is no such time.
     """
     try:
-        micros, _ = cells.micros(text, Kind.UTC_DATETIME)
+        micros, is_outside = cells.micros(text, Kind.UTC_DATETIME)
     except cells.RefusedError as refused:
         raise ValueRefusedError(
             f"The text is no time: {refused}.", hint="Write it like 2024-05-02T00:00:00Z."
         ) from None
+    if is_outside:
+        raise ValueRefusedError(
+            "The time is outside the years 1 to 9999.", hint="Write it like 2024-05-02T00:00:00Z."
+        )
     return micros

@@ -18,7 +18,7 @@ from chronolake.batch import parquet_file
 from chronolake.changes import SEQ, Op
 from chronolake.changes import UNMODIFIED as WORDS
 from chronolake.errors import MalformedFileError, OversizeError, ValueRefusedError
-from chronolake.types import ColumnType, Kind
+from chronolake.types import LAST_MICROS, TMIN_MICROS, ColumnType, Kind
 
 KINDS: dict[str, Kind | ColumnType] = {
     "boolean": Kind.BOOLEAN,
@@ -99,6 +99,14 @@ def test_rows_are_numbered_through_row_groups(decode: Decode) -> None:
         (pa.array([-1], pa.timestamp("ns")), Kind.NAIVE_DATETIME, -1),
         (pa.array([date(2024, 1, 1)]), Kind.NAIVE_DATE, BASE // 86_400_000_000),
         (pa.array([2**62], pa.timestamp("us")), Kind.NAIVE_DATETIME, 253_402_300_799_999_999),
+        (pa.array([2**62], pa.timestamp("ms")), Kind.UTC_DATETIME, 253_402_300_799_999_000),
+        (pa.array([-(2**62)], pa.timestamp("ms", "UTC")), Kind.UTC_DATETIME, TMIN_MICROS),
+        (pa.array(["+12345-06-07T00:00:00Z"]), Kind.UTC_DATETIME, LAST_MICROS),
+        (pa.array(["-0044-03-15T00:00"]), Kind.NAIVE_DATETIME, TMIN_MICROS),
+        (pa.array(["-0044-03-15"]), Kind.NAIVE_DATE, -719_162),
+        (pa.array(["infinity"]), Kind.NAIVE_DATE, 2_932_896),
+        # Text in Parquet is whole.
+        (pa.array(["2024-01-01T00:00"]), Kind.NAIVE_DATETIME, BASE),
         (pa.array([4_000_000], pa.date32()), Kind.NAIVE_DATE, 2_932_896),
         (pa.array([time(10, 15, 30)], pa.time64("us")), Kind.NAIVE_TIME, "10:15:30"),
         (pa.array([time(10, 15, 30, 500)], pa.time64("us")), Kind.NAIVE_TIME, "10:15:30.0005"),

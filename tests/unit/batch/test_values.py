@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batch_columns import Decode, values
 from chronolake.errors import ValueRefusedError
@@ -86,11 +88,27 @@ ACCEPTED: list[tuple[Kind | ColumnType, str, Any]] = [
     (Kind.NAIVE_DATE, "0000-02-29", FIRST),
     (Kind.NAIVE_DATE, "0001-01-01", FIRST),
     (Kind.NAIVE_DATE, "9999-12-31", LAST),
+    (Kind.NAIVE_DATE, "10000-01-01", LAST),
+    (Kind.NAIVE_DATE, "+12345-06-07", LAST),
+    (Kind.NAIVE_DATE, "+12344-02-29", LAST),
+    (Kind.NAIVE_DATE, "+999999999-12-31", LAST),
+    (Kind.NAIVE_DATE, "-0044-03-15", FIRST),
+    (Kind.NAIVE_DATE, "-0004-02-29", FIRST),
+    (Kind.NAIVE_DATE, "-999999999-01-01", FIRST),
+    (Kind.NAIVE_DATE, "+2007-12-03", (date(2007, 12, 3) - date(1970, 1, 1)).days),
+    (Kind.NAIVE_DATE, "infinity", LAST),
+    (Kind.NAIVE_DATE, "-Infinity", FIRST),
     (Kind.NAIVE_DATETIME, "2007-12-03T10:15:30", micros("2007-12-03T10:15:30")),
     (Kind.NAIVE_DATETIME, "2007-12-03T10:15:30Z", micros("2007-12-03T10:15:30")),
     (Kind.NAIVE_DATETIME, "2007-12-03 10:15:30.5", micros("2007-12-03T10:15:30.5")),
     (Kind.NAIVE_DATETIME, "0000-06-01T10:00:00", TMIN_MICROS),
     (Kind.NAIVE_DATETIME, "9999-12-31T23:59:59.999999999", LAST_MICROS),
+    (Kind.NAIVE_DATETIME, "2024-06-15T13:45", micros("2024-06-15T13:45")),
+    (Kind.NAIVE_DATETIME, "2024-06-15 13:45Z", micros("2024-06-15T13:45")),
+    (Kind.NAIVE_DATETIME, "+12345-06-07T00:00", LAST_MICROS),
+    (Kind.NAIVE_DATETIME, "-0044-03-15T10:00:00.5", TMIN_MICROS),
+    (Kind.NAIVE_DATETIME, "infinity", LAST_MICROS),
+    (Kind.NAIVE_DATETIME, "-infinity", TMIN_MICROS),
     (Kind.UTC_DATETIME, "2007-12-03T10:15:30Z", micros("2007-12-03T10:15:30")),
     (Kind.UTC_DATETIME, "2007-12-03T10:15:30.1Z", micros("2007-12-03T10:15:30.1")),
     (Kind.UTC_DATETIME, "2007-12-03T10:15:30.123Z", micros("2007-12-03T10:15:30.123")),
@@ -106,6 +124,17 @@ ACCEPTED: list[tuple[Kind | ColumnType, str, Any]] = [
     (Kind.UTC_DATETIME, "9999-12-31T23:59:59.999Z", TMAX_MICROS),
     (Kind.UTC_DATETIME, "9999-12-31T23:59:59.999999999Z", LAST_MICROS),
     (Kind.UTC_DATETIME, "9999-12-31T23:59:59-01:00", LAST_MICROS),
+    (Kind.UTC_DATETIME, "10000-01-01T00:30:00+01:00", micros("9999-12-31T23:30")),
+    (Kind.UTC_DATETIME, "0000-12-31T23:30:00-01:00", micros("0001-01-01T00:30")),
+    (Kind.UTC_DATETIME, "2024-06-15T13:45", micros("2024-06-15T13:45")),
+    (Kind.UTC_DATETIME, "2024-06-15T13:45Z", micros("2024-06-15T13:45")),
+    (Kind.UTC_DATETIME, "+12345-06-07T00:00:00Z", LAST_MICROS),
+    (Kind.UTC_DATETIME, "+012345-06-07T00:00:00.123+02:00", LAST_MICROS),
+    (Kind.UTC_DATETIME, "+1000000000-12-31T23:59:59.999999999Z", LAST_MICROS),
+    (Kind.UTC_DATETIME, "-0044-03-15T00:00:00Z", TMIN_MICROS),
+    (Kind.UTC_DATETIME, "-1000000000-01-01T00:00:00Z", TMIN_MICROS),
+    (Kind.UTC_DATETIME, "Infinity", LAST_MICROS),
+    (Kind.UTC_DATETIME, "-infinity", TMIN_MICROS),
     (Kind.NAIVE_TIME, "10:15:30", "10:15:30"),
     (Kind.NAIVE_TIME, "15:00", "15:00:00"),
     (Kind.NAIVE_TIME, "23:59:59.123456", "23:59:59.123456"),
@@ -161,18 +190,27 @@ REFUSED: list[tuple[Kind | ColumnType, str]] = [
     (ColumnType(Kind.DECIMAL, 38, 38), "1"),
     (Kind.NAIVE_DATE, "2024-02-30"),
     (Kind.NAIVE_DATE, "2024-1-1"),
-    (Kind.NAIVE_DATE, "10000-01-01"),
+    (Kind.NAIVE_DATE, "24-01-01"),
+    (Kind.NAIVE_DATE, "+24-01-01"),
+    (Kind.NAIVE_DATE, "-2023-02-29"),
+    (Kind.NAIVE_DATE, "+12345-02-29"),
+    (Kind.NAIVE_DATE, "9999999999999-01-01"),
+    (Kind.NAIVE_DATE, "infinit"),
+    (Kind.NAIVE_DATE, "--infinity"),
     (Kind.NAIVE_DATE, "2024-01-01T00:00:00"),
     (Kind.NAIVE_DATETIME, "2024-02-30T00:00:00"),
     (Kind.NAIVE_DATETIME, "2024-01-01T24:00:00"),
     (Kind.NAIVE_DATETIME, "2024-01-01T10:00:00+02:00"),
     (Kind.NAIVE_DATETIME, "2024-01-01T10:00:00123"),
     (Kind.NAIVE_DATETIME, "2024-01-01T10:00:0"),
-    (Kind.NAIVE_DATETIME, "2024-01-01T10:00"),
+    (Kind.NAIVE_DATETIME, "+12345-01-01"),
     (Kind.NAIVE_DATETIME, "2024-01-01T10"),
     (Kind.NAIVE_DATETIME, "2024-01-01"),
     (Kind.UTC_DATETIME, "2024-01-01T10:00:0"),
-    (Kind.UTC_DATETIME, "2024-01-01T10:00"),
+    (Kind.UTC_DATETIME, "+12345-01-01"),
+    (Kind.UTC_DATETIME, "+12345-01-01T10"),
+    (Kind.UTC_DATETIME, "+12345-13-01T10:00:00Z"),
+    (Kind.UTC_DATETIME, "inf"),
     (Kind.UTC_DATETIME, "2024-01-01T10"),
     (Kind.UTC_DATETIME, "2024-01-01"),
     (Kind.UTC_DATETIME, "2024-01-01Z"),
@@ -231,6 +269,36 @@ def test_a_text_is_refused_beside_any_other(kind: Kind | ColumnType, text: str) 
         with pytest.raises(CellRefusedError) as caught:
             typed(pa.array([None, neighbour, text]), type_of(kind), Counter())
         assert caught.value.index == 2
+
+
+@given(
+    year=st.integers(-20_000, 20_000) | st.integers(-(10**9), 10**9),
+    month=st.integers(1, 12),
+    day=st.integers(1, 28),
+    second=st.integers(0, 86_399),
+    spelling=st.sampled_from(["+{:04}", "+{:06}", "{:04}"]),
+    kind=st.sampled_from([Kind.NAIVE_DATE, Kind.NAIVE_DATETIME, Kind.UTC_DATETIME]),
+)
+def test_any_year_is_read_and_moved_into_the_years_1_to_9999(
+    year: int, month: int, day: int, second: int, spelling: str, kind: Kind
+) -> None:
+    signed = f"-{-year:04}" if year < 0 else spelling.format(year)
+    clock = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+    # Java leaves seconds out that are 0.
+    clock = clock.removesuffix(":00") if second % 60 == 0 else clock
+    text = f"{signed}-{month:02}-{day:02}"
+    if kind is not Kind.NAIVE_DATE:
+        text += f"T{clock}" + ("Z" if kind is Kind.UTC_DATETIME else "")
+    in_range = date(min(max(year, 1), 9999), month, day)
+    days = (in_range - date(1970, 1, 1)).days
+    exact = days if kind is Kind.NAIVE_DATE else (days * 86_400 + second) * 1_000_000
+    first, last = (FIRST, LAST) if kind is Kind.NAIVE_DATE else (TMIN_MICROS, LAST_MICROS)
+    expected = first if year < 1 else last if year > 9999 else exact
+    tally: Counter[str] = Counter()
+    for neighbour in ([], ["2024-01-01" if kind is Kind.NAIVE_DATE else "2024-01-01T00:00:00Z"]):
+        array = typed(pa.array([text, *neighbour]), type_of(kind), tally)
+        assert values(pa.table({"v": array}), "v")[0] == expected
+    assert tally[MOVED] == 2 * (not 1 <= year <= 9999)
 
 
 def test_nan_is_a_number(decode: Decode) -> None:
