@@ -6,6 +6,7 @@ ChronolakeError
 ├── ScenarioError             a scenario for `chronolake drive` is wrong
 ├── MissingRequirementError   Java, a jar or an optional package is not there
 ├── LakeError                 the lake's catalog or folder cannot be used
+│   └── StorageError          a disk is full, or a folder cannot be written
 ├── TableNotFoundError
 ├── TableExistsError
 ├── QueryError                a question in SQL that reads nothing, or cannot be answered
@@ -121,6 +122,10 @@ class MissingRequirementError(ChronolakeError):
 
 class LakeError(ChronolakeError):
     """The lake's catalog or folder cannot be used."""
+
+
+class StorageError(LakeError):
+    """A disk is full, or a folder or file cannot be written; `file` is its path."""
 
 
 class TableNotFoundError(ChronolakeError):

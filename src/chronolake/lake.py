@@ -12,14 +12,11 @@ from uuid import uuid4
 
 from sqlalchemy.engine import make_url
 
-from chronolake import leftovers, session
-from chronolake.config import LakeConfig, load
+from chronolake import leftovers, session, storage
+from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.description import TableDescription, describe_loaded
-from chronolake.errors import (
-    LakeError,
-    TableNotFoundError,
-)
-from chronolake.iceberg import Catalog
+from chronolake.errors import TableNotFoundError
+from chronolake.iceberg import Catalog, durability
 from chronolake.reading import LakeTable
 from chronolake.spelling import table_to_find
 from chronolake.types import TableName
@@ -35,7 +32,7 @@ _LIGHT_ROWS: Final = 200_000
 _LIGHT_BYTES: Final = 256 * 2**10
 #: Up to this, a few tasks shuffle what a batch and its records' versions are.
 _MODERATE_BYTES: Final = 16 * 2**20
-_SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000&synchronous=NORMAL"
+_SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000"
 #: A server that says nothing for a minute is given up: a call would wait for it for ever.
 _POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
 
@@ -63,7 +60,8 @@ class Lake:
         Raises:
             ConfigurationError: chronolake.yml or the environment is wrong.
             MissingRequirementError: no Java, or no jars.
-            LakeError: the folder or the catalog cannot be used.
+            StorageError: the folder cannot be written.
+            LakeError: the catalog cannot be used.
         """
         settings = (
             config
@@ -73,13 +71,12 @@ class Lake:
         try:
             settings.path.mkdir(parents=True, exist_ok=True)
         except OSError as failure:
-            raise LakeError(
-                f"The lake's folder cannot be made: {failure.strerror}.",
-                hint="Choose a folder that can be written.",
-            ) from failure
+            raise storage.error_of(failure, settings.path) from failure
+        storage.uses(settings.path)
         sessions = session.start(
             settings.spark.master, settings.spark.conf, catalog_settings(settings)
         )
+        _make_durable(settings, sessions.spark)
         return cls(settings, sessions)
 
     def close(self) -> None:
@@ -184,6 +181,24 @@ class Lake:
             return self._writers[name] > 0
 
 
+def _make_durable(config: LakeConfig, spark: SparkSession) -> None:
+    folder = config.local_warehouse
+    if folder is not None:
+        storage.uses(folder)
+    if not config.fsync:
+        if folder is not None:
+            durability.leave_unsynced(spark, folder)
+        return
+    durability.make_names_durable(config.path)
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise storage.error_of(failure, folder) from failure
+    durability.sync_tables(spark, folder, by_manifest_list=config.catalog.kind is CatalogKind.REST)
+
+
 def _is_hexadecimal(text: str) -> bool:
     return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)  # noqa: PLR2004
 
@@ -202,7 +217,8 @@ def _address_settings(config: LakeConfig) -> dict[str, str]:
     warehouse = config.warehouse_location
     uri = config.catalog.uri
     if uri is None:
-        return _jdbc(f"jdbc:sqlite:{config.catalog_file}?{_SQLITE_OPTIONS}", warehouse)
+        options = f"{_SQLITE_OPTIONS}&synchronous={'FULL' if config.fsync else 'NORMAL'}"
+        return _jdbc(f"jdbc:sqlite:{config.catalog_file}?{options}", warehouse)
     if urlsplit(uri).scheme in {"http", "https"}:
         return {"type": "rest", "uri": uri, "warehouse": warehouse}
     url = make_url(uri)

@@ -56,10 +56,12 @@ class Served:
         return [event for event in found if event.get("event") == name]
 
 
-def configure(lake: Path, *, master: str = "local[2]", catalog: str | None = None) -> None:
+def configure(
+    lake: Path, *, master: str = "local[2]", catalog: str | None = None, fsync: bool = True
+) -> None:
     """Write the lake's configuration, for every process that will serve it."""
     lake.mkdir(parents=True, exist_ok=True)
-    content: dict[str, object] = {"spark": {"master": master, "conf": SPARK}}
+    content: dict[str, object] = {"spark": {"master": master, "conf": SPARK}, "fsync": fsync}
     if catalog:
         content["catalog"] = {"uri": catalog}
     (lake / "chronolake.yml").write_text(yaml.safe_dump({"lake": content}))

@@ -6,11 +6,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from postgresql import server
+from psycopg.conninfo import make_conninfo
 
+from chronolake.config import load
+from chronolake.errors import LakeError
+from chronolake.pipeline.store import Store
 from commands import ran_words
 from datalakes import project
 
@@ -148,3 +153,51 @@ def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert code == 1
     assert "cannot be reached" in told
     assert "very-secret" not in told + error
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"user": "plain", "password": "not-the-one"}, "password authentication failed"),
+        ({"user": "plain", "password": ""}, "it asks for a password, and none is given"),
+        ({"user": "nobody", "password": "not-the-one"}, "password authentication failed"),
+        ({"dbname": "missing"}, 'database "missing" does not exist'),
+    ],
+)
+def test_a_server_that_refuses_is_not_called_unreachable(
+    address: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, str],
+    reason: str,
+) -> None:
+    _project(tmp_path, make_conninfo(address, **changed).replace("'", "''"))
+
+    code, found = _checked(tmp_path, capsys)
+
+    told = [one["message"] for every in found.values() for one in every]
+    assert code == 1
+    assert any(one.startswith("The server refuses the connection: ") for one in told), told
+    assert any(reason in one for one in told), told
+    assert not any("cannot be reached" in one or "not-the-one" in one for one in told)
+
+
+def test_a_server_that_is_away_is_called_unreachable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _project(tmp_path, "postgresql://me:secret@127.0.0.1:1/postgres")
+
+    code, found = _checked(tmp_path, capsys)
+
+    told = [one["message"] for every in found.values() for one in every]
+    assert code == 1
+    assert any(one.startswith("The server cannot be reached: ") for one in told), told
+
+
+def test_a_catalog_that_refuses_says_so(address: str, tmp_path: Path) -> None:
+    parts = urlsplit(address)
+    uri = f"postgresql://plain:not-the-one@{parts.hostname}:{parts.port}/postgres"
+    with pytest.raises(LakeError) as refused:
+        Store.open(load(tmp_path, overrides={"catalog.uri": uri}))
+    assert "refuses the connection: password authentication failed" in refused.value.message
+    assert "not-the-one" not in str(refused.value)

@@ -84,7 +84,10 @@ def test_the_lakes_own_file_wins_over_the_working_folders(tmp_path: Path) -> Non
         ("lakes: {}", "'lake'"),
         ("warehouse: /tmp", "'lake.warehouse'"),
         ("catalog: {}", "'lake.catalog'"),
-        ("lake: {zebra: 1}", "Known keys are: catalog, warehouse, spark, maintenance, path."),
+        (
+            "lake: {zebra: 1}",
+            "Known keys are: catalog, warehouse, fsync, spark, maintenance, path.",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(

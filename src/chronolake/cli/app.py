@@ -29,7 +29,14 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from chronolake import variables
-from chronolake.errors import ChronolakeError, ConfigurationError, LakeError, SchemaError
+from chronolake.errors import (
+    ChronolakeError,
+    ConfigurationError,
+    LakeError,
+    SchemaError,
+    StorageError,
+)
+from chronolake.storage import storage_error
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -389,7 +396,9 @@ def show_error(failure: ChronolakeError, *, json: bool) -> None:
         # Names are copied from here: no line may be broken.
         screen.print(Text(f"Where: {where}"), soft_wrap=True)
     if failure.hint:
-        screen.print(Text(f"What to do: {failure.hint}"))
+        # So is the path of a disk.
+        is_path = isinstance(failure, StorageError)
+        screen.print(Text(f"What to do: {failure.hint}"), soft_wrap=is_path)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -415,14 +424,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ChronolakeError as failure:
         if debug:
             raise
-        show_error(failure, json=json)
+        show_error(storage_error(failure) or failure, json=json)
         sys.exit(1)
     except BrokenPipeError:
         # The reader, `head` perhaps, has seen enough. Nothing must be flushed into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as failure:
-        told = _of_spark(failure)
+        told = storage_error(failure) or _of_spark(failure)
         if debug or told is None:
             raise
         show_error(told, json=json)
@@ -448,6 +457,16 @@ def _unread(meant: str) -> str | None:
     unknown = [one[beyond:] for one in set_ones if one not in variables.KNOWN]
     near = difflib.get_close_matches(meant[beyond:], unknown, n=1)
     return variables.PREFIX + near[0] if near else None
+
+
+def failure_of(failure: Exception, table: TableName) -> ChronolakeError:
+    """Return what went wrong with a table as an error of ours that names it."""
+    ours = failure if isinstance(failure, ChronolakeError) else _of_spark(failure)
+    error: ChronolakeError = (
+        storage_error(failure) or ours or LakeError(f"{type(failure).__name__}: {failure}")
+    )
+    error.table = error.table or str(table)
+    return error
 
 
 def _of_spark(failure: Exception) -> ChronolakeError | None:

@@ -23,8 +23,9 @@ from chronolake.cli.app import (
     show_error,
 )
 from chronolake.cli.piping import PipelineArgument, project_of
-from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.errors import ChronolakeError, ConfigurationError, StorageError
 from chronolake.spelling import counted
+from chronolake.storage import raise_unless_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,16 +53,19 @@ def check(
     json: JsonOption = False,
     settings: SettingOption = None,
 ) -> None:
-    """Check chronolake.yml, that sources have what is needed, and that tables are free.
+    """Check chronolake.yml, the lake's disks, what sources need, and that tables are free.
 
     What is missing is said with the statement that mends it. Nothing is written but the lake's
     folder and the tables of the operational store, in it tokens that change with each use, and with
     --create what is said then. Exit code 1 if something is wrong.
     """
-    from chronolake.pipeline.store import Store
-
     wanted = project_of(project, lake, settings)
-    found = [_checked("lake", lambda: _reached(Store.open(wanted.lake)))]
+    storage: StorageError | None = None
+    try:
+        found = [_checked("lake", lambda: _lake_words(wanted))]
+    except StorageError as failure:
+        storage = failure
+        found = [_told("lake", "failed", failure.statement, failure.hint, ok=False)]
     fillers: dict[TableName, str] = {}
     for name in wanted.pipelines:
         found += _checked_pipeline(wanted, name, fillers, create=create)
@@ -75,8 +79,28 @@ def check(
             if one["hint"]:
                 # Statements are copied from here: no line may be broken.
                 console().print(Text(f"{' ' * _WIDTH}{one['hint']}"), soft_wrap=True)
+    if storage is not None and not json:
+        show_error(storage, json=json)
     if not all(one["ok"] for one in found):
         fail()
+
+
+def _lake_words(project: Project) -> str:
+    """Return what to say of a lake that can be used.
+
+    Raises:
+        StorageError: a disk is full, or a folder cannot be written.
+        LakeError: the operational store does not answer.
+    """
+    from chronolake.pipeline.store import Store
+
+    raw = project.lake.path / "raw"
+    folders = [project.lake.path, project.lake.local_warehouse, raw if raw.is_dir() else None]
+    for folder in dict.fromkeys(folders):
+        if folder is not None:
+            raise_unless_writable(folder)
+    Store.open(project.lake)
+    return "its folders can be written, and its database answers"
 
 
 def _checked_pipeline(
@@ -118,6 +142,8 @@ def _listed(
 def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
     try:
         message = look()
+    except StorageError:
+        raise
     except ChronolakeError as failure:
         return _told(what, "failed", failure.message, failure.hint, ok=False)
     return _told(what, "ok", message, None, ok=True)
@@ -125,10 +151,6 @@ def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
 
 def _told(what: str, level: str, message: str, hint: str | None, *, ok: bool) -> dict[str, Any]:
     return {"what": what, "ok": ok, "level": level, "message": message, "hint": hint}
-
-
-def _reached(_: object) -> str:
-    return "its database answers"
 
 
 def _pipeline_words(

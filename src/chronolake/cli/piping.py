@@ -30,6 +30,7 @@ from chronolake.cli.app import (
     table_name,
 )
 from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -229,8 +230,11 @@ def _sync(
         now = project.now()
         result = run(lake, now, name, only=only, watch=progress.show, reread=project.now, anew=anew)
     except ChronolakeError as failure:
-        show_error(failure, json=progress.json)
+        show_error(storage_error(failure) or failure, json=progress.json)
         return None
+    if result.storage_failure is not None:
+        # Last, after what became of the streams: this is what to do something about.
+        show_error(result.storage_failure, json=progress.json)
     return result.status
 
 

@@ -35,6 +35,7 @@ from chronolake.cli.piping import (
     store_of,
 )
 from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.storage import error_of
 
 if TYPE_CHECKING:
     from chronolake.config import Project
@@ -99,9 +100,7 @@ def init(
         file.write_text(_TEMPLATE, encoding="utf-8")
         (folder / _SCHEMA_FILE).write_bytes(_schema())
     except OSError as failure:
-        raise ConfigurationError(
-            f"{folder} cannot be written: {failure.strerror}.", hint="Choose another folder."
-        ) from failure
+        raise error_of(failure, folder) from failure
     console().print(
         f"Made {file} and {_SCHEMA_FILE}. Describe a source in it, then `chronolake check`."
     )

@@ -24,9 +24,12 @@ from chronolake.cli.app import (
     console,
     existing,
     fail,
+    failure_of,
     print_json,
+    show_error,
     table_name,
 )
+from chronolake.errors import ChronolakeError
 
 
 @app.command(
@@ -149,9 +152,16 @@ def maintain(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Compact and sort a table's files, expire old snapshots, remove orphans; or every table's."""
+    """Compact and sort a table's files, expire old snapshots, remove orphans; or every table's.
+
+    A table that fails does not stop the others; failures are listed at the end, with exit code 1.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     from chronolake import table as core
 
+    failures: list[ChronolakeError] = []
     named = [] if table is None else [table_name(table)]
     with existing(configuration(project, lake, config, settings), *named, json=json) as opened:
         screen = console()
@@ -163,11 +173,20 @@ def maintain(
                 else:
                     screen.print(shown.plan(plan))
                 continue
-            result = core.maintain(opened, name, only_if_needed=only_if_needed)
+            try:
+                result = core.maintain(opened, name, only_if_needed=only_if_needed)
+            except (ChronolakeError, Py4JError, PySparkException, OSError) as failure:
+                # The other tables must not suffer.
+                failures.append(failure_of(failure, name))
+                continue
             if json:
                 print_json(shown.maintained_json(result), pretty=False)
             else:
                 screen.print(shown.maintained(result))
+    for failed in failures:
+        show_error(failed, json=json)
+    if failures:
+        fail()
 
 
 @app.command(epilog="Example: chronolake view sales.customers")

@@ -206,6 +206,12 @@ class LakeSection(Section):
         description="Where tables are stored: a folder (a relative one is taken from the lake's "
         "folder) or s3://bucket/path; the lake's folder when left out.",
     )
+    fsync: bool = Field(
+        default=True,
+        description="Whether every file that a commit refers to, and the catalog's commit itself, "
+        "is on disk before a batch is acknowledged. Without, a loss of power can damage tables. "
+        "For local folders and the SQLite catalog.",
+    )
     spark: SparkConfig = Field(default=SparkConfig())
     maintenance: MaintenanceConfig = Field(default=MaintenanceConfig())
 
@@ -226,6 +232,12 @@ class LakeConfig(LakeSection):
     def catalog_file(self) -> Path:
         """The SQLite file of the catalog, which exists only for that kind of catalog."""
         return self.path / "catalog.db"
+
+    @property
+    def local_warehouse(self) -> Path | None:
+        """The root of the tables' storage as a folder, or None if it is a bucket."""
+        location = self.warehouse_location
+        return None if location.startswith("s3://") else Path(location.removeprefix("file://"))
 
     @property
     def warehouse_location(self) -> str:

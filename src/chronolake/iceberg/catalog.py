@@ -8,8 +8,10 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from chronolake.errors import LakeError, TableExistsError
+from chronolake.iceberg.durability import sync_files_of_executors
 from chronolake.iceberg.table import SCRATCH_SCHEMA, IcebergTable, java_class_of, java_message_of
 from chronolake.session import CATALOG
+from chronolake.storage import storage_error
 from chronolake.types import Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:
@@ -53,10 +55,15 @@ class Catalog:
         try:
             self._java = manager.catalog(CATALOG).icebergCatalog()
         except (Py4JError, PySparkException) as failure:
-            raise LakeError(
+            raise storage_error(failure) or LakeError(
                 f"The lake's catalog cannot be opened: {java_message_of(failure)}",
                 hint="Check the lake's folder and `lake.catalog` in chronolake.yml.",
             ) from failure
+
+    def make_durable(self, metadata: Any, io: Any) -> None:
+        """Sync files that a commit of `metadata` refers to, where nobody else does that."""
+        if not self._spark.sparkContext.master.startswith("local["):
+            sync_files_of_executors(self._spark, metadata, io)
 
     def _namespace(self, schema: str) -> Any:
         levels = self._spark.sparkContext._gateway.new_array(self._strings, 1)  # noqa: SLF001
@@ -140,15 +147,16 @@ class Catalog:
         Raises:
             TableExistsError: the table exists.
         """
-        self.ensure_schema(name.schema)
         schema = self.schema(columns)
         spec = self.jvm.org.apache.iceberg.PartitionSpec.builderFor(schema)
         for column in partition_by:
             spec = spec.identity(column)
         builder = self._java.buildTable(self.identifier(name), schema)
         builder = builder.withPartitionSpec(spec.build()).withLocation(location)
+        builder = builder.withProperties(self.map(properties))
+        self.ensure_schema(name.schema)
         try:
-            builder.withProperties(self.map(properties)).create()
+            builder.create()
         except (Py4JJavaError, PySparkException) as failure:
             if "AlreadyExists" in java_class_of(failure):
                 raise self._taken(name, "Change it with AlterTable") from failure
@@ -252,7 +260,7 @@ class Catalog:
 
     @staticmethod
     def _failed(what: str, failure: BaseException) -> LakeError:
-        return LakeError(
+        return storage_error(failure) or LakeError(
             f"{what}: {java_message_of(failure)}",
             hint="Check that the catalog and the lake's folder can be reached and written.",
         )

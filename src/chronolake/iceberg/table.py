@@ -222,6 +222,7 @@ class IcebergTable:
             Exception: anything else that Java raises; the outcome may be unknown.
         """
         try:
+            self.catalog.make_durable(metadata, self._operations.io())
             self._operations.commit(self.metadata, metadata)
         except (Py4JJavaError, PySparkException) as failure:
             if java_class_of(failure) in _REFUSED:

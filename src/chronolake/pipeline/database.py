@@ -10,6 +10,7 @@ from sqlalchemy.pool import NullPool
 
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
+from chronolake.storage import error_of, uses
 
 if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -25,6 +26,7 @@ def writing(config: LakeConfig) -> sql.Engine:
 
     Raises:
         LakeError: the catalog is a REST service.
+        StorageError: the folder cannot be created.
     """
     if config.catalog.kind is CatalogKind.REST:
         # Leases have to be where every process of the lake sees them.
@@ -35,7 +37,11 @@ def writing(config: LakeConfig) -> sql.Engine:
         )
     if config.catalog.uri is not None:
         return sql.create_engine(_postgresql(config.catalog.uri), poolclass=NullPool)
-    config.path.mkdir(parents=True, exist_ok=True)
+    try:
+        config.path.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise error_of(failure, config.path) from failure
+    uses(config.path)
     engine = sql.create_engine(
         sql.URL.create("sqlite", database=str(config.catalog_file)),
         poolclass=NullPool,
@@ -48,6 +54,15 @@ def writing(config: LakeConfig) -> sql.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     _leave_transactions_to_us(engine)
+    level = "FULL" if config.fsync else "NORMAL"
+
+    @sql.event.listens_for(engine, "connect")
+    def _sync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        # Some builds of SQLite leave out the sync of a commit by default.
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA synchronous = {level}")
+        cursor.close()
+
     return engine
 
 

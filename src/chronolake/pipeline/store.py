@@ -26,6 +26,8 @@ from chronolake.pipeline.schema import (
     VERIFIED,
     bring_up,
 )
+from chronolake.source.postgres.connection import refusal
+from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,12 +78,20 @@ class Store:
         """A connection whose changes are committed when the block ends.
 
         Raises:
+                StorageError: the disk is full or cannot be written.
             LakeError: the database does not answer, or refuses.
         """
         try:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as failure:
+            if stored := storage_error(failure):
+                raise stored from failure
+            if refused := refusal(failure):
+                raise LakeError(
+                    f"The catalog's database refuses the connection: {refused}",
+                    hint="Check user, password and database in `lake.catalog.uri`.",
+                ) from failure
             # The driver's message may quote the address, and with it a password.
             raise LakeError(
                 f"The lake's operational store does not answer: {type(failure).__name__}.",

@@ -19,12 +19,14 @@ from chronolake.pipeline.runs import Stage, Status, StreamRun
 from chronolake.pipeline.statediff import kept
 from chronolake.pipeline.streams import reconfigured
 from chronolake.source.offered import PulledSource, Reading
+from chronolake.storage import storage_error
 from chronolake.table import maintain, planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chronolake.config import Project
+    from chronolake.errors import StorageError
     from chronolake.lake import Lake
     from chronolake.pipeline.apply import Applied
     from chronolake.pipeline.landing import Landed
@@ -72,6 +74,8 @@ class StreamSync:
         self._is_applied = False
         self._is_reading_told = False
         self._failure: Exception | None = None
+        #: The full disk or unwritable folder that made the stream fail, if one did.
+        self.storage_failure: StorageError | None = None
 
     def expect(self, before: Position | None) -> None:
         """Remember how far the stream is in its source before anything is brought."""
@@ -141,6 +145,7 @@ class StreamSync:
         except LeaseLostError:
             raise
         except Exception as failure:  # noqa: BLE001 - the next stream must not suffer
+            self.storage_failure = storage_error(failure)
             self._note(status=Status.FAILED, **words(failure))
             log.warning(
                 "stream_failed",
@@ -251,6 +256,7 @@ class StreamSync:
 
 def words(failure: BaseException) -> dict[str, str | None]:
     """What went wrong, and what to do about it."""
+    failure = storage_error(failure) or failure
     if isinstance(failure, ChronolakeError):
         return {"error": failure.statement, "hint": failure.hint}
     return {"error": spark_words(failure) or f"{type(failure).__name__}: {failure}", "hint": None}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from chronolake.config import Project
+    from chronolake.errors import StorageError
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.source.offered import Source
@@ -34,12 +35,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of a run: its identity, its status, and its streams in their order."""
+    """What became of a run: its identity, its status, and its streams in their order.
+
+    Attributes:
+        storage_failure: the full disk or unwritable folder that made a stream fail, if one did.
+    """
 
     run: str
     pipeline: str
     status: Status
     streams: tuple[StreamRun, ...]
+    storage_failure: StorageError | None = None
 
 
 def sync(
@@ -105,7 +111,10 @@ def sync(
                     one.maintain()
         finally:
             report.tell(EventKind.RUN_ENDED, status=status, streams=len(streams))
-    return RunResult(run.id, pipeline, status, tuple(results))
+    stored = (one.storage_failure for one in syncs.values())
+    return RunResult(
+        run.id, pipeline, status, tuple(results), next((one for one in stored if one), None)
+    )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from uuid import uuid4
 from chronolake.errors import PipelineBusyError, SourceError
 from chronolake.failpoints import reach
 from chronolake.rawlake.layout import DataFile
+from chronolake.storage import uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +41,7 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
     What processes have left that died is removed. The lock of a folder falls with its process.
     """
     root = folder.path / _STAGING
+    uses(folder.root)
     root.mkdir(parents=True, exist_ok=True)
     place = root / uuid4().hex
     with ExitStack() as alive:
@@ -131,7 +133,8 @@ def make_durable(path: Path) -> None:
 
 def _make_names_durable(folder: ObjectFolder, paths: Iterable[Path]) -> None:
     parents = [one for one in folder.path.parents if one.is_relative_to(folder.root)]
-    for place in {folder.path, *parents, *(path.parent for path in paths)}:
+    # The name of the root, too.
+    for place in {folder.path, *parents, folder.root.parent, *(path.parent for path in paths)}:
         make_durable(place)
 
 

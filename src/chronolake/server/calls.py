@@ -23,6 +23,7 @@ from chronolake.protos import common_pb2
 from chronolake.server.outcomes import is_actionable, status_of, status_text, text_of, unexpected
 from chronolake.server.writing import cancellable
 from chronolake.session import is_java_running
+from chronolake.storage import storage_error
 from chronolake.types import TableName
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class Calls:
                     response = work(call)
             except ChronolakeError as error:
                 # A task stays one, and of an answer that was lost nobody knows what became.
+                error = storage_error(error) or error
                 is_final = is_actionable(error) or isinstance(error, CommitUnknownError)
                 if (self._closed or not is_java_running()) and not is_final:
                     error = _given_up(call)
@@ -152,6 +154,8 @@ class Calls:
             except Exception as failure:  # noqa: BLE001 - nothing may end the connection
                 if self._closed or _ends_without_java():
                     return self._refused(rpc, context, call, _given_up(call), as_task)
+                if stored := storage_error(failure):
+                    return self._refused(rpc, context, call, stored, as_task)
                 self._failed(rpc, context, call, failure)
             self._metrics.answered(rpc, str(response.WhichOneof("response")))
             return response

@@ -25,6 +25,7 @@ from chronolake.errors import (
 )
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, HIDDEN, IcebergTable, java_message_of
+from chronolake.storage import storage_error
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def publish(
 
     Raises:
         CommitConflictError: others were first too often; nothing has changed.
+        StorageError: the disk is full or cannot be written; nothing has changed.
         CommitUnknownError: the answer was lost, and the table does not tell.
     """
     marks = publishing_marks()
@@ -171,7 +173,7 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
         if _has_made(now, failure.made):
             # Others have published after it.
             return
-        raise CommitConflictError(
+        raise storage_error(failure) or CommitConflictError(
             f"The commit did not happen: {failure.message}",
             table=str(table.name),
             hint="Do it again: the table is as it was.",

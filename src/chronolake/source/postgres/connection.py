@@ -6,6 +6,7 @@ settings; what the connection itself gives comes before those of a role or a dat
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,9 @@ _SETTINGS: Final = {
     # What the server skips it says in warnings (`slot`).
     "client_min_messages": "warning",
 }
+#: How libpq quotes a server that refuses a connection, and what it says without asking one.
+_ANSWER: Final = re.compile(r"failed: [^\s:]+:  (.+)")
+_UNGIVEN: Final = "no password supplied"
 #: What the server says when a lock was waited for too long.
 _NO_LOCK: Final = "55P03"
 _HAS_TRANSACTION_TIMEOUT: Final = 170_000
@@ -110,14 +114,33 @@ def understood() -> Iterator[None]:
             ) from None
         raise _said(failure) from failure
     except psycopg.OperationalError as failure:
-        if failure.sqlstate is None:
+        if failure.sqlstate is not None:
+            raise _said(failure) from failure
+        if refused := refusal(failure):
             raise SourceError(
-                f"The server cannot be reached: {_first_line(failure)}",
-                hint="Check address, network and password; then run it again.",
+                f"The server refuses the connection: {refused}",
+                hint="Check user, password and database in the address, and the server's "
+                "pg_hba.conf; then run it again.",
             ) from failure
-        raise _said(failure) from failure
+        raise SourceError(
+            f"The server cannot be reached: {_first_line(failure)}",
+            hint="Check address and network, and that the server runs; then run it again.",
+        ) from failure
     except psycopg.Error as failure:
         raise _said(failure) from failure
+
+
+def refusal(failure: BaseException) -> str | None:
+    """Return why a server refuses a connection, such as a wrong password, in its own words.
+
+    Returns:
+        None if no server has answered.
+    """
+    # What a server says has its severity, in the server's language, and two spaces before it.
+    answered = _ANSWER.search(str(failure))
+    if answered is not None:
+        return answered[1]
+    return "it asks for a password, and none is given" if _UNGIVEN in str(failure) else None
 
 
 def _said(failure: psycopg.Error) -> SourceError:

@@ -1,0 +1,217 @@
+"""Storage failures: a full disk, or a folder that cannot be written, with its path.
+
+Python, Arrow, SQLite, Java and Spark each report them in words and classes of their own, often
+without the path, and often as the cause of something else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from chronolake.errors import ChronolakeError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """A way in which storage fails.
+
+    Attributes:
+        message: what is wrong, in words for the user.
+        hint: what to do, before the path.
+        numbers: the numbers of the system's errors that mean it.
+        words: how messages of Java, SQLite and Arrow put it.
+        affects: returns whether a folder is affected, for messages without a path.
+    """
+
+    message: str
+    hint: str
+    numbers: frozenset[int]
+    words: re.Pattern[str]
+    affects: Callable[[Path], bool]
+
+
+def _is_full(folder: Path) -> bool:
+    found = os.statvfs(folder)
+    # Below this, what a batch writes finds no room; a network drive may count in larger blocks.
+    return found.f_bavail * found.f_frsize < _FULL_BYTES or (found.f_files > 0 == found.f_favail)
+
+
+def _is_read_only(folder: Path) -> bool:
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def _is_denied(folder: Path) -> bool:
+    return not os.access(folder, os.W_OK)
+
+
+_FULL_BYTES: Final = 2**20
+_REASONS: Final = (
+    _Reason(
+        "No space left on device.",
+        "Free space on the disk of",
+        frozenset({errno.ENOSPC, errno.EDQUOT}),
+        re.compile(
+            r"no space left on device|disk quota exceeded|database or disk is full", re.IGNORECASE
+        ),
+        _is_full,
+    ),
+    _Reason(
+        "The file system is read-only.",
+        "Mount it for writing, or choose another folder than",
+        frozenset({errno.EROFS}),
+        re.compile(r"read-only file system", re.IGNORECASE),
+        _is_read_only,
+    ),
+    _Reason(
+        "Permission denied.",
+        "Give this user the right to use",
+        frozenset({errno.EACCES, errno.EPERM}),
+        re.compile(r"\(permission denied\)|AccessDeniedException", re.IGNORECASE),
+        _is_denied,
+    ),
+)
+#: Messages that do not tell which of the reasons it is.
+_UNCLEAR: Final = re.compile(
+    r"mkdirs failed|attempt to write a readonly database|unable to open database file",
+    re.IGNORECASE,
+)
+#: A path as the messages have it, right before or behind the reason.
+_PATHS: Final = tuple(
+    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    for pattern in (
+        r"(?:^|[\s:'\"])(?:file:)?(/[^:()\n]+?)(?:: | \()(?:no space|disk quota|read-|permission)",
+        r"(?:on device|exceeded|file system|denied): '(/[^'\n]+)'",
+        r"mkdirs failed to create (?:file:)?(/.+?)(?: \(|$)",
+    )
+)
+
+_used: set[Path] = set()
+
+
+def uses(folder: Path) -> None:
+    """Remember a folder that this process writes to: errors that name no path may be about it."""
+    _used.add(folder)
+
+
+def storage_error(failure: BaseException) -> StorageError | None:
+    """Return the storage failure behind a failure, or None if it is another one.
+
+    Args:
+        failure: what was raised, in Python, or through Py4J or Spark by Java.
+    """
+    for cause in _causes(failure):
+        if isinstance(cause, StorageError):
+            return cause
+        for text, number, path in _told(cause):
+            for reason in _REASONS:
+                if number in reason.numbers or (number is None and reason.words.search(text)):
+                    return _error(reason, path or _path_in(text) or _affected(reason))
+            if number is None and _UNCLEAR.search(text):
+                return _unclear(_path_in(text))
+    return None
+
+
+def raise_unless_writable(folder: Path) -> None:
+    """Write a file into a folder, sync it, and remove it again; the folder is created if missing.
+
+    Raises:
+        StorageError: that fails.
+    """
+    path = folder / f".chronolake-check-{uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("wb") as file:
+                file.write(bytes(_FULL_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            path.unlink(missing_ok=True)
+    except OSError as failure:
+        raise error_of(failure, folder) from failure
+
+
+def error_of(failure: OSError, path: Path) -> StorageError:
+    """Return the error that an operation on a path has failed."""
+    for reason in _REASONS:
+        if failure.errno in reason.numbers:
+            return _error(reason, str(path))
+    return StorageError(
+        f"It cannot be written: {failure.strerror}.",
+        file=str(path),
+        hint=f"Choose a folder that can be written, or see what is wrong with {path}.",
+    )
+
+
+def _error(reason: _Reason, path: str | None) -> StorageError:
+    where = path or "the lake, the raw lake or Spark's temporary files"
+    return StorageError(reason.message, file=path, hint=f"{reason.hint} {where}, and run it again.")
+
+
+def _path_in(text: str) -> str | None:
+    found = (pattern.search(text) for pattern in _PATHS)
+    return next((match[1] for match in found if match), None)
+
+
+def _affected(reason: _Reason, path: str | None = None) -> str | None:
+    """Return the folder that a reason is true of: `path`, or one that this process writes to."""
+    known = [*sorted(_used), Path(tempfile.gettempdir())] if path is None else [Path(path)]
+    for folder in known:
+        place = next(place for place in (folder, *folder.parents) if place.exists())
+        if reason.affects(place):
+            return str(folder)
+    return None
+
+
+def _unclear(path: str | None) -> StorageError | None:
+    for reason in _REASONS:
+        if affected := _affected(reason, path):
+            return _error(reason, affected)
+    return None
+
+
+def _causes(failure: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = failure
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _told(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]]:
+    """Return what a failure says: its text, the system's number and the path, if it has them."""
+    if isinstance(failure, OSError) and failure.errno is not None:
+        yield (
+            str(failure),
+            failure.errno,
+            None if failure.filename is None else str(failure.filename),
+        )
+        return
+    if isinstance(failure, ChronolakeError):
+        # Its own words are about something else; its cause is looked at, too.
+        return
+    java: Any = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+    if java is None and type(failure).__module__.partition(".")[0] not in _SPEAKERS:
+        return
+    yield str(failure), None, None
+    for _ in range(_DEPTH):
+        if java is None:
+            return
+        yield str(java.getMessage()), None, None
+        java = java.getCause()
+
+
+#: Packages whose errors carry the system's words in a text alone.
+_SPEAKERS: Final = frozenset({"pyarrow", "sqlalchemy", "sqlite3", "py4j", "pyspark"})
+_DEPTH: Final = 12
