@@ -18,6 +18,7 @@ ChronolakeError
 ├── SourceError               a source cannot be read, or gives what cannot be kept
 ├── PipelineBusyError         another process runs the pipeline (retryable)
 ├── LeaseLostError            another process took the pipeline over
+├── CallCancelledError        the caller of the destination has gone (retryable)
 ├── StoppingError             the server is stopping and gave a call up (retryable)
 ├── BatchError                a request that no table state could satisfy
 │   └── BatchFileError        a batch file cannot be read; nothing was written
@@ -176,6 +177,12 @@ class PipelineBusyError(ChronolakeError):
 
 class LeaseLostError(ChronolakeError):
     """Another process took the pipeline over; what this one had not published is not there."""
+
+
+class CallCancelledError(ChronolakeError):
+    """The caller cancelled the call, or its deadline has passed; the table is as it was."""
+
+    retryable = True
 
 
 class StoppingError(ChronolakeError):

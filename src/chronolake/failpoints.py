@@ -21,6 +21,7 @@ from chronolake.errors import ChronolakeError
 
 #: Every name that `reach` is called with; a crash test goes through all of them.
 FAILPOINTS: Final = (
+    "create.committed",
     "write.planned",
     "staged.branch-created",
     "staged.deleted",

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from sqlalchemy.engine import make_url
 
-from chronolake import leftovers, session, storage
+from chronolake import cancellation, leftovers, session, storage
 from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import TableNotFoundError
@@ -163,12 +163,16 @@ class Lake:
 
     @contextmanager
     def writing(self, name: TableName) -> Iterator[None]:
-        """Hold a table: in this process, one thread at a time writes to it; may be nested."""
+        """Hold a table: in this process, one thread at a time writes to it; may be nested.
+
+        Raises:
+            CallCancelledError: the call that this thread works for was cancelled.
+        """
         with self._guard:
             lock = self._locks[name]
             self._writers[name] += 1
         try:
-            with lock, session.active(self.spark):
+            with cancellation.holding(lock), session.active(self.spark):
                 yield
         finally:
             with self._guard:

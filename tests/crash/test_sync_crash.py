@@ -24,7 +24,7 @@ _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
 _REBUILDING: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after-commit")
 _IN_PLACE: Final = tuple(
-    name for name in FAILPOINTS if not name.startswith(("rewrite.", "land.", "read."))
+    name for name in FAILPOINTS if not name.startswith(("create.", "rewrite.", "land.", "read."))
 )
 _FIRST: Final = [
     LandedRow("a", _T, "1", (1, 0), fields={"Name": "a1"}),
@@ -107,7 +107,7 @@ def test_a_sync_may_be_killed_at_every_step(tmp_path: Path, point: str) -> None:
     "point",
     [
         name if name == "staged.appended" else pytest.param(name, marks=pytest.mark.long)
-        for name in _IN_PLACE
+        for name in ("create.committed", *_IN_PLACE)
         if name != "staged.deleted"
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -154,13 +155,28 @@ class Catalog:
         builder = self._java.buildTable(self.identifier(name), schema)
         builder = builder.withPartitionSpec(spec.build()).withLocation(location)
         builder = builder.withProperties(self.map(properties))
-        self.ensure_schema(name.schema)
-        try:
-            builder.create()
-        except (Py4JJavaError, PySparkException) as failure:
-            if "AlreadyExists" in java_class_of(failure):
-                raise self._taken(name, "Change it with AlterTable") from failure
-            raise self._failed(f"The table {name} cannot be created", failure) from failure
+        for is_last in (False, True):
+            self.ensure_schema(name.schema)
+            try:
+                builder.create()
+            except (Py4JJavaError, PySparkException) as failure:
+                kind = java_class_of(failure)
+                if "AlreadyExists" in kind:
+                    raise self._taken(name, "Change it with AlterTable") from failure
+                # A call that was cancelled may have removed the empty schema again.
+                if is_last or "NoSuchNamespace" not in kind:
+                    raise self._failed(f"The table {name} cannot be created", failure) from failure
+            else:
+                return
+
+    def has_schema(self, schema: str) -> bool:
+        """Return whether a schema is there."""
+        return bool(self._java.namespaceExists(self._namespace(schema)))
+
+    def drop_schema_if_empty(self, schema: str) -> None:
+        """Remove a schema, unless it has tables or views."""
+        with suppress(Py4JJavaError, PySparkException):
+            self._java.dropNamespace(self._namespace(schema))
 
     def ensure_schema(self, schema: str) -> None:
         """Create a schema unless it is there; several may try at once."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from uuid import uuid4
 
 import grpc
 import structlog
+from py4j.protocol import Py4JError
 
+from chronolake.cancellation import cancelled_when, raise_if_cancelled
 from chronolake.errors import (
+    CallCancelledError,
     ChronolakeError,
     CommitUnknownError,
     SchemaError,
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.server.metrics import Metrics
 
+#: How far apart the jobs of a cancelled call are cancelled, until it has ended.
+_CANCEL_SECONDS: Final = 0.5
 #: How long an unforeseen failure waits to see whether Java has ended.
 _JAVA_SECONDS: Final = 0.5
 
@@ -53,10 +58,13 @@ class Call:
 
     Attributes:
         batch: its identity, which its log lines carry.
+        is_cancelled: returns whether the caller has gone: it cancelled the call, its connection
+            broke, or the call's deadline has passed.
         table: the table that it is about, once that is known.
     """
 
     batch: str
+    is_cancelled: Callable[[], bool]
     table: TableName | None = None
 
     @property
@@ -107,11 +115,11 @@ class Calls:
         """Count a call as running, and give it an identity that its log lines carry."""
         # Random, not made from the request: an identity that comes again would be taken for the
         # same attempt, and callers use file names more than once.
-        call = Call(uuid4().hex[:16])
+        call = Call(uuid4().hex[:16], lambda: not context.is_active())
         with self._state:
             self._calls.add(call)
             # An answer is sent after its handler has returned, and stopping gRPC would cut it off.
-            if context.add_callback(lambda: self._ended(self._unanswered, call)):
+            if context.add_callback(lambda: self._terminated(call)):
                 self._unanswered.add(call)
         try:
             with (
@@ -121,6 +129,26 @@ class Calls:
                 yield call
         finally:
             self._ended(self._calls, call)
+
+    def _terminated(self, call: Call) -> None:
+        """Note that gRPC is done with a call; if its work goes on, its caller has gone."""
+        self._ended(self._unanswered, call)
+        with self._state:
+            works = call in self._calls
+        if works:
+            # Not here: this thread serves every other call, too.
+            name = f"cancel-{call.batch}"
+            threading.Thread(target=self._cancel_jobs, args=(call,), name=name, daemon=True).start()
+
+    def _cancel_jobs(self, call: Call) -> None:
+        """Cancel the Spark jobs of a call until it has ended."""
+        while is_java_running():
+            with suppress(Py4JError):
+                self._lake.spark.sparkContext.cancelJobsWithTag(call.batch)
+            with self._state:
+                # What Spark cancels are the jobs of that moment.
+                if self._state.wait_for(lambda: call not in self._calls, _CANCEL_SECONDS):
+                    return
 
     def _ended(self, calls: set[Call], call: Call) -> None:
         with self._state:
@@ -142,8 +170,11 @@ class Calls:
             if self._closed:
                 return self._refused(rpc, context, call, _given_up(call), as_task)
             try:
-                with cancellable(self._lake, call.batch):
+                with cancellable(self._lake, call.batch), cancelled_when(call.is_cancelled):
+                    raise_if_cancelled()
                     response = work(call)
+            except CallCancelledError as error:
+                self._cancelled(rpc, context, call, error)
             except ChronolakeError as error:
                 # A task stays one, and of an answer that was lost nobody knows what became.
                 error = storage_error(error) or error
@@ -152,6 +183,9 @@ class Calls:
                     error = _given_up(call)
                 return self._refused(rpc, context, call, error, as_task)
             except Exception as failure:  # noqa: BLE001 - nothing may end the connection
+                if call.is_cancelled():
+                    # A job of Spark that is cancelled fails in a way of its own.
+                    self._cancelled(rpc, context, call, failure)
                 if self._closed or _ends_without_java():
                     return self._refused(rpc, context, call, _given_up(call), as_task)
                 if stored := storage_error(failure):
@@ -181,6 +215,15 @@ class Calls:
         self._metrics.answered(rpc, "error")
         _log.error("call_failed", error=kind, **place, reason=text)
         context.abort(status_of(error), status_text(text))
+        raise AssertionError  # never reached: abort raises
+
+    def _cancelled(
+        self, rpc: str, context: grpc.ServicerContext, call: Call, failure: Exception
+    ) -> NoReturn:
+        """End a call whose caller has gone."""
+        self._metrics.answered(rpc, "cancelled")
+        _log.info("call_cancelled", **call.place, at=unexpected(failure).get("at", ""))
+        context.abort(grpc.StatusCode.CANCELLED, "The caller has gone; the table is as it was.")
         raise AssertionError  # never reached: abort raises
 
     def _known(self, error: ChronolakeError) -> str:

@@ -21,7 +21,7 @@ class Metrics:
 
     | name | labels |
     |---|---|
-    | `chronolake_requests_total` | rpc, outcome: a member of the response, or `error` |
+    | `chronolake_requests_total` | rpc, outcome: a member of the response, `error` or `cancelled` |
     | `chronolake_requests_in_progress` | rpc |
     | `chronolake_batches_total` | table, kind (batch, history) |
     | `chronolake_rows_total` | table, kind (replaced, updated, deleted, ignored) |

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.cancellation import raise_if_cancelled
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
@@ -77,6 +78,7 @@ def publish_new(
     location, marks = lake.new_location(), {**properties, **publishing_marks()}
     with _aside(lake, columns, query, location=location, properties=marks) as made:
         reach("rewrite.before-commit")
+        raise_if_cancelled()
         lake.catalog.rename(made.name, name)
         reach("rewrite.after-commit")
 

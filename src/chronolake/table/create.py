@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from chronolake.cancellation import raise_if_cancelled
 from chronolake.changes import RESERVED
-from chronolake.errors import SchemaError
+from chronolake.errors import CallCancelledError, SchemaError
+from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, columns_to_json
 from chronolake.types import ACTIVE, END, METADATA_COLUMNS, START, SYNCED, Kind, Mode, mode_of
 
@@ -51,15 +53,37 @@ def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
     Raises:
         TableExistsError: the table exists; it is untouched.
         SchemaError: the columns make no table.
+        CallCancelledError: the call that this thread works for was cancelled; neither the table nor
+            a schema that was made for it is there.
     """
     check_columns(name, columns)
-    lake.catalog.create(
-        name,
-        columns,
-        location=lake.new_location(),
-        properties=properties_of(columns),
-        partition_by=partitioning_of(columns),
-    )
+    # Held, so that whoever sends the request again finds the table made or gone.
+    with lake.writing(name):
+        had_schema = lake.catalog.has_schema(name.schema)
+        lake.catalog.create(
+            name,
+            columns,
+            location=lake.new_location(),
+            properties=properties_of(columns),
+            partition_by=partitioning_of(columns),
+        )
+        reach("create.committed")
+        try:
+            raise_if_cancelled()
+        except CallCancelledError:
+            _undo(lake, name, had_schema=had_schema)
+            raise
+
+
+def _undo(lake: Lake, name: TableName, *, had_schema: bool) -> None:
+    table = lake.catalog.find(name)
+    if table is None or table.snapshot_id is not None:
+        # Another process has renamed it, or written to it already.
+        return
+    lake.catalog.drop(name, purge=True)
+    lake.catalog.delete_folder(table)
+    if not had_schema:
+        lake.catalog.drop_schema_if_empty(name.schema)
 
 
 def partitioning_of(columns: Sequence[Column]) -> list[str]:

@@ -15,6 +15,7 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from chronolake.cancellation import raise_if_cancelled
 from chronolake.errors import (
     CommitConflictError,
     CommitError,
@@ -140,6 +141,7 @@ def publish(
         CommitConflictError: others were first too often; nothing has changed.
         StorageError: the disk is full or cannot be written; nothing has changed.
         CommitUnknownError: the answer was lost, and the table does not tell.
+        CallCancelledError: the call that this thread works for was cancelled; nothing has changed.
     """
     marks = publishing_marks()
 
@@ -147,6 +149,7 @@ def publish(
         return change(current).setProperties(current.catalog.map({**properties, **marks}))
 
     reach("publish.before-commit")
+    raise_if_cancelled()
     try:
         swap(table, marked)
     except UnansweredError as failure:

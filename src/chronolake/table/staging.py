@@ -20,6 +20,7 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from chronolake.cancellation import raise_if_cancelled
 from chronolake.description import describe_loaded
 from chronolake.errors import (
     CommitConflictError,
@@ -67,7 +68,12 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the stage `name`."""
+        """Add the time of the block to the stage `name`.
+
+        Raises:
+            CallCancelledError: the call that this thread works for was cancelled before the stage.
+        """
+        raise_if_cancelled()
         begin = time.monotonic()
         try:
             yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
+from chronolake.cancellation import raise_if_cancelled
 from chronolake.description import describe_loaded
 from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
 from chronolake.failpoints import reach
@@ -50,6 +51,7 @@ def drop_table(lake: Lake, name: TableName) -> bool:
         if table is not None:
             expect_pushed(table)
         reach("publish.before-commit")
+        raise_if_cancelled()
         dropped = lake.catalog.drop(name, purge=True)
         reach("publish.after-commit")
         drop_current_view(lake, name)
@@ -81,6 +83,7 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
             )
         expect_pushed(table)
         reach("publish.before-commit")
+        raise_if_cancelled()
         lake.catalog.rename(name, new_name)
         reach("publish.after-commit")
         # It would ask for the old name.

@@ -1,0 +1,61 @@
+"""Cancellation of calls: work whose caller has gone stops before it changes anything.
+
+The work of a call runs in one thread, within `cancelled_when`. It asks between its steps, the last
+time right before a commit; what is committed stays.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from chronolake.errors import CallCancelledError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator
+
+_STEP_SECONDS: Final = 0.1
+
+_is_cancelled: ContextVar[Callable[[], bool] | None] = ContextVar("is_cancelled", default=None)
+
+
+@contextmanager
+def cancelled_when(is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Run a block as the work of a call, which is cancelled once `is_cancelled` returns True."""
+    token = _is_cancelled.set(is_cancelled)
+    try:
+        yield
+    finally:
+        _is_cancelled.reset(token)
+
+
+def raise_if_cancelled() -> None:
+    """Give up here if this thread works for a call that was cancelled.
+
+    Raises:
+        CallCancelledError: it does. Nothing has been committed since the last question.
+    """
+    is_cancelled = _is_cancelled.get()
+    if is_cancelled is not None and is_cancelled():
+        raise CallCancelledError(
+            "The caller cancelled the call, or its deadline has passed; the table is as it was.",
+            hint="Send it again, with a longer deadline.",
+        )
+
+
+@contextmanager
+def holding(lock: threading.RLock) -> Iterator[None]:
+    """Hold a lock during a block; a cancelled call stops waiting for it, and does not begin.
+
+    Raises:
+        CallCancelledError: the call was cancelled.
+    """
+    while not lock.acquire(timeout=_STEP_SECONDS):
+        raise_if_cancelled()
+    try:
+        raise_if_cancelled()
+        yield
+    finally:
+        lock.release()
