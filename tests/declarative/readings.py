@@ -72,6 +72,7 @@ def reading(
     state: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     may_lack_records: Collection[str] = (),
+    may_repeat_tokens: Collection[str] = (),
 ) -> Reading:
     manifest = of(mapped({"streams": [deepcopy(dict(described))]}), Path("manifest.yaml"))
     found = manifest.stream(str(described["name"]))
@@ -83,5 +84,6 @@ def reading(
             {"api": api.url, **(config or {})},
             network,
             may_lack_records=may_lack_records,
+            may_repeat_tokens=may_repeat_tokens,
         )
         return Reading(read(found, shared, state), waits)

@@ -85,7 +85,7 @@ def _lift(*path: str, **options: Any) -> dict[str, Any]:
     [
         (_add((["x"], "10")), {}, {"x": 10}),
         (_add((["x"], "10"), value_type="string"), {}, {"x": "10"}),
-        (_add((["x"], "{{ record['a'] }}")), {"a": "2.10"}, {"a": "2.10", "x": 2.1}),
+        (_add((["x"], "{{ record['a'] }}")), {"a": "2.10"}, {"a": "2.10", "x": "2.10"}),
         (
             _add((["x"], "{{ record['a'] }}"), value_type="string"),
             {"a": "2.10"},

@@ -94,7 +94,7 @@ def test_plain_texts_that_are_lists_are_new_each_time():
 @pytest.mark.parametrize(
     ("text", "made"),
     [
-        ("{{ config.ver }}", "2.1"),
+        ("{{ config.ver }}", "2.10"),
         ("'{{ config.ver }}'", "2.10"),
         ("{{ config.none }}", "None"),
         ("{{ config.missing }}", ""),
@@ -392,10 +392,91 @@ def test_texts_are_read_as_python_reads_literals(text):
     with warnings.catch_warnings():
         # Python warns of odd escapes.
         warnings.simplefilter("ignore")
-        made = evaluated("{{ record.a }}", {"record": {"a": text}})
+        # Nothing but a constant: the manifest's own, which is read as the reference reads it.
+        made = evaluated("{% set a = " + as_template_text(text) + " %}{{ a }}", {})
 
     expected = as_python_reads(text) if text else None
     assert (repr(made), type(made)) == (repr(expected), type(expected))
+
+
+def as_template_text(text: str) -> str:
+    return (
+        "''.join(["
+        + ",".join(f'"{letter}"' if letter not in '"\\\r\n' else repr(letter) for letter in text)
+        + "])"
+    )
+
+
+LOOKUPS = [
+    "{{ record.a }}",
+    "{{ record['a'] }}",
+    "{{ record.get('a') }}",
+    "{{ record.get('a', '') }}",
+    "{{ record.a or '' }}",
+    "{{ record.a if record.a is defined else '' }}",
+    "{{ (record.b or record).a | default('x') }}",
+    "{% if record.a %}{{ record.a }}{% endif %}",
+]
+
+
+@pytest.mark.differs("tokens, keys and cursors")
+@given(text=literal_like, template=st.sampled_from(LOOKUPS))
+@example(text="1e5", template=LOOKUPS[0])
+@example(text="0e5", template=LOOKUPS[0])
+@example(text="2.10", template=LOOKUPS[0])
+@example(text="1_000", template=LOOKUPS[0])
+@example(text="00", template=LOOKUPS[0])
+@example(text="+4912345", template=LOOKUPS[0])
+@example(text="1,2", template=LOOKUPS[0])
+@example(text="[1,2]", template=LOOKUPS[0])
+@example(text='{"a": 1}', template=LOOKUPS[0])
+@example(text="'quoted'", template=LOOKUPS[0])
+@example(text="65e123456789012345678901", template=LOOKUPS[0])
+@example(text="0x" + "f" * 5000, template=LOOKUPS[0])
+def test_a_text_that_is_looked_up_is_sent_as_it_is(text, template):
+    made = evaluated(template, {"record": {"a": text}})
+
+    # Null is printed as None, and nothing tells the two apart.
+    assert str(made) in {text, text.strip()} or not text
+
+
+@given(
+    value=st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+        max_leaves=5,
+    ),
+    template=st.sampled_from(LOOKUPS[:3]),
+)
+def test_a_value_of_json_that_is_looked_up_keeps_its_type(value, template):
+    made = evaluated(template, {"record": {"a": value}})
+
+    assert (made, type(made)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("template", "kinds", "value"),
+    [
+        # The manifest asks for a number.
+        ("{{ record.a }}", (int, float), 2.1),
+        ("{{ record.a }}", (str,), "2.10"),
+        ("'{{ record.a }}'", (), "2.10"),
+        ("{{ record.a | float }}", (), 2.1),
+        ("{{ record.a }}{{ record.b }}", (), 2.105),
+        ("0{{ record.b }}e3", (), "05e3"),
+        ("[{{ record.b }},{{ record.b }}]", (), [5, 5]),
+        ("{{ [record.b, record.b] | join(',') }}", (), (5, 5)),
+        ('{"a": {{ record.b }} }', (), {"a": 5}),
+        (" {{ record.a }} ", (), "2.10"),
+    ],
+)
+def test_what_a_template_composes_is_read_as_the_manifest_means_it(template, kinds, value):
+    made = evaluated(template, {"record": {"a": "2.10", "b": 5}}, kinds=kinds)
+
+    assert (made, type(made)) == (value, type(value))
 
 
 @given(

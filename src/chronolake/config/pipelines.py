@@ -238,6 +238,11 @@ class DeclarativeSource(Section):
         description="Streams whose answers may have nothing where the manifest says that records "
         "are (field_path): then they have no records. In other streams that is an error.",
     )
+    may_repeat_tokens: list[str] = Field(
+        default_factory=list,
+        description="Streams whose API uses one page token for all pages. In other streams a token "
+        "that comes twice is an error.",
+    )
     on_partition_limit: OnPartitionLimit = Field(
         default=OnPartitionLimit.DROP_OLDEST,
         description="Beyond 10,000 partitions: drop_oldest reads forgotten ones in full next "

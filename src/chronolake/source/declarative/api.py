@@ -28,6 +28,7 @@ class Api:
         budget: how often the API may be called; None: as often as we like.
         asked_again: streams that others read for their partitions: their answers are kept.
         may_lack_records: streams whose answers may have nothing where their records should be.
+        may_repeat_tokens: streams whose API uses one page token for all pages.
         reports: how many more of them the API may be making at a time.
     """
 
@@ -37,6 +38,7 @@ class Api:
     budget: HTTPAPIBudget | None = None
     asked_again: frozenset[str] = frozenset()
     may_lack_records: frozenset[str] = frozenset()
+    may_repeat_tokens: frozenset[str] = frozenset()
     reports: threading.Semaphore = field(default_factory=threading.Semaphore)
 
     @property

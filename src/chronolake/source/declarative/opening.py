@@ -37,6 +37,7 @@ def api_of(
     memory: Memory | None = None,
     overrides: Mapping[str, Any] | None = None,
     may_lack_records: Collection[str] = (),
+    may_repeat_tokens: Collection[str] = (),
 ) -> Api:
     """The API of a manifest; it is asked for its streams if it takes that to know them.
 
@@ -49,6 +50,7 @@ def api_of(
         memory: keeps what the next run has to know: tokens that change with each use.
         overrides: values that go before those that the manifest's rules make of the configuration.
         may_lack_records: streams whose answers may have nothing where their records should be.
+        may_repeat_tokens: streams whose API uses one page token for all pages.
 
     Raises:
         ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
@@ -67,6 +69,7 @@ def api_of(
         budget,
         _asked_again(manifest, wanted),
         frozenset(may_lack_records),
+        frozenset(may_repeat_tokens),
         reports,
     )
     if manifest.lists(wanted):
@@ -116,6 +119,7 @@ def opened(
             memory=memory,
             overrides=overrides,
             may_lack_records=source.may_lack_records,
+            may_repeat_tokens=source.may_repeat_tokens,
         )
 
 

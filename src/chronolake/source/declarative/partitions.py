@@ -183,10 +183,7 @@ class _Values:
         context = {"config": self.config, "parameters": self.router.parameters}
         found = evaluated(values, context, default=values)
         if isinstance(found, str):
-            try:
-                found = ast.literal_eval(found)
-            except (ValueError, SyntaxError):
-                found = None
+            found = _listed(found)
         if not isinstance(found, list | tuple):
             raise ConfigurationError(
                 f"The partitions' values are no list: {values}",
@@ -196,6 +193,22 @@ class _Values:
 
     def parent_state(self) -> dict[str, Any] | None:
         return None
+
+
+def _listed(text: str) -> Any:
+    """Return the values that a text lists, numbers as they are spelled; None: it lists none."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    if isinstance(found, list | tuple) and set(map(type, found)) <= {int, float}:
+        spelled = [one.strip() for one in text.strip().strip("[]()").rstrip(" ,").split(",")]
+        if len(spelled) == len(found):
+            return [
+                value if str(value) == one else one
+                for value, one in zip(found, spelled, strict=True)
+            ]
+    return found
 
 
 class _Substream:

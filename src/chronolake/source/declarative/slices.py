@@ -82,7 +82,7 @@ class SliceReader:
         retriever = stream.retriever
         self._reports: Reports | None = None
         if isinstance(retriever, AsyncRetriever):
-            self._reports = Reports(retriever, api)
+            self._reports = Reports(retriever, api, stream.name)
             retriever = downloads_of(retriever)
         self._config = api.config
         self._model = model = stream.incremental_sync

@@ -251,10 +251,11 @@ def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[
         return
     parents = {one.name for stream in manifest.streams.values() for one in parents_of(stream)}
     known = parents | set(manifest.streams)
-    for name in source.may_lack_records:
-        if name not in known:
-            hint = did_you_mean(name, sorted(known), "Correct `source.may_lack_records`.")
-            yield Finding("may_lack_records", Level.FAILED, f"there is no stream {name}", hint)
+    for key in ("may_lack_records", "may_repeat_tokens"):
+        for name in getattr(source, key):
+            if name not in known:
+                hint = did_you_mean(name, sorted(known), f"Correct `source.{key}`.")
+                yield Finding(key, Level.FAILED, f"there is no stream {name}", hint)
 
 
 def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:

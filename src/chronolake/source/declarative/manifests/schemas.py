@@ -93,7 +93,7 @@ def _records(retriever: Retriever, api: Api) -> Iterator[Record]:
         yield from Retrieval(asked_once(retriever), api, _NAME).records(whole)
         return
     downloads = Retrieval(downloads_of(retriever), api, _NAME)
-    for batch in Reports(retriever, api).batches(whole):
+    for batch in Reports(retriever, api, "schema").batches(whole):
         yield from downloads.selected(batch, whole, lambda _: True).records
 
 

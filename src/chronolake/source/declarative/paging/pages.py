@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -17,6 +19,7 @@ from chronolake.source.declarative.language.streams import SimpleRetriever
 from chronolake.source.declarative.paging.embedded import first_page_in
 from chronolake.source.declarative.paging.paging import Pages
 from chronolake.source.declarative.paging.properties import Properties
+from chronolake.source.declarative.paging.repetition import Repetition
 from chronolake.source.declarative.paging.rereading import (
     Latest,
     PageSizes,
@@ -94,6 +97,16 @@ class Retrieval:
         self._is_embedded = is_embedded
         self._is_feed = cursor is not None and cursor.is_data_feed
         self._is_filtered = cursor is not None and cursor.is_filtered_here
+        self._pages = Pages(
+            retriever.paginator, api.config, decoder, retriever.record_selector.extractor
+        )
+        self._repetition = partial(
+            Repetition,
+            name,
+            api.access.network.mask,
+            may_repeat=self._pages.keeps_place or name in api.may_repeat_tokens,
+            may_begin_twice=self._pages.may_begin_twice,
+        )
         self._selection = Selection(
             retriever.record_selector,
             decoder=decoder,
@@ -103,9 +116,7 @@ class Retrieval:
             is_client_side=self._is_filtered,
             fetch_of=self._fetch_of,
             may_lack_records=name in api.may_lack_records,
-        )
-        self._pages = Pages(
-            retriever.paginator, api.config, decoder, retriever.record_selector.extractor
+            is_paged=self._pages.is_paged,
         )
         self._reset = check_reset(retriever)
         self._latest = latest
@@ -161,7 +172,7 @@ class Retrieval:
 
     def _whole(self, one: StreamSlice, keep: Keep) -> Iterator[Page]:
         """The pages of a slice that is not halved."""
-        restarts, sizes = self._restarts(one), self._sizes()
+        restarts, sizes, repetition = self._restarts(one), self._sizes(), self._repetition()
         given = first_page_in(one) if self._is_embedded else None
         token = self._pages.initial() if given is None else None
         asked = one
@@ -178,6 +189,7 @@ class Retrieval:
                     self._sender.wait(sizes.smaller(refusal))
                 elif refusal.action is Action.RESET_PAGINATION:
                     asked, token = restarts.again(asked), self._pages.initial()
+                    repetition.restart()
                 else:
                     raise
                 continue
@@ -201,8 +213,10 @@ class Retrieval:
                     size=size,
                 )
             )
+            repetition.raise_if_repeated(token, following, page, size or self._pages.size)
             yield self._wanted(page, keep)
             if not is_over and restarts.is_due:
+                repetition.restart()
                 asked, token = restarts.again(asked), self._pages.initial()
             elif following is None:
                 return
@@ -230,7 +244,9 @@ class Retrieval:
             answer = self._sent(asked, token, size)
             parts.append(self._page(answer, one, token, keep))
         records = self._properties.united([part.records for part in parts])
-        return answer, Page(records, parts[-1].extracted), asked
+        digests = [part.digest for part in parts if part.digest is not None]
+        digest = b"".join(digests) if len(digests) == len(parts) else None
+        return answer, Page(records, parts[-1].extracted, digest), asked
 
     def _sent(self, asked: StreamSlice, token: Token | None, size: int | None) -> Answer | None:
         slicer = Injection(place="the slice")
@@ -262,7 +278,7 @@ class Retrieval:
     def _wanted(self, page: Page, keep: Keep) -> Page:
         if not self._is_feed:
             return page
-        return Page([record for record in page.records if keep(record)], page.extracted)
+        return replace(page, records=[record for record in page.records if keep(record)])
 
     def _restarts(self, one: StreamSlice) -> Restarts:
         if self._reset is None:

@@ -29,6 +29,7 @@ from chronolake.source.declarative.language.records import (
     JsonDecoder,
     XmlDecoder,
 )
+from chronolake.source.declarative.paging.repetition import keeps_place
 from chronolake.source.declarative.records.bodies import decoded
 from chronolake.source.declarative.templating.templates import as_truth, evaluated, syntax_of
 
@@ -98,6 +99,31 @@ class Pages:
                 token = calls.value("initial_token")
                 return None if token is None else {_NAME: token}
         return None
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether there can be more than one page."""
+        return self._paginator is not None
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether one token leads from page to page, as the manifest names it."""
+        paginator = self._paginator
+        if paginator is None:
+            return False
+        option, strategy = paginator.page_token_option, paginator.pagination_strategy
+        names = [option.field_name] if isinstance(option, RequestOption) else []
+        value = strategy.cursor_value if isinstance(strategy, CursorPagination) else None
+        return keeps_place(value, *names)
+
+    @property
+    def may_begin_twice(self) -> bool:
+        """Whether the second page is the first one again at an API that begins with page 1."""
+        strategy = None if self._paginator is None else self._paginator.pagination_strategy
+        if isinstance(strategy, PageIncrement):
+            return strategy.start_from_page == 0
+        # Offsets of pages of one record are used as numbers of pages.
+        return isinstance(strategy, OffsetIncrement) and self._size == 1
 
     @property
     def size(self) -> int | None:

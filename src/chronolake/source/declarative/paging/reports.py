@@ -24,11 +24,13 @@ from chronolake.source.declarative.language.records import (
 )
 from chronolake.source.declarative.language.streams import SimpleRetriever
 from chronolake.source.declarative.paging.paging import Pages
+from chronolake.source.declarative.paging.repetition import Repetition
 from chronolake.source.declarative.records.extracting import (
     batches_of,
     extraction_of,
     raise_if_missing,
 )
+from chronolake.source.declarative.records.selection import Page
 from chronolake.source.declarative.streamslice import StreamSlice
 from chronolake.source.declarative.templating.templates import as_text
 
@@ -120,17 +122,19 @@ def downloads_of(retriever: AsyncRetriever) -> SimpleRetriever:
 class Reports:
     """The reports of a stream; any number of threads may use it."""
 
-    def __init__(self, retriever: AsyncRetriever, api: Api) -> None:
+    def __init__(self, retriever: AsyncRetriever, api: Api, name: str) -> None:
         """Make ready what the manifest says of them.
 
         Args:
             retriever: how they are ordered, looked at and downloaded.
             api: where they are made.
+            name: the stream's.
 
         Raises:
             ConfigurationError: the manifest and the configuration make no requests.
         """
         self._api = api
+        self._name = name
         self._network = api.access.network
         # Answers say where a report is; what is sent there depends on where it was ordered.
         self._trusted: frozenset[Origin] = frozenset()
@@ -209,6 +213,7 @@ class Reports:
 
     def _downloaded(self, one: StreamSlice) -> Iterator[Extracted]:
         token = self._pages.initial()
+        repetition = Repetition(self._name, self._network.mask, may_repeat=self._pages.keeps_place)
         while True:
             request = request_of(
                 self._download.requester,
@@ -223,7 +228,7 @@ class Reports:
             answer = self._download.sender.send(request, in_file=True)
             if answer is None:
                 return
-            extracted = kept = 0
+            asked, extracted, kept = token, 0, 0
             last: Any = None
             try:
                 for batch in self._batches(answer):
@@ -236,6 +241,7 @@ class Reports:
                 )
             finally:
                 answer.close()
+            repetition.raise_if_repeated(asked, token, Page([], extracted), None)
             if token is None:
                 return
 

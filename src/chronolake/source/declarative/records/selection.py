@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -45,10 +47,12 @@ class Page:
     Attributes:
         records: those that are kept, transformed.
         extracted: how many the answer had; pages are counted by it.
+        digest: of what was extracted, the same for the same records; None: it was not wanted.
     """
 
     records: list[Record]
     extracted: int
+    digest: bytes | None = None
 
     @property
     def last(self) -> Record | None:
@@ -70,6 +74,7 @@ class Selection:
         is_client_side: bool = False,
         fetch_of: FetchOf | None = None,
         may_lack_records: bool = False,
+        is_paged: bool = False,
     ) -> None:
         """Makes ready what the manifest says.
 
@@ -84,6 +89,7 @@ class Selection:
             fetch_of: makes what reads whole lists in place of those that an answer has cut.
             may_lack_records: whether an answer that has nothing where its records should be has no
                 records; else it is an error.
+            is_paged: whether pages have a digest.
 
         Raises:
             ConfigurationError: the manifest uses what is not supported.
@@ -112,6 +118,7 @@ class Selection:
         self._is_transformed_first = is_client_side if before is None else before
         self._config = config
         self._may_lack_records = may_lack_records
+        self._is_paged = is_paged
 
     def page(
         self,
@@ -163,6 +170,8 @@ class Selection:
         if not self._may_lack_records:
             raise_if_missing(found)
         context = {"config": self._config, "stream_slice": stream_slice}
+        # Transformations change records in place.
+        digest = _digest(found.records) if self._is_paged else None
         if self._is_transformed_first:
             records = self._transformed(found.records, context)
             records = self._kept(records, keep, {**context, "next_page_token": next_page_token})
@@ -174,7 +183,7 @@ class Selection:
                 self._convert(record)
         if self._is_own:
             records = _plain(records)
-        return Page(records, found.count)
+        return Page(records, found.count, digest)
 
     def _kept(self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]) -> list[Any]:
         if keep is not None:
@@ -206,6 +215,15 @@ class Selection:
         for step in self._steps if records else ():
             records = list(map(step(context), records))
         return records
+
+
+def _digest(records: list[Any]) -> bytes | None:
+    """Return a digest of records; None: they have what JSON does not have."""
+    try:
+        # The second version writes equal values alike, wherever in memory they are.
+        return blake2b(marshal.dumps(records, 2), digest_size=16).digest()
+    except ValueError:
+        return None
 
 
 def _conversion(

@@ -69,6 +69,7 @@ def cluster_for(
         config=api.config,
         budget=api.budget,
         may_lack_records=api.may_lack_records,
+        may_repeat_tokens=api.may_repeat_tokens,
         allowed_hosts=network.allowed_hosts,
         longest=network.longest,
         mask=network.mask,

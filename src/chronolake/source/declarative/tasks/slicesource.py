@@ -74,7 +74,7 @@ class Assignment:
         manifest: the stream's.
         config: what the user has set, as the manifest's rules make it.
         budget: how often the API may be called, or None.
-        may_lack_records: as of `Api`.
+        may_lack_records: as of `Api`; so is `may_repeat_tokens`.
         allowed_hosts: as of `Network`; so are `longest` and `mask`.
         mask: hides the configuration's secrets in a text.
         identity: what tells the records apart.
@@ -89,6 +89,7 @@ class Assignment:
     config: Mapping[str, Any] = field(repr=False)
     budget: HTTPAPIBudget | None
     may_lack_records: frozenset[str]
+    may_repeat_tokens: frozenset[str]
     allowed_hosts: Collection[str] | None
     longest: float
     mask: Callable[[str], str] = field(repr=False)
@@ -131,6 +132,7 @@ class Assignment:
                 self.config,
                 access,
                 may_lack_records=self.may_lack_records,
+                may_repeat_tokens=self.may_repeat_tokens,
             )
             slices = SliceReader(self.stream, api, self.schema, dated_by=self.dated_by)
             pool = ThreadPoolExecutor(share.requests, thread_name_prefix=self.stream.name)

@@ -1,24 +1,25 @@
 """The templates of a manifest: texts that are evaluated with what a stream knows at the moment.
 
-What a template makes is read as a Python literal if it is one: "2.10" becomes 2.1, "1,2" a tuple.
+What a template makes is read as a Python literal if it is one, unless that would be spelled in
+another way: "7" becomes 7 and "[1, 2]" a list, but "2.10", "1e5" and "1,2" stay texts. Tokens, keys
+and cursors look like numbers now and then, and have to be sent as they came. What a manifest says
+without a template is read as the reference reads it: "2.10" is 2.1.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.sandbox import ENVIRONMENT, Compiled, compiled
 from chronolake.source.declarative.templating.syntax import parsed
-
-if TYPE_CHECKING:
-    from jinja2 import nodes
 
 #: The variables a template may name: config, parameters, stream_slice, response, record and so on.
 Context = Mapping[str, Any]
@@ -53,6 +54,10 @@ _LITERAL = re.compile(
 _DATE = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)?", re.ASCII
 )
+#: Filters that give a value as it is.
+_LOOKUPS = frozenset({"default", "d", "first", "last"})
+#: Bits of a number: Python does not print longer ones.
+_LONGEST_NUMBER = 14_000
 _SMALL = 18  # digits that are read as a number at once
 #: What a template's steps may raise, but for a TypeError.
 _FAILURES = (
@@ -103,18 +108,19 @@ def evaluated(
     except UndefinedError:
         made = ""
     if made:
-        return _read(made, kinds) if is_template(text) else _plain(made, kinds)
-    return None if default is None else _read(_with_parts(default, context), kinds)
+        return _value_of(text, made, kinds)
+    if default is None:
+        return None
+    return _value_of(default, _with_parts(default, context), kinds)
 
 
 def as_text(text: str, context: Context) -> str:
-    """The text of what a text makes with a context, "2.1" for "2.10".
+    """The text of what a text makes with a context.
 
     Raises:
         ConfigurationError: as `evaluated` does, and when it looks into what is missing.
     """
-    made = _with_parts(text, context)
-    return str(_read(made, ()) if is_template(text) else _plain(made, ()))
+    return str(_value_of(text, _with_parts(text, context), ()))
 
 
 def as_truth(condition: str | bool, context: Context) -> bool:  # noqa: FBT001 - as manifests say
@@ -261,6 +267,75 @@ def _unfolded(text: str) -> str:
         return text
     lines = _NEWLINE.split(text)
     return "\n".join(lines if lines[-1] else lines[:-1])
+
+
+def _value_of(text: str, made: str, kinds: tuple[type, ...]) -> Any:
+    """Return the value of what a text has made."""
+    if not is_template(text):
+        return _plain(made, kinds)
+    value = _read(made, kinds)
+    # Where the manifest asks for numbers, it gets them however they are spelled.
+    if value is made or (kinds and str not in kinds):
+        return value
+    return made.strip() if _is_respelled(value, made, text) else value
+
+
+def _is_respelled(value: Any, made: str, text: str) -> bool:
+    """Return whether a literal's value would be sent otherwise than the template has made it."""
+    if not made_ready(text).variables:
+        return False
+    if isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:
+        return True
+    if isinstance(value, int | float | None):
+        return str(value) != made.strip()
+    if not looks_up(text):
+        return False
+    # What is only looked up is a value of JSON: quotes and the rest are a text's own.
+    return not isinstance(value, list | dict) or str(value) != made.strip()
+
+
+@lru_cache(maxsize=8192)
+def looks_up(text: str) -> bool:
+    """Return whether a template gives one of the values that it looks up, and nothing else."""
+    tree = syntax_of(text)
+    return tree is not None and _only_looks_up(tree.body)
+
+
+def _only_looks_up(body: Sequence[nodes.Node]) -> bool:
+    outputs = 0
+    for node in body:
+        if isinstance(node, nodes.If):
+            branches = [node.body, *(one.body for one in node.elif_), node.else_]
+            if not all(map(_only_looks_up, branches)):
+                return False
+            outputs += 1
+        elif isinstance(node, nodes.Output):
+            shown = [
+                one
+                for one in node.nodes
+                if not (isinstance(one, nodes.TemplateData) and not one.data.strip())
+            ]
+            if not all(map(_is_lookup, shown)):
+                return False
+            outputs += len(shown)
+        else:
+            return False
+    return outputs <= 1
+
+
+def _is_lookup(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr | nodes.Getitem):
+        return _is_lookup(node.node)
+    if isinstance(node, nodes.Call):
+        return isinstance(node.node, nodes.Getattr) and node.node.attr == "get"
+    if isinstance(node, nodes.Filter):
+        return node.name in _LOOKUPS and node.node is not None and _is_lookup(node.node)
+    if isinstance(node, nodes.CondExpr):
+        others = [node.expr1, *([] if node.expr2 is None else [node.expr2])]
+        return all(map(_is_lookup, others))
+    if isinstance(node, nodes.And | nodes.Or):
+        return _is_lookup(node.left) and _is_lookup(node.right)
+    return isinstance(node, nodes.Name | nodes.Const)
 
 
 def _plain(text: str, kinds: tuple[type, ...]) -> Any:

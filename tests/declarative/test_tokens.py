@@ -1,0 +1,218 @@
+"""Tokens, keys and cursors that look like something else are sent as the API gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from apis import Api, Asked, Reply
+from readings import option, reading, requester, retriever, stream
+
+#: What Python's parser takes for a number, a list or nothing.
+TOKENS = [
+    "1e5",
+    "0e462097431906509019562988736854",
+    "65e123456789012345678901",
+    "2.10",
+    "1_000",
+    "0x1f",
+    "00",
+    "007",
+    "+5",
+    "-0",
+    "1.",
+    "1,2",
+    "(1, 2)",
+    "[1,2]",
+    '{"a": 1}',
+    "'quoted'",
+    '"quoted"',
+    "1j",
+    "True",
+    "b'x'",
+    "1234567890123456789",
+]
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    with Api() as running:
+        yield running
+
+
+def _pages(api: Api, token_of: Any) -> None:
+    """A page for each token, which names the next one; the first is asked for without one."""
+    following = dict(zip([None, *TOKENS], [*TOKENS, None], strict=True))
+
+    def answer(asked: Asked) -> Reply:
+        token = token_of(asked)
+        if token not in following:
+            return Reply({"error": f"no page {token!r}"}, status=400)
+        return Reply({"data": [{"id": token or "first"}], "next": following[token]})
+
+    api.on("/items", answer)
+
+
+def _paged(place: str, **more: Any) -> dict[str, Any]:
+    where = {"type": "RequestOption", "inject_into": place, "field_name": "page"}
+    return {
+        "type": "DefaultPaginator",
+        "page_token_option": where,
+        "pagination_strategy": {
+            "type": "CursorPagination",
+            "cursor_value": "{{ response.get('next') }}",
+            **more,
+        },
+    }
+
+
+def _told(asked: Asked) -> Any:
+    """The token that a request has, wherever it is."""
+    if asked.method == "POST":
+        if asked.headers.get("content-type") == "application/json":
+            return None if (found := asked.json.get("page")) is None else str(found)
+        return asked.form.get("page")
+    return asked.params.get("page", asked.headers.get("page"))
+
+
+@pytest.mark.parametrize(
+    ("place", "asks"),
+    [
+        ("request_parameter", {}),
+        ("header", {}),
+        ("body_data", {"http_method": "POST"}),
+        ("body_json", {"http_method": "POST", "request_body_json": {"kind": "page"}}),
+    ],
+)
+def test_page_tokens_are_sent_as_they_came(api: Api, place: str, asks: dict[str, Any]) -> None:
+    _pages(api, _told)
+    one = stream(retriever=retriever(paginator=_paged(place), asks=asks))
+
+    read = reading(one, api)
+
+    assert read.result.failure is None
+    assert read.ids == ["first", *TOKENS]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"request_parameters": {"page": "{{ next_page_token['next_page_token'] }}"}},
+        {"request_parameters": "{{ {'page': (next_page_token or {}).get('next_page_token')} }}"},
+        {"request_headers": {"page": "{{ next_page_token['next_page_token'] }}"}},
+        {
+            "http_method": "POST",
+            "request_body_data": {"page": "{{ next_page_token['next_page_token'] }}"},
+        },
+        {
+            "http_method": "POST",
+            "request_body_json": {
+                "kind": "page",
+                "page": "{{ next_page_token['next_page_token'] }}",
+            },
+        },
+    ],
+)
+def test_page_tokens_in_templates_are_sent_as_they_came(api: Api, asks: dict[str, Any]) -> None:
+    _pages(api, _told)
+    paginator = {name: one for name, one in _paged("header").items() if name != "page_token_option"}
+    one = stream(retriever=retriever(paginator=paginator, asks=asks))
+
+    read = reading(one, api)
+
+    assert read.result.failure is None
+    assert read.ids == ["first", *TOKENS]
+
+
+def test_a_stop_condition_sees_tokens_as_they_came(api: Api) -> None:
+    _pages(api, _told)
+    paginator = _paged("request_parameter", stop_condition="{{ not response.next }}")
+
+    read = reading(stream(retriever=retriever(paginator=paginator)), api)
+
+    assert read.ids == ["first", *TOKENS]
+
+
+_TEXTS = [token for token in TOKENS if token != "True"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "asks"),
+    [
+        ({"request_option": option("parent")}, {}),
+        ({}, {"request_parameters": {"parent": "{{ stream_partition.parent }}"}}),
+        ({}, {"request_headers": {"parent": "{{ stream_slice['parent'] }}"}}),
+        ({}, {"path": "{{ stream_partition.parent | urlencode }}"}),
+    ],
+)
+def test_partitions_are_asked_for_by_their_keys_as_they_are(
+    api: Api, parts: dict[str, Any], asks: dict[str, Any]
+) -> None:
+    api.on("/parents", Reply({"data": [{"id": one} for one in _TEXTS]}))
+
+    def answer(asked: Asked) -> Reply:
+        key = asked.params.get("parent") or asked.headers.get("parent")
+        return Reply({"data": [{"id": key}]})
+
+    api.on("/items", answer)
+    by_path = "path" in asks
+    router = {
+        "type": "SubstreamPartitionRouter",
+        "parent_stream_configs": [
+            {
+                "type": "ParentStreamConfig",
+                "parent_key": "id",
+                "partition_field": "parent",
+                "stream": stream("parents", retriever=retriever("/parents")),
+                **parts,
+            }
+        ],
+    }
+    fields = [
+        {"type": "AddedFieldDefinition", "path": ["of"], "value": "{{ stream_partition.parent }}"}
+    ]
+    one = stream(
+        retriever={**retriever(partition_router=router), "requester": requester("/items") | asks},
+        transformations=[{"type": "AddFields", "fields": fields}],
+    )
+    api.asked.clear()
+
+    read = reading(one, api)
+
+    if by_path:
+        asked = [one.path for one in api.asked if one.path != "/parents"]
+        assert [unquote(path.removeprefix("/")) for path in asked] == _TEXTS
+        return
+    assert read.result.failure is None
+    assert read.ids == _TEXTS
+    # A key that a transformation puts into the records is a text or the same number.
+    assert [str(record["of"]) for record in read.result.records] == _TEXTS
+
+
+@pytest.mark.parametrize(
+    ("values", "sent"),
+    [
+        ("1e5,2e5,7", ["1e5", "2e5", "7"]),
+        ("[1e5, 2.10, 3]", ["1e5", "2.10", "3"]),
+        ("a", None),
+    ],
+)
+def test_values_of_a_list_in_the_configuration_are_sent_as_they_are(
+    api: Api, values: str, sent: list[str] | None
+) -> None:
+    api.on("/items", lambda asked: Reply({"data": [{"id": asked.params["team"]}]}))
+    router = {
+        "type": "ListPartitionRouter",
+        "cursor_field": "team",
+        "values": "{{ config['teams'] }}",
+        "request_option": option("team"),
+    }
+
+    read = reading(
+        stream(retriever=retriever(partition_router=router)), api, None, {"teams": values}
+    )
+
+    assert read.ids == (sent or [])
+    assert (read.result.failure is not None) == (sent is None)
