@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -534,6 +535,50 @@ def test_charts_have_the_times_of_utc_wherever_the_browser_is(visit: Open, zone:
     at = int(page.locator("[data-slider=at]").input_value()) / 1_000
     whole = told["starts"][-1] + told["width"] - told["starts"][0]
     assert told["starts"][0] + at * whole == pytest.approx(1_793_491_200_000, abs=whole / 1_000)
+
+
+def test_versions_within_milliseconds_are_counted_and_a_click_shows_each(visit: Open) -> None:
+    """Four versions that began within 20 ms, five days after the first and before the last one."""
+    page = visit(links.record(ORDERS, {"id": 104}))
+    first, burst = 1_790_000_000_000, 1_790_432_000_000
+    starts = [first, burst, burst + 5, burst + 11, burst + 20, burst + 400_000_000]
+
+    def crowded(route: Route) -> None:
+        ends = [start - 1 for start in starts[1:]]
+        told = {"starts": starts, "ends": [*ends, None], "states": "rrrrra", "lanes": [], "more": 0}
+        route.fulfill(json=told)
+
+    page.route("**/part/timeline?*", crowded)
+    page.reload()
+    page.wait_for_selector("[data-chart][data-drawn]")
+    clusters = """() => document.querySelector('[data-chart]').data
+        .filter(trace => trace.name === 'clusters').flatMap(trace => trace.text)"""
+    assert page.evaluate(clusters) == ["4"]
+
+    label = page.locator("[data-chart] .textpoint text", has_text="4")
+    box = label.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(200)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_function(f"!({clusters})().length")
+    seen = page.evaluate("document.querySelector('[data-chart]').layout.xaxis.range")
+    begin, end = (datetime.fromisoformat(at) for at in seen)
+    assert timedelta(milliseconds=20) < end - begin < timedelta(milliseconds=100)
+    page.get_by_role("button", name="Whole life").click()
+    page.wait_for_function(f"({clusters})().length === 1")
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_on_a_phone_no_cell_reaches_into_its_neighbour(visit: Open, width: int) -> None:
+    page = visit(links.record(ORDERS, {"id": 104}))
+    page.set_viewport_size({"width": width, "height": 800})
+    # As long as times get: those of a table with microseconds.
+    page.evaluate("""document.querySelectorAll('td time')
+        .forEach(one => { one.textContent = '2026-10-02 04:04:00.123456 UTC' })""")
+    overlapping = """() => [...document.querySelectorAll('.cards td')]
+        .filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.innerText)"""
+    assert page.evaluate(overlapping) == []
 
 
 def test_columns_that_have_no_lane_are_told(visit: Open) -> None:

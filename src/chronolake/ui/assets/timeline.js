@@ -7,6 +7,9 @@ import { times } from "./page.js";
 const STATES = { a: "active", r: "replaced", d: "deleted" };
 const MARK_PIXELS = 3;
 const MOST_MARKS = 300;
+/** Versions this near to each other, with as much room around them, are drawn as their number. */
+const CLUSTER_PIXELS = 12;
+const CLUSTERS = "clusters";
 /** How much longer the axis is for the version that is true now, as a part of all before it. */
 const TAIL = 0.35;
 const ROW_PIXELS = 24;
@@ -34,7 +37,8 @@ function lifeOf(told) {
     const goesOn = last > first ? last + (last - first) * TAIL : Infinity;
     last = Math.max(last, Math.min(Date.now(), goesOn));
   }
-  const room = Math.max((last - first) * 0.02, 60000);
+  // A life of milliseconds keeps its scale; only one that is an instant gets a minute.
+  const room = last > first ? (last - first) * 0.02 : 60000;
   return { first: first - room, last: last + room };
 }
 
@@ -67,6 +71,27 @@ class Marks {
   }
 }
 
+/**
+ * Groups of versions that begin within a few pixels, where nothing else begins nearby: without
+ * their number they would look like one version.
+ *
+ * @param near how near is near, in milliseconds.
+ */
+function clustersOf(starts, from, to, near) {
+  const groups = [];
+  starts.forEach((start, place) => {
+    if (start === null || start < from || start > to) return;
+    const group = groups.at(-1);
+    if (group && start - group.last <= near) {
+      group.last = start;
+      group.count += 1;
+    } else {
+      groups.push({ first: start, last: start, count: 1, place });
+    }
+  });
+  return groups.filter(({ first, last, count }) => count > 1 && last > first && last - first <= near);
+}
+
 /** What is to be drawn between two times, with marks of a width in milliseconds. */
 function pieces(told, life, from, to, room) {
   const found = {
@@ -77,6 +102,7 @@ function pieces(told, life, from, to, room) {
     instants: new Marks(),
     returns: new Marks(),
     deletions: new Marks(),
+    clusters: new Marks(),
     lanes: told.lanes.map(() => new Marks()),
   };
   const many = told.starts.length;
@@ -112,6 +138,10 @@ function pieces(told, life, from, to, room) {
       if (isBack) found.returns.add(following, 0.42, `came back<br>${utc(following)}`, place + 1);
     }
   }
+  const near = (room * CLUSTER_PIXELS) / MARK_PIXELS;
+  for (const { first, last, count: number, place } of clustersOf(told.starts, from, to, near)) {
+    found.clusters.add((first + last) / 2, 0, String(number), [place, first, last]);
+  }
   told.lanes.forEach((lane, row) => {
     for (const place of lane.places) {
       const at = told.starts[place] ?? life.first;
@@ -133,6 +163,13 @@ function traces(found, hue, room) {
     found.past.trace({ line: { color: hue.replaced, width: 20 } }),
     found.active.trace({ line: { color: hue.active, width: 20 } }),
     found.bounds.trace({ line: { color: hue.raised, width: 2 }, hoverinfo: "skip" }),
+    found.clusters.trace({
+      name: CLUSTERS,
+      mode: "markers+text",
+      marker: { symbol: "circle", color: hue.raised, size: 18, line: { color: hue.accent, width: 2 } },
+      textfont: { color: hue.text, size: 11 },
+      hovertemplate: "%{text} versions began here<br>click to zoom in<extra></extra>",
+    }),
     mark(found.instants, "diamond", hue.warn),
     mark(found.returns, "triangle-up", hue.active),
     mark(found.deletions, "x-thin-open", hue.deleted),
@@ -211,6 +248,15 @@ export async function drawTimeline(chart, reset, more, choose) {
     show(from, to);
   });
   chart.on("plotly_click", ({ points }) => {
+    const cluster = points.find((point) => point.data.name === CLUSTERS);
+    if (cluster) {
+      const [, first, last] = cluster.customdata;
+      const around = (last - first) * TAIL;
+      shown = "";
+      reset.hidden = false;
+      show(first - around, last + around);
+      return;
+    }
     const place = points.find((point) => Number.isInteger(point.customdata))?.customdata;
     if (place !== undefined) choose(place + 1);
   });
