@@ -12,11 +12,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from chronolake.errors import SourceError
 from chronolake.rawlake import wider
 from chronolake.source.declarative.landing.identity import HASHED, Identity
-from chronolake.source.declarative.landing.shape import Shape, array_of, declared_columns, type_of
+from chronolake.source.declarative.landing.shape import (
+    Shape,
+    array_of,
+    declared_columns,
+    has_texts_only,
+    type_of,
+)
 from chronolake.source.declarative.language.streams import DeclarativeStream
 from chronolake.types import ColumnType, Kind
 
@@ -258,3 +265,96 @@ def test_a_key_that_is_declared_as_any_number_has_the_type_of_its_values() -> No
 def test_a_record_without_its_key_is_refused() -> None:
     with pytest.raises(SourceError, match="A record has no id, which is part of its primary key"):
         Identity((("id",),)).added([{"id": 1}, {"id": None}])
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "expected"),
+    [
+        (Kind.DOUBLE, ["1.10", "-2", "3e2", ".5", "", None], [1.1, -2.0, 300.0, 0.5, None, None]),
+        (Kind.LONG, ["0", "-7", "9223372036854775807", ""], [0, -7, 2**63 - 1, None]),
+        (Kind.BOOLEAN, ["true", "False", ""], [True, False, None]),
+        (Kind.UTC_DATETIME, ["2024-01-01T00:00:00Z", ""], [datetime(2024, 1, 1, tzinfo=UTC), None]),
+        (Kind.NAIVE_DATE, ["2024-02-29", ""], [date(2024, 2, 29), None]),
+        (Kind.JSON, ['{"a": 1}', "plain", "null", ""], ['{"a":1}', '"plain"', None, None]),
+        (Kind.STRING, ["1", ""], ["1", ""]),
+    ],
+)
+def test_texts_of_a_csv_body_are_values_of_the_declared_type(
+    kind: Kind, texts: list[str | None], expected: list[Any]
+) -> None:
+    declared = shape(a=kind)
+    declared.texts_only = True
+    assert told(declared, [{"a": text} for text in texts]) == {"a": (kind, expected)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.LONG, "007"),
+        (Kind.LONG, "9223372036854775808"),
+        (Kind.LONG, "1.5"),
+        (Kind.DOUBLE, "0.12345678901234567890"),
+        (Kind.DOUBLE, "00.5"),
+        (Kind.DOUBLE, "NaN"),
+        (Kind.DOUBLE, "1e400"),
+        (Kind.DOUBLE, "e5"),
+        (Kind.DOUBLE, "+"),
+        (Kind.BOOLEAN, "yes"),
+    ],
+)
+def test_a_text_that_would_lose_something_widens_the_column_and_is_logged(
+    kind: Kind, text: str
+) -> None:
+    declared = shape(a=kind)
+    declared.texts_only = True
+    declared.stream = "rates"
+    with capture_logs() as logs:
+        found = told(declared, [{"a": text}, {"a": "1"}])
+        told(declared, [{"a": text}])
+    assert found == {"a": (Kind.STRING, [text, "1"])}
+    assert [(one["event"], one["stream"], one["column"], one["now"]) for one in logs] == [
+        ("column_wider_than_its_schema", "rates", "a", "STRING")
+    ]
+
+
+@given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+def test_every_number_survives_a_csv_body(numbers: list[float | None]) -> None:
+    declared = shape(a=Kind.DOUBLE)
+    declared.texts_only = True
+    texts = ["" if one is None else repr(one) for one in numbers]
+    assert told(declared, [{"a": text} for text in texts])["a"] == (Kind.DOUBLE, numbers)
+
+
+def test_texts_of_a_json_body_stay_texts() -> None:
+    assert told(shape(a=Kind.DOUBLE), [{"a": "1.10"}]) == {"a": (Kind.STRING, ["1.10"])}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "expected"),
+    [
+        ({"type": "CsvDecoder"}, True),
+        ({"type": "GzipDecoder", "decoder": {"type": "CsvDecoder"}}, True),
+        ({"type": "XmlDecoder"}, True),
+        ({"type": "JsonlDecoder"}, False),
+        (None, False),
+    ],
+)
+def test_the_decoder_says_whether_a_body_knows_texts_only(
+    decoder: dict[str, Any] | None, expected: bool
+) -> None:
+    retriever = {
+        "type": "SimpleRetriever",
+        "requester": {"type": "HttpRequester", "url_base": "https://example.com"},
+        "record_selector": {
+            "type": "RecordSelector",
+            "extractor": {"type": "DpathExtractor", "field_path": []},
+        },
+        "decoder": decoder,
+    }
+    stream = {
+        "type": "DeclarativeStream",
+        "name": "rates",
+        "retriever": retriever,
+        "schema_loader": {"type": "InlineSchemaLoader", "schema": {}},
+    }
+    assert has_texts_only(DeclarativeStream.model_validate(stream)) is expected

@@ -9,7 +9,7 @@ from chronolake.config import Nested, StreamConfig, is_never
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.landing.identity import Identity
 from chronolake.source.declarative.landing.nesting import Nesting
-from chronolake.source.declarative.landing.shape import Shape, declared_columns
+from chronolake.source.declarative.landing.shape import Shape, declared_columns, has_texts_only
 from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.manifests.traits import cursor_field_of, cursor_of
 from chronolake.source.declarative.parents import chosen, parents_of
@@ -88,7 +88,13 @@ class Settings:
         nesting = Nesting(stream.name, schema, identity.columns) if self.nests else None
         declared = declared_columns(schema) if nesting is None else nesting.declared
         typed = identity.typed(declared)
-        return Shape({**typed, **(known or {})}, frozenset(declared) & typed.keys(), nesting)
+        return Shape(
+            {**typed, **(known or {})},
+            frozenset(declared) & typed.keys(),
+            nesting,
+            stream.name,
+            has_texts_only(stream),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,40 @@
 """The columns of a stream's records: as its schema declares them, as long as the values fit.
 
-What a schema promises, answers do not always keep. A column whose values do not fit gets the
-narrowest type that holds all of them (`rawlake.wider`); a field that no schema has gets the type of
-its values. Columns only come, and types only get wider.
+Bodies in CSV and XML have texts only: there, a text that spells a value of the declared type is
+that value. What a schema promises, answers do not always keep. A column whose values do not fit
+gets the narrowest type that holds all of them (`rawlake.wider`), with a warning in the log; a field
+that no schema has gets the type of its values. Columns only come, and types only get wider.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import pyarrow as pa
+import structlog
 
 from chronolake.rawlake import wider
+from chronolake.source.declarative.language.records import (
+    CsvDecoder,
+    GzipDecoder,
+    XmlDecoder,
+    ZipfileDecoder,
+)
 from chronolake.types import Column, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from chronolake.source.declarative.landing.nesting import Nesting
+    from chronolake.source.declarative.language.streams import DeclarativeStream
+
+log = structlog.get_logger(__name__)
 
 _TEXT: Final = ColumnType(Kind.STRING)
 _LEAST_LONG: Final = -(2**63)
@@ -46,8 +59,20 @@ _DECLARED: Final = {
     "object": Kind.JSON,
     "array": Kind.JSON,
 }
+_WHOLE: Final = re.compile(r"[+-]?(0|[1-9][0-9]*)")
+_NUMBER: Final = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_TRUTHS: Final = {"true": True, "false": False}
 #: Types whose values are texts in JSON.
 _TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.NAIVE_DATE}
+
+
+def has_texts_only(stream: DeclarativeStream) -> bool:
+    """Return whether all values of a stream's answers are texts, as in CSV and XML."""
+    retriever = stream.retriever
+    decoder = getattr(retriever, "download_decoder", None) or getattr(retriever, "decoder", None)
+    while isinstance(decoder, GzipDecoder | ZipfileDecoder):
+        decoder = decoder.decoder
+    return isinstance(decoder, CsvDecoder | XmlDecoder)
 
 
 def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
@@ -98,11 +123,16 @@ class Shape:
         declared: the columns that a schema declares: of these a type may hold more than values of
             its own kind, as a number may be written without a fraction.
         nesting: how fields of objects are columns; None: objects are JSON texts.
+        stream: the stream's name, for the log.
+        texts_only: whether the answers' format knows texts only, so that a text stands for the
+            value of the declared type that it spells, and an empty one for null.
     """
 
     types: dict[str, ColumnType]
     declared: frozenset[str] = frozenset()
     nesting: Nesting | None = None
+    stream: str = ""
+    texts_only: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def columns(self, key: Sequence[str]) -> list[Column]:
@@ -165,7 +195,8 @@ class Shape:
         """A column's values in a type that holds them; None: nothing is known of it."""
         known = self.types.get(name)
         if known is not None and name in self.declared:
-            array = array_of(values, known)
+            given = values_of_texts(values, known) if self.texts_only else values
+            array = None if given is None else array_of(given, known)
             if array is not None:
                 return array, known
         found = type_of(values)
@@ -177,7 +208,52 @@ class Shape:
         with self._lock:
             before = self.types.get(name)
             self.types[name] = kind = found if before is None else wider(before, found)
+        if before not in {None, kind} and name in self.declared:
+            log.warning(
+                "column_wider_than_its_schema",
+                stream=self.stream,
+                column=name,
+                before=str(before),
+                now=str(kind),
+            )
         return array_of(values, kind), kind
+
+
+def values_of_texts(values: list[Any], kind: ColumnType) -> list[Any] | None:
+    """Return the values of a type that texts spell; None: one of them spells no such value.
+
+    No digit is lost: a text with leading zeros is no number, and neither is one with more digits
+    than the type holds. An empty text is null, unless the type is a text itself.
+    """
+    if kind.kind is Kind.STRING:
+        return values
+    found = [_value_of(one, kind.kind) if isinstance(one, str) and one else one for one in values]
+    if None in found and kind.kind is not Kind.JSON:
+        spelled = zip(values, found, strict=True)
+        if any(value not in {None, ""} and one is None for value, one in spelled):
+            return None
+    return [None if one == "" else one for one in found]
+
+
+def _value_of(text: str, kind: Kind) -> Any:
+    match kind:
+        case Kind.BOOLEAN:
+            return _TRUTHS.get(text.lower())
+        case Kind.LONG:
+            return int(text) if _WHOLE.fullmatch(text) else None
+        case Kind.DOUBLE if _NUMBER.fullmatch(text):
+            number = float(text)
+            return number if Decimal(repr(number)) == Decimal(text) else None
+        case Kind.JSON:
+            return _json_of(text)
+    return None if kind is Kind.DOUBLE else text
+
+
+def _json_of(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return text
 
 
 def type_of(values: Iterable[Any]) -> ColumnType | None:

@@ -20,7 +20,7 @@ from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.api import Api
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.landing.shape import Shape
+from chronolake.source.declarative.landing.shape import Shape, has_texts_only
 from chronolake.source.declarative.landing.slicefiles import SliceFiles, unforeseen
 from chronolake.source.declarative.slices import SliceReader
 from chronolake.source.declarative.tasks.coordinator import Driver, DriverLostError
@@ -112,7 +112,13 @@ class Assignment:
         Raises:
             DriverLostError: nobody wants them any more.
         """
-        shape = Shape(dict(share.types), self.declared, self.nesting)
+        shape = Shape(
+            dict(share.types),
+            self.declared,
+            self.nesting,
+            self.stream.name,
+            has_texts_only(self.stream),
+        )
         with ExitStack() as stack:
             driver = stack.enter_context(Driver(share.driver))
             ahead = driver.now() - now_micros()
