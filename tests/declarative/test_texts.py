@@ -60,6 +60,42 @@ def _adding(value: str) -> dict[str, Any]:
     return stream(transformations=[{"type": "AddFields", "fields": [field]}])
 
 
+def _paged(**strategy: Any) -> dict[str, Any]:
+    """A stream whose pages go by this strategy."""
+    paginator = {"type": "DefaultPaginator", "pagination_strategy": strategy}
+    return stream(retriever=retriever(paginator=paginator))
+
+
+def _with_schema(properties: dict[str, Any], **cursor: Any) -> dict[str, Any]:
+    schema = {"type": "InlineSchemaLoader", "schema": {"properties": properties}}
+    return stream(incremental_sync={**_CURSOR, **cursor}, schema_loader=schema)
+
+
+def _split(value: str) -> dict[str, Any]:
+    """A stream with partitions by `id` and `pid` that sends a template."""
+    described = retriever(
+        partition_router=[
+            {"type": "ListPartitionRouter", "cursor_field": name, "values": ["x"]}
+            for name in ("id", "pid")
+        ]
+    )
+    described["requester"]["request_parameters"] = {"a": value}
+    return stream(retriever=described)
+
+
+def _dependent(parent: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A stream whose parent is to be read incrementally."""
+    config = {
+        "type": "ParentStreamConfig",
+        "parent_key": "id",
+        "partition_field": "pid",
+        "stream": parent,
+        "incremental_dependency": True,
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [config]}
+    return stream(retriever=retriever(partition_router=router), **more)
+
+
 def _decoded(**decoder: Any) -> dict[str, Any]:
     return stream(retriever=retriever(decoder=decoder))
 
@@ -95,6 +131,73 @@ def _one(found: Manifest) -> Problem:
         (_by(step="P1D"), "step", "`step` and `cursor_granularity`, or neither", ""),
         (_by(lookback_window="P1X"), "lookback_window", "no duration", ""),
         (_by(datetime_format="%Y-%Q"), "datetime_format", "no directive %Q", "strptime"),
+        (
+            _by(datetime_format="YYYY-MM-DD"),
+            "datetime_format",
+            "does not tell the year",
+            "strptime",
+        ),
+        (_by(datetime_format="%H:%M"), "datetime_format", "not tell the year", "strptime"),
+        (_by(cursor_datetime_formats=["ISO"]), "cursor_datetime_formats[0]", "the year", ""),
+        (
+            _by(start_datetime="2024-01-01T00:00:00Z"),
+            "start_datetime",
+            "does not have the format %Y-%m-%d",
+            "datetime_format",
+        ),
+        (
+            _by(
+                end_datetime={
+                    "type": "MinMaxDatetime",
+                    "datetime": "01.02.2024",
+                    "datetime_format": "%d/%m/%Y",
+                }
+            ),
+            "end_datetime.datetime",
+            "does not have the format %d/%m/%Y",
+            "",
+        ),
+        (_paged(type="PageIncrement", page_size="ten"), "page_size", "'ten' is not a whole", ""),
+        (_paged(type="OffsetIncrement", page_size="ten"), "page_size", "not a whole number", ""),
+        (
+            _paged(type="CursorPagination", cursor_value="{{ response.x }}", page_size="1O"),
+            "page_size",
+            "not a whole number",
+            "template",
+        ),
+        (
+            _asking(error_handler={"type": "DefaultErrorHandler", "max_retries": "many"}),
+            "max_retries",
+            "not a whole number",
+            "",
+        ),
+        (_by(cursor_field="meta.updated"), "cursor_field", "is one key", "AddFields"),
+        (
+            _with_schema({"updated_at": {}}, cursor_field="updatd_at"),
+            "cursor_field",
+            "not a field of the stream's schema",
+            "'updated_at'",
+        ),
+        (
+            _split("{{ stream_slice.idd }}"),
+            "request_parameters.a",
+            "`stream_slice['idd']` is not there: the stream's slices have id, pid",
+            "'id'",
+        ),
+        (_split("{{ stream_partition['team'] }}"), "a", "slices have id, pid", "Name one"),
+        (_split("{{ stream_interval.get('start_tim') }}"), "a", "slices have id, pid", ""),
+        (
+            _dependent(stream("parents")),
+            "incremental_dependency",
+            "does nothing here: the stream has no cursor",
+            "incremental_sync",
+        ),
+        (
+            _dependent(stream("parents"), incremental_sync=_CURSOR),
+            "incremental_dependency",
+            "does nothing here: the parent has no cursor",
+            "",
+        ),
         (_by(datetime_format="%Y-%"), "datetime_format", "single %", "strptime"),
         (_by(cursor_datetime_formats=["%Y %Y"]), "cursor_datetime_formats[0]", "twice", ""),
         (_by(clamping={"target": "MONHT"}), "clamping.target", "no target MONHT", "'MONTH'"),
@@ -134,14 +237,18 @@ def test_a_text_that_cannot_be_used_is_told_where_it_stands(
 @pytest.mark.parametrize(
     "described",
     [
-        _asking(path="/a/{ {x} }/{{ stream_partition.id }}"),
+        _split("/a/{ {x} }/{{ stream_partition.id }}"),
         _asking(request_body_json={"query": "}} {x} {% raw %}{{ anything }}{% endraw %}"}),
         _adding("{% for one in record['a'] %}{{ one }}{{ loop.index }}{% endfor %}"),
-        _adding("{% set a = record.b %}{{ a | hash('md5') }} {{ stream_slice['c'] }}"),
+        _adding("{% set a = record.b %}{{ a | hash('md5') }} {{ stream_slice }}"),
         _waiting("WaitTimeFromResponse", wait_time_in_seconds="{{ whatever | unknown }}"),
         _waiting("WaitTimeFromHeader", header="a", regex="{{ config['pattern'] }}"),
         _by(step="{{ config['step'] }}", cursor_granularity="PT0.000001S"),
-        _by(datetime_format="%Y-%m-%dT%H:%M:%S.%_msZ", cursor_datetime_formats=["%s_as_float"]),
+        _by(
+            datetime_format="%Y-%m-%dT%H:%M:%S.%_msZ",
+            cursor_datetime_formats=["%s_as_float"],
+            start_datetime="2024-01-01T00:00:00.000Z",
+        ),
         # No time is read by it, and those that write know more directives.
         _by(datetime_format="%-d.%-m.%Y", cursor_datetime_formats=["%Y-%m-%d"]),
         stream(name="stream_state"),
@@ -284,3 +391,84 @@ streams:
             assert (first.level, first.fix) == (level, "Did you mean 'config'?")
             assert first.message.startswith(f"{file}, line 8: the stream items: streams[0].")
             assert first.message.endswith("request_headers.x: `confg` is not known there")
+
+
+_SPEC = {
+    "type": "Spec",
+    "connection_specification": {
+        "type": "object",
+        "properties": {"token": {"type": "string"}, "api": {}},
+        "oneOf": [{"properties": {"region": {"type": "string"}}}],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("described", "message", "hint", "level"),
+    [
+        (
+            _asking(request_headers={"Authorization": "Bearer {{ config['tokn'] }}"}),
+            "`config['tokn']` is not there: the `spec` has no such setting",
+            "Did you mean 'token'?",
+            Level.FAILED,
+        ),
+        (_asking(path="/{{ config.regoin }}/items"), "config['regoin']", "'region'", Level.FAILED),
+        (_asking(path="/{{ config['place'] }}"), "config['place']", "Name one", Level.FAILED),
+        (_asking(path="/{{ config.get('tokens') }}"), "'tokens'", "'token'", Level.FAILED),
+        # A header of which nothing is left is not sent, and a field of a record is empty.
+        (_asking(request_headers={"a": "{{ config['tokn'] }}"}), "'tokn'", "", Level.WARNING),
+        (_adding("{{ config['tokn'] }}"), "'tokn'", "'token'", Level.WARNING),
+        (_dependent(stream("parents")), "does nothing here", "", Level.WARNING),
+    ],
+)
+def test_a_setting_that_the_spec_has_not_is_told(
+    described: dict[str, Any], message: str, hint: str, level: Level
+) -> None:
+    found = _manifest(described, spec=_SPEC)
+    problem = _one(found)
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+    assert "items" in found.streams
+
+    source = DeclarativeSource(type="declarative", manifest="m.yaml", config={}, only=["items"])
+    (told,) = [one for one in findings_of(found, source) if one.what == "manifest"]
+    assert told.level is level
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        _asking(path="/{{ config['token'] }}/{{ config.region }}"),
+        # What a template can do without, a method, a name of its own, and a nested one.
+        _asking(path="/{{ config.get('place', 'x') }}"),
+        _asking(path="/{{ config['place'] or 'x' }}"),
+        _asking(path="/{{ config['place'] if config['place'] is defined else '' }}"),
+        _asking(path="/{{ config.items() | list | length }}"),
+        _asking(path="/{% set config = {'a': 1} %}{{ config.a }}"),
+        _asking(path="/{{ config['tok' ~ 'n'] }}"),
+        _split("{{ stream_slice.pid }}{{ stream_slice.get('id') }}{{ stream_slice.parent_slice }}"),
+        _split("{{ stream_slice.extra_fields['x'] }}"),
+        _by(cursor_field="{{ config.token }}"),
+        _with_schema({"meta.updated": {}}, cursor_field="meta.updated"),
+        _with_schema({"a": {}, "b": {}}, cursor_field="zzz"),
+        _dependent(_by(), incremental_sync=_CURSOR),
+        _paged(type="PageIncrement", page_size="{{ config.token }}"),
+        _paged(type="PageIncrement", page_size="10"),
+    ],
+)
+def test_what_is_there_or_need_not_be_is_no_problem(described: dict[str, Any]) -> None:
+    assert _manifest(described, spec=_SPEC).problems == ()
+
+
+def test_settings_that_the_manifest_makes_itself_are_there() -> None:
+    field = {"type": "AddedFieldDefinition", "path": ["made"], "value": "x"}
+    rules = {
+        "type": "ConfigNormalizationRules",
+        "transformations": [{"type": "ConfigAddFields", "fields": [field]}],
+    }
+    spec = {**_SPEC, "config_normalization_rules": rules}
+    assert _manifest(_asking(path="/{{ config['made'] }}"), spec=spec).problems == ()
+
+
+def test_without_a_spec_nobody_knows_the_settings() -> None:
+    assert _manifest(_asking(path="/{{ config['made'] }}")).problems == ()

@@ -226,7 +226,7 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[F
             of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
             yield Finding(
                 "manifest",
-                Level.WARNING if is_left_out else Level.FAILED,
+                Level.WARNING if is_left_out or problem.is_warning else Level.FAILED,
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
                 problem.hint,
             )

@@ -14,6 +14,7 @@ from chronolake.source.declarative.manifests.located import (
     is_unknown,
     unknown_in,
 )
+from chronolake.source.declarative.manifests.lookups import problems_of_lookups
 from chronolake.source.declarative.manifests.problems import (
     Problem,
     Spot,
@@ -34,13 +35,17 @@ class Gathering:
     Attributes:
         file: the manifest.
         allow_components: whether the connector's own Python classes may run.
+        settings: the names that a configuration can have; None: nobody knows them.
         streams: the streams that can be read, by name.
         problems: what is wrong.
         unread: the streams that cannot be read for a reference that leads nowhere.
     """
 
-    def __init__(self, file: Path, *, allow_components: bool) -> None:
+    def __init__(
+        self, file: Path, *, allow_components: bool, settings: frozenset[str] | None = None
+    ) -> None:
         self.file = file
+        self.settings = settings
         self.allow_components = allow_components
         self.streams: dict[str, AnyStream] = {}
         self.problems: list[Problem] = []
@@ -48,7 +53,7 @@ class Gathering:
 
     def nothing(self) -> Gathering:
         """Another one of the same manifest, with nothing found yet."""
-        return Gathering(self.file, allow_components=self.allow_components)
+        return Gathering(self.file, allow_components=self.allow_components, settings=self.settings)
 
     def lacks_nothing(self, described: Any, name: str) -> bool:
         """Whether all references in a stream lead somewhere; if not, it is noted for `unread`."""
@@ -90,6 +95,8 @@ class Gathering:
         name = name_of(described, spot)
         is_known = self.lacks_nothing(described, name)
         self.problems += problems_of_texts(described, spot, name)
+        if is_known:
+            self.problems += problems_of_lookups(described, spot, name, self.settings)
         may_run = self.may_run(described, spot, name)
         try:
             stream = STREAM.validate_python(described, context=Origin(self.file, name))

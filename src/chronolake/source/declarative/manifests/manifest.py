@@ -32,6 +32,7 @@ from chronolake.source.declarative.manifests.located import (
     resolved,
     unknown_in,
 )
+from chronolake.source.declarative.manifests.lookups import settings_of
 from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
 from chronolake.source.declarative.manifests.texts import problems_of_texts
 from chronolake.spelling import did_you_mean
@@ -227,7 +228,7 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
     whole, unknown = resolved(content, file=str(file))
     whole.setdefault("type", "DeclarativeSource")
     whole = inherited(whole)
-    found = Gathering(file, allow_components=allow_components)
+    found = Gathering(file, allow_components=allow_components, settings=settings_of(whole))
     found.problems += (*rules_of(whole)[1], *_of_the_api(whole))
     if not whole.get("streams") and not whole.get(_DYNAMIC):
         found.problems.append(

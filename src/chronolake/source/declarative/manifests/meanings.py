@@ -158,6 +158,21 @@ FORMATS: Final = frozenset(
         ("OAuthAuthenticator", "token_expiry_date_format"),
     }
 )
+#: Whole numbers, maybe told by templates.
+WHOLE: Final = frozenset(
+    {
+        ("AsyncRetriever", "failed_retry_wait_time_in_seconds"),
+        ("AsyncRetriever", "polling_job_timeout"),
+        ("ConcurrencyLevel", "default_concurrency"),
+        ("CursorPagination", "page_size"),
+        ("DefaultErrorHandler", "max_retries"),
+        ("HttpRequestRegexMatcher", "weight"),
+        ("IncrementingCountCursor", "start_value"),
+        ("OffsetIncrement", "page_size"),
+        ("PageIncrement", "page_size"),
+        ("Rate", "limit"),
+    }
+)
 #: Regular expressions, maybe told by templates.
 PATTERNS: Final = frozenset(
     {

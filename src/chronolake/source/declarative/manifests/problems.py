@@ -47,6 +47,7 @@ class Problem:
         stream: the stream that it is about, or None: it is not about one.
         hint: what to do about it, or None.
         streams: those that cannot be read for it, if it is about several.
+        is_warning: whether it only is of no use.
     """
 
     line: int | None
@@ -55,6 +56,7 @@ class Problem:
     stream: str | None = None
     hint: str | None = None
     streams: tuple[str, ...] = ()
+    is_warning: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,16 @@ class Spot:
         line, path = line_of(described, keys)
         return Spot(line or self.line, f"{self.path}.{path}" if path else self.path)
 
-    def problem(self, message: str, stream: str | None = None, hint: str | None = None) -> Problem:
+    def problem(
+        self,
+        message: str,
+        stream: str | None = None,
+        hint: str | None = None,
+        *,
+        is_warning: bool = False,
+    ) -> Problem:
         """What is wrong with what stands here."""
-        return Problem(self.line, self.path, message, stream, hint)
+        return Problem(self.line, self.path, message, stream, hint, is_warning=is_warning)
 
 
 def problems_in(

@@ -23,6 +23,7 @@ from chronolake.source.declarative.manifests.meanings import (
     UNTYPED,
     URLS,
     VARIABLES,
+    WHOLE,
 )
 from chronolake.source.declarative.manifests.problems import is_open
 from chronolake.source.declarative.templating.faults import (
@@ -33,6 +34,7 @@ from chronolake.source.declarative.templating.faults import (
     faults_of_pattern,
 )
 from chronolake.source.declarative.templating.templates import is_template
+from chronolake.source.declarative.templating.times import parsed
 from chronolake.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -185,11 +187,46 @@ def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault
         # One that no time is read by may have more directives.
         for fault in faults_of_format(text, is_read=not node.get("cursor_datetime_formats")):
             yield (*keys, "datetime_format"), fault
+    yield from _of_moments(node, keys)
     clamping = node.get("clamping")
     target = clamping.get("target") if isinstance(clamping, dict) else None
     if isinstance(target, str) and not is_template(target) and target not in _PERIODS:
         hint = did_you_mean(target, _PERIODS, "It is DAY, MONTH, or WEEK with a `weekday`.")
         yield (*keys, "clamping", "target"), Fault(f"there is no target {target}", hint)
+
+
+def _of_whole_number(text: str) -> Iterator[Fault]:
+    try:
+        int(text)
+    except ValueError:
+        yield Fault(
+            f"{text!r} is not a whole number", "Write a number, or a template that gives one."
+        )
+
+
+def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
+    """Report times of a cursor that don't have the format by which they are read."""
+    own = node.get("datetime_format")
+    for name in ("start_datetime", "end_datetime"):
+        told = node.get(name)
+        within: _Keys = (*keys, name)
+        form = own
+        if isinstance(told, dict):
+            form = told.get("datetime_format") or own
+            told, within = told.get("datetime"), (*within, "datetime")
+        if not isinstance(told, str) or not isinstance(form, str) or is_template(told):
+            continue
+        if told and not is_template(form) and not any(faults_of_format(form)):
+            try:
+                parsed(told, form)
+            except ValueError:
+                yield (
+                    within,
+                    Fault(
+                        f"the time {told!r} does not have the format {form}",
+                        "Write it in the datetime_format, or correct that.",
+                    ),
+                )
 
 
 def _of_method(text: str) -> Iterator[Fault]:
@@ -231,6 +268,7 @@ _LOOKS: Final[tuple[_Look, ...]] = (
     (DURATIONS, _of_text(faults_of_duration)),
     (FORMATS, _of_text(faults_of_format)),
     (PATTERNS, _of_text(faults_of_pattern)),
+    (WHOLE, _of_text(_of_whole_number)),
     (PATHS, _of_text(_of_segment)),
     (STATUSES, _of_status),
     (ENCODINGS, _of_text(_of_encoding)),

@@ -32,6 +32,8 @@ _KEPT = 20_000  # days of half a century
 _MILLISECONDS = re.compile("%(%|_ms)")
 #: What may stand behind the `%` of a format that is only written, and its flags.
 _DIRECTIVE = re.compile(r"%[-_0^#EO]?(.?)", re.DOTALL)
+#: Directives of which one tells the year.
+_YEARS = frozenset("cCDFgGsxyY+")
 _WRITTEN = frozenset("aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%")
 _LAYOUT = re.compile(r"%Y-%m-%d(?:([T ])%H:%M:%S(\.(?:%f|%_ms))?(Z|%z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
@@ -89,6 +91,8 @@ def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     """
     if format in _UNITS or format == "%s_as_float":
         return
+    if not {found[1] for found in _DIRECTIVE.finditer(format)} & _YEARS:
+        raise ValueError("it does not tell the year, as %Y does")
     plain = _MILLISECONDS.sub(_any_fraction, format)
     if not is_read:
         for found in _DIRECTIVE.finditer(plain):
