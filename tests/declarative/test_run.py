@@ -37,11 +37,14 @@ def test_memory_is_a_pages_and_not_the_streams(tmp_path: Path) -> None:
 def _most_memory(folder: Path, pages: int) -> int:
     """Bytes at most while a stream of so many pages is read into files."""
     records = [{"id": number, "text": f"{number} " * 40} for number in range(_ROWS)]
-    body, nothing = orjson.dumps({"data": records}), orjson.dumps({"data": []})
+    # Two pages take turns: one that comes twice in a row would be an error.
+    bodies = [orjson.dumps({"data": each}) for each in (records, records[::-1])]
+    nothing = orjson.dumps({"data": []})
 
     def answer(asked: Asked) -> Reply:
         api.asked.clear()
-        return Reply(body if int(asked.params.get("page", 0)) < pages else nothing)
+        page = int(asked.params.get("page", 0))
+        return Reply(bodies[page % 2] if page < pages else nothing)
 
     described: Any = stream(primary_key="id", retriever=retriever(paginator=_PAGES))
     manifest = of(mapped({"streams": [described]}), folder / "manifest.yaml")

@@ -8,16 +8,19 @@ which changes nothing: what landed twice counts once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from chronolake.arrowrows import to_spark
 from chronolake.description import describe_loaded
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
 from chronolake.pipeline.census import Compared, expect_empty
 from chronolake.pipeline.filling import expect_same_key
 from chronolake.pipeline.snapshot import versions_of
+from chronolake.pipeline.unchanged import changed
 from chronolake.rawlake import (
     Control,
     ControlKind,
@@ -184,7 +187,18 @@ class _Landing:
         self._expect_same_key(self.lake.catalog.find(self.stream.table), piece.columns)
         if piece.versions is None:
             return declare(piece.columns, self.stream.folder, guard=self.lease.expect_held)
-        return self._land(piece.versions, piece.columns, each_once=piece.is_distinct)
+        versions = piece.versions
+        if piece.is_undated or (piece.may_repeat and self._had_table):
+            # It is compared with all that has landed.
+            self.complete(self.stream.name)
+            table = self.lake.catalog.find(self.stream.table)
+            versions = changed(self.lake, to_spark(versions), piece.columns, table)
+        return self._land(versions, piece.columns, each_once=piece.is_distinct)
+
+    @cached_property
+    def _had_table(self) -> bool:
+        """Whether the table was there when the stream's first versions came in this run."""
+        return self.lake.catalog.find(self.stream.table) is not None
 
     def _of_snapshot(self, snapshot: Snapshot) -> tuple[list[DataFile], bool]:
         """Gives the new files, and whether they are all of the snapshot's rows."""

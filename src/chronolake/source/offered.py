@@ -89,6 +89,9 @@ class Piece:
         numbers: what tells columns apart when they get other names, by their names. Columns without
             a number are told apart by their names; None: all of them always are.
         is_distinct: whether the source vouches that no two of `versions` are of one record.
+        may_repeat: whether `versions` may say of a record what was brought before: then only those
+            land that say something else than the one before them.
+        is_undated: whether the same may be so of two of `versions`.
     """
 
     stream: str
@@ -97,6 +100,8 @@ class Piece:
     position: Position
     numbers: Mapping[str, int] | None = None
     is_distinct: bool = False
+    may_repeat: bool = False
+    is_undated: bool = False
 
 
 @dataclass(frozen=True)

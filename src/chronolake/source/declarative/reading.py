@@ -124,6 +124,9 @@ class StreamReader:
             is_embedded=is_embedded(stream, stored),
         )
         self.state: State = self._state_of(stored, on_limit)
+        latest = self.state.latest_known if isinstance(self.state, StreamState) else None
+        #: Up to when records may have been read before; None: nobody knows.
+        self.known_until = None if latest is None else micros_of(latest)
         if (
             isinstance(self.state, StreamState)
             and self.state.lowest(StreamSlice()) > self.state.end

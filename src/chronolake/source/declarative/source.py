@@ -7,13 +7,14 @@ read as a whole, and compared with its table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from chronolake.config import is_due
 from chronolake.errors import ChronolakeError
+from chronolake.rawlake import wider
 from chronolake.source.declarative.landing.comparing import Comparison
 from chronolake.source.declarative.landing.parts import Waiting, by_columns, records_of, rows_of
 from chronolake.source.declarative.landing.place import Place
@@ -51,7 +52,7 @@ from chronolake.source.offered import (
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Mapping
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
@@ -59,9 +60,11 @@ if TYPE_CHECKING:
     from chronolake.config import DeclarativeSource, Project
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
+    from chronolake.source.declarative.landing.parts import Part
     from chronolake.source.declarative.language.streams import AnyStream
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.offered import Memory, Position
+    from chronolake.types import Column
 
 #: Where complete reads wait, below where a stream's records wait.
 _WHOLE: Final = "whole"
@@ -203,15 +206,16 @@ class DeclarativeApi:
         is_whole = sight_of(either) is Sight.SNAPSHOT_DIFF
         if is_outdated(either, known.state, api.config):
             told, anew = Place(None, known.types).as_json(), True
-        landing = raw_folder(self.project, self.pipeline, name)
-        place = spool_folder(self.project, self.pipeline) / landing.name
+        folder = raw_folder(self.project, self.pipeline, name)
+        place = spool_folder(self.project, self.pipeline) / folder.name
         if anew or is_whole:
             # What another run has left does not belong to this one, which reads everything.
             Waiting(place).discard()
         Waiting(place / _WHOLE).discard()
         waiting, left = Waiting.left(place)
         if waiting.parts and left is not None:
-            yield from _pieces(lake.spark, name, waiting, told or {}, left)
+            landing = _Landing(lake.spark, name, waiting, Repeats(may_be=bool(told)))
+            yield from landing.pieces(told or {}, left)
             waiting.landed()
             if self._landed.get(name) != left:
                 return
@@ -249,7 +253,9 @@ class DeclarativeApi:
                 lake.spark, name, run, workers, may_become_empty=settings.may_become_empty
             )
             return
-        if not (yield from self._read(lake.spark, name, run, workers, told or {})):
+        repeats = Repeats(may_be=not is_first, until=run.reader.known_until)
+        landing = _Landing(lake.spark, name, run.waiting, repeats)
+        if not (yield from self._read(landing, run, workers, told or {})):
             return
         if run.failure is not None:
             yield Failure(name, run.failure)
@@ -264,17 +270,17 @@ class DeclarativeApi:
                 whole.discard()
 
     def _read(
-        self, spark: SparkSession, name: str, run: Run, workers: int, before: Position
+        self, landing: _Landing, run: Run, workers: int, before: Position
     ) -> Generator[Piece | Reading, None, bool]:
         """What a stream brings, until something of it cannot land; gives whether all has."""
         for after in run.watched(workers):
-            yield Reading(name, run.rows)
+            yield Reading(landing.name, run.rows)
             if after is None:
                 continue
-            yield from _pieces(spark, name, run.waiting, before, after)
+            yield from landing.pieces(before, after, run.files.columns())
             before = after
             run.waiting.landed()
-            if self._landed.get(name) != after:
+            if self._landed.get(landing.name) != after:
                 run.stop()
         if run.is_stopped:
             run.waiting.discard()
@@ -324,17 +330,72 @@ class DeclarativeApi:
         run.waiting.landed()
 
 
-def _pieces(
-    spark: SparkSession,
-    name: str,
-    waiting: Waiting,
-    before: Position,
-    after: Position,
-) -> Iterator[Piece]:
-    """What waits, the files with the same columns together; the last says where the stream is."""
-    groups = by_columns(waiting.parts)
-    if not groups:
-        yield Piece(name, None, (), after)
-    for number, (columns, parts) in enumerate(groups, 1):
-        position = after if number == len(groups) else before
-        yield Piece(name, rows_of(spark, parts), columns, position)
+def _united(several: Iterable[Sequence[Column]]) -> list[Column]:
+    """Return the columns of several files, in types that hold the values of all."""
+    found: dict[str, Column] = {}
+    for one in (column for columns in several for column in columns):
+        known = found.get(one.name, one)
+        found[one.name] = replace(one, type=wider(known.type, one.type))
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What of a run may have been brought before.
+
+    Attributes:
+        may_be: whether anything may.
+        until: the latest time that a record had before the run, in microseconds since 1970; None:
+            nobody knows it.
+    """
+
+    may_be: bool
+    until: int | None = None
+
+    def are_in(self, parts: Sequence[Part]) -> bool:
+        """Return whether files may have records that were brought before."""
+        return self.may_be and any(
+            self.until is None or part.earliest is None or part.earliest <= self.until
+            for part in parts
+        )
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """What waits of a stream, on its way into the raw lake."""
+
+    spark: SparkSession
+    name: str
+    waiting: Waiting
+    repeats: Repeats
+
+    def pieces(
+        self, before: Position, after: Position, columns: Sequence[Column] = ()
+    ) -> Iterator[Piece]:
+        """Return what waits, the files with the same columns together.
+
+        What may repeat what was brought before is one piece: records are compared with those before
+        them, in whatever file they are.
+
+        Args:
+            before: how far the stream was.
+            after: how far it is with all of this; the last piece says so.
+            columns: of all the stream's records; those of the files if there are none.
+        """
+        parts = self.waiting.parts
+        groups = by_columns(parts)
+        if not groups:
+            yield Piece(self.name, None, (), after)
+            return
+        is_undated = any(part.is_undated for part in parts)
+        may_repeat = self.repeats.are_in(parts)
+        if may_repeat or is_undated:
+            columns = columns or _united(given for given, _ in groups)
+            rows = records_of(self.spark, parts, columns, facts=True)
+            yield Piece(
+                self.name, rows, columns, after, may_repeat=may_repeat, is_undated=is_undated
+            )
+            return
+        for number, (given, group) in enumerate(groups, 1):
+            position = after if number == len(groups) else before
+            yield Piece(self.name, rows_of(self.spark, group), given, position)

@@ -89,6 +89,13 @@ class StreamState:
         self._idle = deque(self._progress)
         self._latest = self._overall
 
+    @property
+    def latest_known(self) -> datetime | None:
+        """The latest time of a record that runs have read so far; None: there was none."""
+        times = [one.latest for _, one in self._progress.values()]
+        known = [at for at in (*times, self._overall, self._latest) if at is not None]
+        return max(known) if known else None
+
     # ------------------------------------------------------------------ what was stored
 
     def _restore(self, stored: Mapping[str, Any]) -> None:

@@ -45,12 +45,17 @@ class Part:
         columns: their data columns.
         rows: how many there are.
         bytes: the file's size.
+        earliest: when the first of them was changed, in microseconds since 1970; None: one does not
+            say when.
+        is_undated: whether one does not say when it was changed, though it should.
     """
 
     file: Path
     columns: tuple[Column, ...]
     rows: int
     bytes: int
+    earliest: int | None = None
+    is_undated: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -68,9 +73,17 @@ class PartWriter:
         self._writer: pa.RecordBatchFileWriter | None = None
         self._file = Path()
         self._rows = 0
+        self._times: list[int | None] = []
+        self._is_undated = False
 
     def add(
-        self, columns: Sequence[Column], arrays: Sequence[pa.Array], facts: Mapping[str, pa.Array]
+        self,
+        columns: Sequence[Column],
+        arrays: Sequence[pa.Array],
+        facts: Mapping[str, pa.Array],
+        *,
+        earliest: int | None = None,
+        is_undated: bool = False,
     ) -> None:
         """Write the records of a page.
 
@@ -78,6 +91,8 @@ class PartWriter:
             columns: their data columns.
             arrays: the columns' values.
             facts: `MODIFIED` and `SEQUENCE` (`chronolake.changes`).
+            earliest: as of `Part`.
+            is_undated: as of `Part`.
         """
         rows = len(facts[MODIFIED])
         never = pa.nulls(rows, pa.int64())
@@ -90,13 +105,19 @@ class PartWriter:
             self._writer = pa.ipc.new_file(self._file, batch.schema)
         self._writer.write_batch(batch)
         self._rows += rows
+        self._times.append(earliest)
+        self._is_undated = self._is_undated or is_undated
 
     def _end(self) -> None:
         if self._writer is not None:
             self._writer.close()
             size = self._file.stat().st_size
-            self._parts.append(Part(self._file, self._columns, self._rows, size))
-            self._writer, self._rows = None, 0
+            known = [one for one in self._times if one is not None]
+            earliest = min(known) if len(known) == len(self._times) else None
+            self._parts.append(
+                Part(self._file, self._columns, self._rows, size, earliest, self._is_undated)
+            )
+            self._writer, self._rows, self._times, self._is_undated = None, 0, [], False
 
     def close(self) -> list[Part]:
         """All has been written; gives the files."""
@@ -233,6 +254,8 @@ def _part_as_json(part: Part) -> dict[str, Any]:
         "file": part.file.name,
         "rows": part.rows,
         "bytes": part.bytes,
+        "earliest": part.earliest,
+        "is_undated": part.is_undated,
         "columns": [
             [one.name, one.type.kind, one.type.precision, one.type.scale, one.primary_key]
             for one in part.columns
@@ -245,4 +268,12 @@ def _part_from(folder: Path, told: Mapping[str, Any]) -> Part:
         Column(name, ColumnType(Kind(kind), precision, scale), key)
         for name, kind, precision, scale, key in told["columns"]
     )
-    return Part(folder / Path(told["file"]).name, columns, told["rows"], told["bytes"])
+    return Part(
+        folder / Path(told["file"]).name,
+        columns,
+        told["rows"],
+        told["bytes"],
+        # A run of an earlier version has not noted it.
+        told.get("earliest"),
+        told.get("is_undated", False),
+    )

@@ -93,4 +93,6 @@ class SliceFiles:
             # Of two answers the later one counts, and in an answer the later record.
             SEQUENCE: pa.array([f"{now:016x}{number:08x}" for number in range(len(records))]),
         }
-        writer.add(columns, arrays, facts)
+        known = [at for at in one.times if at is not None]
+        earliest = min(known) if len(known) == len(records) else None
+        writer.add(columns, arrays, facts, earliest=earliest, is_undated=one.is_undated)

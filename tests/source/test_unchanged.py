@@ -1,0 +1,183 @@
+"""Records that an API gives again unchanged don't land, and change no table."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apis import Api, Asked, Reply
+from apishop import ApiShop
+
+from chronolake.source.declarative.landing import run as landing_run
+from chronolake.types import ACTIVE, DELETED
+from datalakes import iceberg
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[ApiShop]:
+    with Api() as api:
+        yield ApiShop(tmp_path, api)
+
+
+def _changed_manifest(shop: ApiShop, **cursor: Any) -> None:
+    """Give the cursors of all streams more fields."""
+    file = shop.folder / "shop.yaml"
+    manifest = json.loads(file.read_text())
+    for stream in manifest["streams"]:
+        if stream.get("incremental_sync", {}).get("type") == "DatetimeBasedCursor":
+            stream["incremental_sync"] |= cursor
+    file.write_text(json.dumps(manifest))
+
+
+def _raw_files(shop: ApiShop) -> set[str]:
+    raw = Path(shop.project.lake.path) / "raw"
+    return {str(one.relative_to(raw)) for one in raw.rglob("*.parquet")}
+
+
+def _snapshots(shop: ApiShop, *tables: str) -> list[Any]:
+    return [iceberg(shop.project, "shop", name).current_snapshot() for name in tables]
+
+
+_TABLES = ("orders", "soft", "live", "counted", "notes")
+_STREAMS = (
+    "orders: {}",
+    "soft: {mode: soft-delete}",
+    "live: {mode: live}",
+    "counted: {mode: live}",
+    "notes: {}",
+)
+
+
+def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) -> None:
+    """In every mode, with a lookback window, partitions, a count, and records without a time."""
+    shop.configure(*_STREAMS)
+    _changed_manifest(shop, lookback_window="P60D")
+    for number, day in ((1, "01-20"), (2, "02-01"), (3, "02-01")):
+        shop.put(number, day, state="new", owner={"name": "x", "tags": [1, 2]})
+    shop.orders[4] = {"id": 4, "state": "undated"}
+    shop.note(7, {"id": 1, "state": "a", "updated_at": "2026-01-05T12:00:00Z"}, {"id": 2})
+    shop.synced()
+    files, snapshots = _raw_files(shop), _snapshots(shop, *_TABLES)
+    assert len(shop.rows("orders", "id")) == 4
+
+    shop.api.asked.clear()
+    for _ in range(2):
+        runs = shop.sync()
+        assert {name: (one.landed_rows, one.written) for name, one in runs.items()} == (
+            dict.fromkeys(_TABLES, (0, 0))
+        )
+    # They were asked for, and came.
+    assert {"/orders", "/teams/7/notes"} <= set(shop.api.paths())
+    assert _raw_files(shop) == files
+    assert _snapshots(shop, *_TABLES) == snapshots
+
+    # What has changed lands, and nothing else.
+    shop.put(3, "02-01", state="paid", owner={"name": "x", "tags": [1, 2]})
+    shop.orders[4] = {"id": 4, "state": "still undated"}
+    runs = shop.sync()
+    assert {name: one.landed_rows for name, one in runs.items()} == {
+        "orders": 2,
+        "soft": 2,
+        "live": 2,
+        "counted": 2,
+        "notes": 0,
+    }
+    assert shop.rows("orders", "id", "state", ACTIVE) == [
+        (1, "new", True),
+        (2, "new", True),
+        # The same time, and other content: it replaces the version.
+        (3, "paid", True),
+        (4, "undated", False),
+        (4, "still undated", True),
+    ]
+    assert shop.rows("soft", "id", "state", DELETED)[-1] == (4, "still undated", False)
+    assert shop.agrees()
+
+
+def test_a_record_without_a_time_has_one_version_until_its_content_changes(
+    shop: ApiShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.configure("orders: {}")
+    _changed_manifest(shop, step="P1M")
+    shop.put(1, "03-01", state="dated")
+    undated = {"id": 2, "state": "first", "updated_at": None}
+
+    def answer(asked: Asked) -> Reply:
+        found = json.loads(shop.dated(asked, list(shop.orders.values())).content)["data"]
+        # It comes with every slice.
+        return Reply({"data": [*found, undated]})
+
+    shop.api.on("/orders", answer)
+    # Each slice lands by itself, so that no landing knows of the others.
+    monkeypatch.setattr(landing_run, "_LANDING_BYTES", 1)
+    for _ in range(2):
+        shop.synced()
+        assert shop.rows("orders", "id", "state", ACTIVE) == [
+            (1, "dated", True),
+            (2, "first", True),
+        ]
+    undated["state"] = "second"
+    shop.synced()
+    undated["state"] = "first"
+    shop.synced()
+    shop.synced()
+    assert shop.rows("orders", "id", "state", ACTIVE) == [
+        (1, "dated", True),
+        (2, "first", False),
+        (2, "second", False),
+        (2, "first", True),
+    ]
+    # It is changed by someone who says so: from then on it has a time.
+    undated |= {"state": "third", "updated_at": "2099-01-01T00:00:00Z"}
+    shop.synced()
+    assert shop.rows("orders", "id", "state", ACTIVE)[-1] == (2, "third", True)
+    assert len(shop.rows("orders", "id")) == 5
+    assert shop.agrees()
+
+
+@pytest.mark.long
+def test_what_a_resync_brings_again_does_not_land(shop: ApiShop) -> None:
+    shop.configure("orders: {}")
+    for number in (1, 2, 3):
+        shop.put(number, f"0{number}-01", state="new")
+    shop.synced()
+    files = _raw_files(shop)
+    shop.put(2, "02-01", state="paid")
+    shop.orders.pop(3)
+    runs = shop.sync(anew=True)
+    assert runs["orders"].landed_rows == 1
+    assert len(_raw_files(shop)) == len(files) + 1
+    assert [row[:2] for row in shop.rows("orders", "id", "state")] == [
+        (1, "new"),
+        (2, "paid"),
+        (3, "new"),
+    ]
+
+
+@pytest.mark.long
+def test_versions_are_the_contents_that_a_record_had_one_after_the_other(shop: ApiShop) -> None:
+    """Random changes of records without a time, in columns whose types change: a model is right."""
+    shop.configure("orders: {}")
+    chance = random.Random(7)
+    model: dict[int, list[Any]] = {}
+    values: list[Any] = ["a", "b", None, {"x": 1}, [1], "5"]
+    for _ in range(6):
+        for number in chance.sample(range(8), 4):
+            value = chance.choice(values)
+            shop.orders[number] = {"id": number, "state": value}
+            text = (
+                value if isinstance(value, str | None) else json.dumps(value, separators=(",", ":"))
+            )
+            known = model.setdefault(number, [])
+            if not known or known[-1] != text:
+                known.append(text)
+        shop.synced()
+    found: dict[int, list[Any]] = {}
+    for number, state in shop.rows("orders", "id", "state"):
+        found.setdefault(number, []).append(state)
+    assert found == dict(sorted(model.items()))
+    assert shop.agrees()
