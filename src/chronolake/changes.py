@@ -38,8 +38,14 @@ only purges are marks, and without `UNTOLD`, and they may have
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from chronolake.errors import SchemaError
+
+if TYPE_CHECKING:
+    from chronolake.types import TableName
+
+#: Names of columns and schemas that begin so, in any case, are Chronolake's own.
 RESERVED: Final = "__chronolake_"
 OP: Final = "__chronolake_op"
 SEQ: Final = "__chronolake_seq"
@@ -77,3 +83,17 @@ class Op(IntEnum):
     REPLACE = 1
     UPDATE = 2
     DELETE = 3
+
+
+def expect_unreserved(name: TableName) -> None:
+    """Raise if a table's schema is one of Chronolake's own, such as that of scratch tables.
+
+    Raises:
+        SchemaError: it is.
+    """
+    if name.schema.casefold().startswith(RESERVED):
+        raise SchemaError(
+            f"Schemas whose names begin with {RESERVED} are reserved.",
+            table=str(name),
+            hint="Choose another schema.",
+        )

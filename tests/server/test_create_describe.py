@@ -238,3 +238,19 @@ def test_an_empty_schema_or_table_name_is_a_task(caller: Caller) -> None:
     ):
         assert answer.WhichOneof("response") == "task"
         assert "name is empty" in answer.task.message
+
+
+@pytest.mark.parametrize("schema", ["__chronolake_scratch", "__Chronolake_x"])
+def test_a_reserved_schema_is_a_task(caller: Caller, schema: str) -> None:
+    reserved = replace(caller, schema=schema)
+    for answer in (
+        reserved.create("chronolake-stage-t", ["id*:LONG"]),
+        reserved.describe("t"),
+        reserved.alter("t", ["id*:LONG"]),
+        reserved.truncate("t", 0),
+        reserved.write("t", ["id*:LONG"]),
+        reserved.migrate("t", "drop_table"),
+    ):
+        assert answer.WhichOneof("response") == "task"
+        assert "are reserved" in answer.task.message
+        assert "Choose another schema" in answer.task.message

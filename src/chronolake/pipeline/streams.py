@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from chronolake.changes import expect_unreserved
 from chronolake.config import (
     DeclarativeSource,
     JdbcSource,
@@ -260,12 +261,12 @@ def _stream(
     if not any_mode:
         check_mode(offered.traits, mode)
     kept = own.keep_source_timestamp
+    table = TableName(config.target_schema or pipeline, own.table or offered.default_table or name)
+    expect_unreserved(table)
     return Stream(
         pipeline=pipeline,
         offered=offered,
-        table=TableName(
-            config.target_schema or pipeline, own.table or offered.default_table or name
-        ),
+        table=table,
         mode=mode,
         keep_source_timestamp=config.keep_source_timestamp if kept is None else kept,
         on_purge=own.on_purge or config.on_purge,

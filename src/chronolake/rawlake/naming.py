@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 # Readers of data lakes look for `batch=…` only, and ignore what begins with `_`.
 _STAGING: Final = "_staging"
 _LOCK: Final = "_lock"
+#: What a folder of files on their way is called; others in its place are somebody else's.
+_STAGED: Final = re.compile(r"[0-9a-f]{32}")
 _PATIENCE_SECONDS: Final = 60.0
 #: Names are milliseconds since 1970, hexadecimal; a batch has those of half a day.
 _BATCH_SECONDS: Final = 43_200
@@ -47,7 +50,8 @@ def staging(folder: ObjectFolder) -> Iterator[Path]:
     with ExitStack() as alive:
         with held(folder):
             for name in {path.stem for path in root.iterdir()}:
-                _remove_abandoned(root / name)
+                if _STAGED.fullmatch(name):
+                    _remove_abandoned(root / name)
             lock = alive.enter_context(_lock_of(place).open("a"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         place.mkdir()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from chronolake.batch import BatchFile, FileForm
-from chronolake.changes import Op
+from chronolake.changes import Op, expect_unreserved
 from chronolake.errors import BatchError, SchemaError, UnsupportedTypeError
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.types import (
@@ -99,13 +99,15 @@ def table_name(schema: str, table: str, *, prefix: str = "") -> TableName:
         prefix: text put before the schema name.
 
     Raises:
-        SchemaError: one of the names is empty.
+        SchemaError: one of the names is empty, or the schema is reserved.
     """
     if not schema:
         raise SchemaError("The schema name is empty.", hint="Name a schema.")
     if not table:
         raise SchemaError("The table name is empty.", hint="Name a table.")
-    return TableName(prefix + schema, table)
+    name = TableName(prefix + schema, table)
+    expect_unreserved(name)
+    return name
 
 
 def columns_of(message: common_pb2.Table) -> tuple[Column, ...]:

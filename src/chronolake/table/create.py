@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from chronolake.cancellation import raise_if_cancelled
-from chronolake.changes import RESERVED
+from chronolake.changes import RESERVED, expect_unreserved
 from chronolake.errors import CallCancelledError, SchemaError
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, columns_to_json
@@ -52,10 +52,11 @@ def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
 
     Raises:
         TableExistsError: the table exists; it is untouched.
-        SchemaError: the columns make no table.
+        SchemaError: the columns make no table, or the schema is reserved.
         CallCancelledError: the call that this thread works for was cancelled; neither the table nor
             a schema that was made for it is there.
     """
+    expect_unreserved(name)
     check_columns(name, columns)
     # Held, so that whoever sends the request again finds the table made or gone.
     with lake.writing(name):
