@@ -6,7 +6,8 @@ ChronolakeError
 ├── ScenarioError             a scenario for `chronolake drive` is wrong
 ├── MissingRequirementError   Java, a jar or an optional package is not there
 ├── LakeError                 the lake's catalog or folder cannot be used
-│   └── StorageError          a disk is full, or a folder cannot be written
+│   ├── StorageError          a disk is full, or a folder cannot be written
+│   └── LakeLocationError     the lake, or a table, is not where it belongs: copied or moved
 ├── TableNotFoundError
 ├── TableExistsError
 ├── QueryError                a question in SQL that reads nothing, or cannot be answered
@@ -129,6 +130,10 @@ class StorageError(LakeError):
     """A disk is full, or a folder or file cannot be written; `file` is its path."""
 
 
+class LakeLocationError(LakeError):
+    """The lake or a table is not where it belongs: it was copied or moved; nothing was changed."""
+
+
 class TableNotFoundError(ChronolakeError):
     """The table does not exist."""
 
@@ -247,3 +252,7 @@ class PromiseBrokenError(ChronolakeError):
 
 class HistoryWarning(UserWarning):
     """A question about a time from before a table kept history: the answer may lack records."""
+
+
+class LakeLocationWarning(UserWarning):
+    """A table that is read lies outside the opened lake: the lake was copied or moved."""

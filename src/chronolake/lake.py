@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import unquote, urlencode, urlsplit
 from uuid import uuid4
 
 from sqlalchemy.engine import make_url
 
-from chronolake import cancellation, leftovers, session, storage
+from chronolake import cancellation, identity, leftovers, session, storage
 from chronolake.config import CatalogKind, LakeConfig, load
+from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
-from chronolake.errors import TableNotFoundError
-from chronolake.frames import LakeFrame, lake_frame
+from chronolake.errors import LakeLocationWarning, TableNotFoundError
 from chronolake.iceberg import Catalog, durability
+from chronolake.location import as_url, plain
 from chronolake.reading import LakeTable
 from chronolake.spelling import table_to_find
 from chronolake.types import TableName
@@ -45,7 +47,8 @@ class Lake:
         self.config = config
         self.spark = sessions.spark
         self._sessions = sessions
-        self.catalog = Catalog(sessions.spark)
+        self.containment = Containment(config)
+        self.catalog = Catalog(sessions.spark, self.containment)
         self._locks: defaultdict[TableName, threading.RLock] = defaultdict(threading.RLock)
         self._writers: Counter[TableName] = Counter()
         self._guard = threading.Lock()
@@ -80,10 +83,6 @@ class Lake:
         _make_durable(settings, sessions.spark)
         return cls(settings, sessions)
 
-    def __repr__(self) -> str:
-        where = self.config.catalog.label if self.config.catalog.uri else "SQLite"
-        return f"<Lake {self.config.path}, catalog: {where}>"
-
     def close(self) -> None:
         """Stop nothing that others may use: the JVM lives as long as the process."""
 
@@ -100,8 +99,8 @@ class Lake:
 
     @property
     def warehouse(self) -> str:
-        """Where the tables' files lie: a folder or an object-store address."""
-        return self.config.warehouse_location
+        """Where the tables' files lie: a folder or an object-store address, with its scheme."""
+        return as_url(self.config.warehouse_location)
 
     def new_location(self) -> str:
         """A folder for a new table; unique, and not derived from the table's name."""
@@ -110,11 +109,20 @@ class Lake:
     def made_location(self, location: str) -> bool:
         """Whether a folder is one that `new_location` gives, so that no other table lies in it."""
         folder, _, name = location.rpartition("/")
-        return folder == f"{self.warehouse.rstrip('/')}/tables" and _is_hexadecimal(name)
+        tables = f"{self.config.warehouse_location.rstrip('/')}/tables"
+        # Earlier versions gave folders without their scheme.
+        return plain(folder) == plain(tables) and _is_hexadecimal(name)
 
     def tables(self) -> list[TableName]:
-        """Every table of the lake, sorted by schema and name."""
-        return self.catalog.tables()
+        """Every table of the lake, sorted by schema and name.
+
+        Raises:
+            LakeLocationError: the catalog lists none, but the lake's folder is full of them.
+        """
+        found = self.catalog.tables()
+        if not found:
+            identity.raise_if_unlisted(self.config)
+        return found
 
     def table(self, name: str | TableName) -> LakeTable:
         """A table to read.
@@ -127,24 +135,17 @@ class Lake:
             SchemaError: `name` does not name a table.
         """
         parsed = TableName.parse(name) if isinstance(name, str) else name
-        if self.describe(parsed) is None:
+        found = self.catalog.find(parsed)
+        if found is None:
             raise self.missing(parsed)
+        if not self.config.contains(found.location):
+            warnings.warn(
+                f"The table {parsed} lies outside the opened lake, in {found.location}: the lake "
+                "was copied or moved. It can be read, and not written.",
+                LakeLocationWarning,
+                stacklevel=2,
+            )
         return LakeTable(self.spark, self.catalog, parsed)
-
-    def sql(self, statement: str, **parameters: Any) -> LakeFrame:
-        """Run a statement of Spark SQL in which tables are `schema.table`.
-
-        Tables that Chronolake writes must not be changed this way: their invariants are its own.
-
-        Args:
-            statement: the statement; `:name` stands for a parameter.
-            parameters: their values.
-
-        Returns:
-            What the statement returns, unread.
-        """
-        with session.active(self.spark):
-            return lake_frame(self.spark.sql(statement, args=parameters or None))
 
     def missing(self, name: TableName) -> TableNotFoundError:
         """The error that a table is not there; it names the table that is nearest."""
@@ -187,7 +188,9 @@ class Lake:
 
         Raises:
             CallCancelledError: the call that this thread works for was cancelled.
+            LakeLocationError: the lake was copied or moved.
         """
+        self.containment.expect_writable()
         with self._guard:
             lock = self._locks[name]
             self._writers[name] += 1
@@ -238,7 +241,7 @@ def catalog_settings(config: LakeConfig) -> dict[str, str]:
 
 
 def _address_settings(config: LakeConfig) -> dict[str, str]:
-    warehouse = config.warehouse_location
+    warehouse = as_url(config.warehouse_location)
     uri = config.catalog.uri
     if uri is None:
         options = f"{_SQLITE_OPTIONS}&synchronous={'FULL' if config.fsync else 'NORMAL'}"

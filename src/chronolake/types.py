@@ -72,6 +72,10 @@ HISTORY_SINCE_PROPERTY: Final = "chronolake.history-since"
 #: Table property: the `pipeline/stream` that fills the table; it is nobody else's to change.
 STREAM_PROPERTY: Final = "chronolake.stream"
 
+#: Table property: the identity of the lake (`identity.py`) that made the table, or that has checked
+#: once that all of its files lie inside the lake.
+LAKE_PROPERTY: Final = "chronolake.lake"
+
 #: Table properties: usage by month, such as `chronolake.usage.2026-11` (`table/usage.py`).
 USAGE_PREFIX: Final = "chronolake.usage."
 

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from chronolake import table
+from chronolake.errors import SchemaError
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.lake import Lake
 from chronolake.table import migration, rewrite
-from chronolake.table.staging import stage_name
-from chronolake.types import Column, ColumnType, Kind, Mode, TableName
+from chronolake.table.staging import is_abandoned, stage_name
+from chronolake.types import Column, ColumnType, Kind, Mode, TableName, quoted
 
 COLUMNS = (
     Column("id", ColumnType(Kind.LONG), primary_key=True),
@@ -92,6 +93,43 @@ def test_a_leftover_whose_metadata_is_gone_blocks_nobody(
     migration.copy_column(lake, name, "v", "w")
     assert leftover not in lake.catalog.tables_in(SCRATCH_SCHEMA)
     assert [row.w for row in lake.table(name).df.collect()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "t",
+        "chronolake-stage-",
+        "chronolake-stage-x",
+        "chronolake-stage-a-b-c-d-e",
+        f"chronolake-stage-h-{9**30}-0a0a0a0a-{9**30}-0a0a0a0a",
+    ],
+)
+def test_names_that_are_not_a_staged_writes_are_left_alone(
+    lake: Lake, name: TableName, odd: str
+) -> None:
+    assert not is_abandoned(odd)
+    # A table of such a name that an earlier version let in, and a branch of another engine.
+    foreign = TableName(SCRATCH_SCHEMA, odd)
+    lake.catalog.create(foreign, COLUMNS, location=lake.new_location(), properties={})
+    lake.spark.sql(f"ALTER TABLE {name.sql} CREATE BRANCH {quoted(odd)}")
+    migration.copy_column(lake, name, "v", "w")
+    assert [row.w for row in lake.table(name).df.collect()] == ["x"]
+    assert foreign in lake.catalog.tables_in(SCRATCH_SCHEMA)
+    assert odd in lake.catalog.load(name).branches()
+    lake.catalog.drop(foreign, purge=True)
+
+
+def test_reserved_schemas_are_refused(lake: Lake, name: TableName) -> None:
+    hidden = TableName("__Chronolake_Scratch", "t")
+    for change in (
+        lambda: table.create(lake, hidden, COLUMNS),
+        lambda: migration.rename_table(lake, name, hidden),
+        lambda: migration.copy_table(lake, name, hidden),
+    ):
+        with pytest.raises(SchemaError, match="reserved"):
+            change()
+    assert lake.describe(name) is not None
 
 
 def test_a_switch_keeps_the_tables_own_properties(lake: Lake, name: TableName) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -94,6 +95,25 @@ def test_a_table_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     assert counted() == {"changed": 6}
     overview.close()
     catalog.engine.dispose()
+
+
+def test_a_copied_lake_says_that_its_tables_lie_elsewhere(tmp_path: Path) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.mkdir()
+    catalog = SqlCatalog("chronolake", uri=f"sqlite:///{original}/catalog.db")
+    catalog.create_namespace("shop")
+    rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+    place = f"file://{original}/t"
+    catalog.create_table(("shop", "orders"), rows.schema, location=place).append(rows)
+    catalog.engine.dispose()
+    shutil.copytree(original, copy)
+    words = "1 of 1 tables lie outside this lake, for example shop.orders"
+    for folder, is_copy in ((original, False), (copy, True)):
+        served = start(folder)
+        try:
+            assert (words in httpx.get(f"{served.url}/part/tables").text) is is_copy
+        finally:
+            stop(served)
 
 
 def test_where_only_reading_tells_a_table_is_read_again_after_a_while() -> None:

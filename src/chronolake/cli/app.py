@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 _DEBUG: Final = "--debug"
 _LAKE: Final = "--lake"
+#: Whether the command that runs was given `--json`: then programs read standard error, too.
+_json: ContextVar[bool] = ContextVar("json", default=False)
 #: Every kind of wrong usage; of these, Typer gives a name to one alone.
 _WrongUsage: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
@@ -186,19 +189,72 @@ def configuration(
         BadParameter: a setting is not KEY=VALUE, or neither a lake nor a project was found.
     """
     # `--help` and `version` need neither.
-    from chronolake.config import find_project, lake_of_project, load  # noqa: PLC0415
+    from chronolake.config import lake_of_project, load  # noqa: PLC0415
 
     overrides = dict(pairs(settings or (), "--set"))
     if lake is not None:
-        return load(lake, file=config, overrides=overrides)
-    file = config or find_project(project)
+        return _noted(load(lake, file=config, overrides=overrides))
+    file = config or project_file(project)
     if file is None:
         raise typer.BadParameter(
             f"there is no chronolake.yml in {Path.cwd()} or a folder above it. Name a lake's "
             "folder with --lake, or a project's with --project",
             param_hint=_LAKE,
         )
-    return lake_of_project(file, overrides=overrides)
+    return _noted(lake_of_project(file, overrides=overrides))
+
+
+def _noted(config: LakeConfig) -> LakeConfig:
+    """Print a note on standard error if tables lie outside the lake; return its configuration."""
+    if config.catalog.uri is None and not config.catalog_file.is_file():
+        return config
+    from chronolake.look.catalog import strays  # noqa: PLC0415 - `--help` and `version` need none
+
+    try:
+        found = strays(config)
+    except ChronolakeError:
+        # The command itself reports it.
+        return config
+    if found is None:
+        return config
+    note = (
+        f"{found.count} of {found.tables} tables lie outside {config.path}, for example "
+        f"{found.name} in {found.place}: this lake was copied or moved. They are read from there, "
+        "as of the time of the copy, and cannot be written here."
+    )
+    if _json.get():
+        sys.stderr.write(orjson.dumps({"note": note}, option=orjson.OPT_APPEND_NEWLINE).decode())
+    else:
+        console(stderr=True).print(f"Note: {note}", style="yellow", soft_wrap=True)
+    return config
+
+
+def project_file(project: Path | None) -> Path | None:
+    """Return the chronolake.yml of a project.
+
+    Args:
+        project: its folder or the file itself; None for the working folder or the nearest folder
+            above it that has one.
+
+    Returns:
+        None if no folder was named and none has the file.
+
+    Raises:
+        ConfigurationError: the folder that was named has no such file.
+    """
+    from chronolake.config import FILE_NAME  # noqa: PLC0415 - `--help` and `version` need none
+
+    if project is None:
+        here = Path.cwd()
+        places = (folder / FILE_NAME for folder in (here, *here.parents))
+        return next((file for file in places if file.is_file()), None)
+    file = project if project.is_file() else project / FILE_NAME
+    if not file.is_file():
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {project.resolve()}.",
+            hint="Name a project's folder with --project; `chronolake init` makes one.",
+        )
+    return file
 
 
 def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
@@ -318,7 +374,7 @@ def console(*, stderr: bool = False) -> Console:
     return screen
 
 
-_NUMBERS: Final = frozenset({"rows", "written", "seconds", "waiting"})
+_NUMBERS: Final = frozenset({"files", "rows", "written"})
 _WHOLE: Final = frozenset({"table", "stream", "pipeline", "status", "last run"})
 
 
@@ -342,12 +398,6 @@ def print_json(value: Any, *, pretty: bool = True) -> None:
     """Write a value as JSON and a newline to standard output."""
     options = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if pretty else 0)
     sys.stdout.write(orjson.dumps(value, option=options).decode())
-
-
-def print_json_lines(values: Sequence[Any]) -> None:
-    """Write a JSON array to standard output, with one line for each of its values."""
-    lines = ",\n".join(orjson.dumps(value).decode() for value in values)
-    sys.stdout.write(f"[\n{lines}\n]\n" if values else "[]\n")
 
 
 def fail(code: int = 1) -> NoReturn:
@@ -390,6 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # An option of the program is accepted after the command as well.
     words = [*([_DEBUG] if debug else []), *(word for word in words if word != _DEBUG)]
     json = "--json" in words
+    _json.set(json)
     try:
         code = app(args=words, prog_name="chronolake", standalone_mode=False)
     except _WrongUsage as failure:

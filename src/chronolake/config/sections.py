@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from chronolake.location import is_inside
 from chronolake.types import RELIED_ON
 
 
@@ -247,3 +248,7 @@ class LakeConfig(LakeSection):
         if self.warehouse.startswith("s3://"):
             return self.warehouse.rstrip("/")
         return str((self.path / Path(self.warehouse).expanduser()).resolve())
+
+    def contains(self, location: str) -> bool:
+        """Return whether a location is in the warehouse or in the lake's folder."""
+        return is_inside(location, self.warehouse_location) or is_inside(location, str(self.path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
@@ -13,7 +13,7 @@ from chronolake.iceberg.durability import sync_files_of_executors
 from chronolake.iceberg.table import SCRATCH_SCHEMA, IcebergTable, java_class_of, java_message_of
 from chronolake.session import CATALOG
 from chronolake.storage import storage_error
-from chronolake.types import Column, ColumnType, Kind, TableName
+from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,11 +36,29 @@ _TYPES: Final = {
 }
 
 
+class Guard(Protocol):
+    """Raises before something is written that this process must not write."""
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """Properties of tables that may be written."""
+
+    def expect_writable(self) -> str | None:
+        """Return the identity that tables made now carry, or None; raise if none may be made."""
+
+    def expect_here(self) -> None:
+        """Raise if the lake was copied or moved, which explains why files are missing."""
+
+    def expect_inside(self, table: IcebergTable) -> None:
+        """Raise if a table must not be written."""
+
+
 class Catalog:
     """The lake's Iceberg catalog, as the session's JVM sees it."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+    def __init__(self, spark: SparkSession, guard: Guard) -> None:
+        self.spark = spark
+        self.guard = guard
         self.jvm: Any = spark._jvm  # noqa: SLF001
         # A name's way through the packages of the JVM costs a call for each step.
         self.schema_parser: Any = self.jvm.org.apache.iceberg.SchemaParser
@@ -63,11 +81,11 @@ class Catalog:
 
     def make_durable(self, metadata: Any, io: Any) -> None:
         """Sync files that a commit of `metadata` refers to, where nobody else does that."""
-        if not self._spark.sparkContext.master.startswith("local["):
-            sync_files_of_executors(self._spark, metadata, io)
+        if not self.spark.sparkContext.master.startswith("local["):
+            sync_files_of_executors(self.spark, metadata, io)
 
     def _namespace(self, schema: str) -> Any:
-        levels = self._spark.sparkContext._gateway.new_array(self._strings, 1)  # noqa: SLF001
+        levels = self.spark.sparkContext._gateway.new_array(self._strings, 1)  # noqa: SLF001
         levels[0] = schema
         return self._namespaces.of(levels)
 
@@ -80,12 +98,18 @@ class Catalog:
         return self._identifiers.of(self._namespace(name.schema), name.table)
 
     def find(self, name: TableName) -> IcebergTable | None:
-        """The table as it is now, or None."""
+        """The table as it is now, or None.
+
+        Raises:
+            LakeLocationError: its metadata is missing, because the lake was copied or moved.
+            LakeError: its metadata cannot be read, or the catalog does not answer.
+        """
         try:
             return IcebergTable(self, name, self._java.loadTable(self.identifier(name)))
         except (Py4JJavaError, PySparkException) as failure:
             if "NoSuch" in java_class_of(failure):
                 return None
+            self.guard.expect_here()
             raise self._failed(f"The table {name} cannot be read", failure) from failure
 
     def load(self, name: TableName) -> IcebergTable:
@@ -147,7 +171,11 @@ class Catalog:
 
         Raises:
             TableExistsError: the table exists.
+            LakeLocationError: the lake was copied or moved.
         """
+        lake_id = self.guard.expect_writable()
+        if lake_id is not None:
+            properties = {**properties, LAKE_PROPERTY: lake_id}
         schema = self.schema(columns)
         spec = self.jvm.org.apache.iceberg.PartitionSpec.builderFor(schema)
         for column in partition_by:
@@ -206,10 +234,12 @@ class Catalog:
 
     def drop(self, name: TableName, *, purge: bool) -> bool:
         """Remove a table, with its files if `purge`; False if there was none."""
+        self.guard.expect_writable()
         return bool(self._java.dropTable(self.identifier(name), purge))
 
     def drop_view(self, name: TableName, *, having: str) -> bool:
         """Remove a view that has a property; False if there is none."""
+        self.guard.expect_writable()
         identifier = self.identifier(name)
         if not hasattr(self._java, "viewExists") or not self._java.viewExists(identifier):
             return False
@@ -251,6 +281,13 @@ class Catalog:
         java = self._maps()
         for key, value in items.items():
             java.put(key, value)
+        return java
+
+    def list(self, items: Iterable[str]) -> Any:
+        """A Java list of strings."""
+        java = self.jvm.java.util.ArrayList()
+        for item in items:
+            java.add(item)
         return java
 
     def set(self, items: Iterable[str]) -> Any:

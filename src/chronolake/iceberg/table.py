@@ -146,6 +146,16 @@ class IcebergTable:
         return str(self.metadata.location())
 
     @property
+    def metadata_file(self) -> str:
+        """The location of the metadata file that this state was read from."""
+        return str(self.metadata.metadataFileLocation())
+
+    def manifest_lists(self) -> list[str]:
+        """Return the location of the current snapshot's manifest list; none without a snapshot."""
+        snapshot = self.metadata.currentSnapshot()
+        return [] if snapshot is None else [str(snapshot.manifestListLocation())]
+
+    @property
     def snapshot_id(self) -> int | None:
         """The current snapshot of `main`, or None for a table that never had one."""
         snapshot = self.metadata.currentSnapshot()
@@ -219,8 +229,10 @@ class IcebergTable:
 
         Raises:
             CommitConflictError: another writer was first; nothing has changed.
+            LakeLocationError: the table lies outside the opened lake.
             Exception: anything else that Java raises; the outcome may be unknown.
         """
+        self.catalog.guard.expect_inside(self)
         try:
             self.catalog.make_durable(metadata, self._operations.io())
             self._operations.commit(self.metadata, metadata)

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from chronolake.config import CatalogKind
-from chronolake.errors import ChronolakeError, LakeError, SchemaError, TableNotFoundError
+from chronolake.errors import (
+    ChronolakeError,
+    LakeError,
+    LakeLocationError,
+    SchemaError,
+    TableNotFoundError,
+)
+from chronolake.location import plain
 from chronolake.spelling import table_to_find
 from chronolake.types import (
     START,
@@ -181,12 +188,51 @@ def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str
         found = _from_sqlite(config, statement.format("?"), values)
     else:
         found = _from_postgresql(config, statement.format("%s"), values)
+    if name is None and not found:
+        from chronolake.identity import raise_if_unlisted  # noqa: PLC0415 - SQLAlchemy is slow
+
+        raise_if_unlisted(config)
     # Catalogs of the first schema version have no `iceberg_type`; in later ones it may be null.
     return [
         (row["table_namespace"], row["table_name"], row["metadata_location"])
         for row in found
         if row.get("iceberg_type") in {None, "TABLE"} and row["metadata_location"]
     ]
+
+
+@dataclass(frozen=True)
+class Strays:
+    """Tables whose metadata lies outside the opened lake: it was copied or moved.
+
+    Attributes:
+        count: how many they are.
+        tables: how many tables the lake has.
+        name: the first of them.
+        place: its folder.
+    """
+
+    count: int
+    tables: int
+    name: TableName
+    place: str
+
+
+def strays(config: LakeConfig) -> Strays | None:
+    """Return the tables that lie outside the opened lake, or None: all lie inside.
+
+    Those of a REST catalog, which is slow to answer, are not looked at.
+
+    Raises:
+        LakeError: there is no lake, or its catalog does not answer.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return None
+    found = {name: place for name, place in places(config).items() if place is not None}
+    outside = sorted(name for name, place in found.items() if not config.contains(place))
+    if not outside:
+        return None
+    folder = plain(found[outside[0]]).rpartition("/metadata/")[0]
+    return Strays(len(outside), len(found), outside[0], folder)
 
 
 def _from_sqlite(
@@ -252,6 +298,15 @@ def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
     try:
         return StaticTable.from_metadata(location, _properties(config))
     except Exception as failure:  # what its bytes make of a damaged file's readers
+        if not config.contains(location):
+            raise LakeLocationError(
+                f"The table lies outside the opened lake in {config.path}, and its metadata cannot "
+                f"be read there: {type(failure).__name__}.",
+                hint="The lake was copied or moved, or is mounted elsewhere. Open it where it was "
+                "made: move, restore or mount it there.",
+                table=str(name),
+                file=location,
+            ) from failure
         raise LakeError(
             f"The table's metadata cannot be read: {type(failure).__name__}.",
             hint="Check that the file is there, may be read and is whole; if it is damaged, bring "

@@ -98,9 +98,11 @@ def land_new(
     Raises:
         LeaseLostError: another process runs the pipeline; nothing of the step has appeared, or it
             will be brought once more.
-        LakeError: the store does not answer.
+        LakeError: the store does not answer, or executors do not share the lake's folder.
         Exception: whatever the source raises. What landed before stays, with its checkpoint.
     """
+    # Executors write files of the raw lake, which the driver gives their names.
+    lake.containment.expect_shared(lake.spark, str(lake.config.path))
     pipeline = lease.pipeline
     positions: dict[str, Position] = {**store.checkpoints(pipeline)}
     if positions:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
 
+from chronolake import database
 from chronolake.errors import LakeError
-from chronolake.pipeline import database
 from chronolake.pipeline.lease import is_dead
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified
 from chronolake.pipeline.schema import LEASES, RUNS, STREAM_RUNS, VERIFIED, known_of

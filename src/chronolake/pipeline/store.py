@@ -14,8 +14,8 @@ import orjson
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
 
+from chronolake import database, identity
 from chronolake.errors import LakeError, LeaseLostError
-from chronolake.pipeline import database
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, now
 from chronolake.pipeline.schema import (
     CHECKPOINTS,
@@ -62,7 +62,9 @@ class Store:
 
         Raises:
             LakeError: the database cannot be reached or written, or the catalog is a REST service.
+            LakeLocationError: the lake was copied or moved.
         """
+        identity.claim(config)
         store = cls(database.writing(config))
         with store.transaction() as connection:
             bring_up(connection)

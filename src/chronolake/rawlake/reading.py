@@ -266,8 +266,8 @@ def read_files(spark: SparkSession, files: Sequence[DataFile], columns: str) -> 
 
 
 def literally(path: Path) -> str:
-    """A path that Spark takes as it is, and not as a pattern."""
-    return re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
+    """Return a path as Spark takes it literally: not a pattern, and not on `fs.defaultFS`."""
+    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
 
 # ------------------------------------------------------------------ values

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from chronolake.arrowrows import to_arrow, to_spark
 from chronolake.errors import BatchError
 from chronolake.failpoints import reach
+from chronolake.presence import expect_written
 from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.declared import DECLARATION, declared, to_json
 from chronolake.rawlake.naming import make_durable, publish, staging
@@ -72,6 +73,7 @@ def land(
         BatchError: a version lacks its key, its time or its sequence; nothing has been landed.
         PipelineBusyError: another process publishes files of the object, and does not finish.
         SourceError: the object is written by something else.
+        LakeError: executors do not share the folder with the driver; nothing has been landed.
         Exception: what `guard` or computing `versions` raises; nothing has been landed then.
     """
     declaration = declared(columns)
@@ -93,6 +95,7 @@ def land(
                 hint=f"Every version needs {key}, a modification time and a sequence.",
             )
         names = [row["name"] for row in told]
+        expect_written((place / name for name in names), table=folder.name)
         if not names and has_new_columns:
             names = [_staged(EMPTY, str(place), to_json(declaration))]
         if not names:

@@ -212,6 +212,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         _real_folder(options.files_root)
         listening.expect_usable(options)
         lake = Lake.open(config.path, config=config)
+        lake.containment.expect_writable()
         _on_signals(stop)
         server = Server(lake, options)
         settle()

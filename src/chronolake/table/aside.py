@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.cancellation import raise_if_cancelled
+from chronolake.changes import expect_unreserved
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, SCRATCH_SCHEMA, IcebergTable
+from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
 from chronolake.table.create import (
     check_columns,
@@ -70,9 +72,10 @@ def publish_new(
         properties: further properties of the table.
 
     Raises:
-        SchemaError: the columns make no table.
+        SchemaError: the columns make no table, or the schema is reserved.
         TableExistsError: a table of the name exists; it is untouched.
     """
+    expect_unreserved(name)
     check_columns(name, columns)
     lake.catalog.ensure_schema(name.schema)
     location, marks = lake.new_location(), {**properties, **publishing_marks()}
@@ -225,7 +228,9 @@ def _aside(
         )
         lake.spark.sql(f"INSERT INTO {CATALOG}.{hidden.sql} BY NAME {query}")
         reach("rewrite.written")
-        yield lake.catalog.load(hidden)
+        made = lake.catalog.load(hidden)
+        expect_stored(made, made.snapshot_id, since=None)
+        yield made
     finally:
         # In another table's folder, the files may be that table's by now, and maintenance finds
         # those that are nobody's. A folder of its own goes, unless the table got its name.

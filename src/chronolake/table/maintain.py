@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -11,18 +12,31 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from chronolake.containment import expect_newest
 from chronolake.description import describe_loaded
-from chronolake.errors import CommitConflictError
-from chronolake.iceberg import HIDDEN, MAIN, java_class_of, java_message_of
+from chronolake.errors import CommitConflictError, LakeError
+from chronolake.iceberg import (
+    HIDDEN,
+    MAIN,
+    SCRATCH_SCHEMA,
+    java_class_of,
+    java_message_of,
+    spark_words,
+)
+from chronolake.identity import version_of
+from chronolake.location import is_inside, plain
+from chronolake.presence import are_executors_elsewhere
 from chronolake.session import CATALOG
 from chronolake.table.aside import replacements_of
 from chronolake.table.rewrite import drop_abandoned
+from chronolake.table.staging import StagedWrite, Stopwatch
 from chronolake.types import START, literal, now_micros, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from chronolake.config import MaintenanceConfig
+    from chronolake.containment import Containment
     from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
@@ -32,6 +46,9 @@ log = structlog.get_logger(__name__)
 
 #: Removed rows hide in a file until it is rewritten; beyond this share a file is worth it.
 _FILE_DELETE_RATIO: Final = 0.1
+#: So many orphans are listed before they are deleted: as many as Iceberg's own procedure tells of.
+_LISTED_ORPHANS: Final = 20_000
+_DELETED_AT_ONCE: Final = 1_000
 _LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
 
 #: A reader passes over fewer removed rows than these without noticing.
@@ -206,16 +223,25 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
 
     Raises:
         TableNotFoundError: there is no such table.
+        LakeLocationError: its metadata or a file that it lists lies outside the opened lake.
     """
     began = time.monotonic()
     plan = planned(lake, name)
+    if only_if_needed and not plan.is_needed:
+        return MaintenanceResult(plan)
+    table = lake.catalog.load(name)
+    lake.containment.expect_inside(table)
+    borrowed = lake.containment.expect_files_inside(table)
     if not only_if_needed:
         plan = replace(plan, compact=True, compact_hidden=True, expire=True, orphans=True)
     result = MaintenanceResult(plan)
     for branch, wanted in ((MAIN, plan.compact), (HIDDEN, plan.compact_hidden)):
         if wanted:
             result = _compacted(lake, lake.catalog.load(name), branch, result)
-    if plan.expire:
+    if plan.expire and borrowed:
+        # To expire the snapshots that list them would delete them, whoever else needs them.
+        log.warning("expiry_skipped", table=str(name), files=len(borrowed), file=borrowed[0])
+    elif plan.expire:
         result = replace(result, expired=_expire(lake, name))
     if plan.orphans:
         drop_abandoned(lake)
@@ -240,8 +266,11 @@ def _compacted(
     if not int(table.summary_of(branch).get("total-data-files", 0)):
         return before
     try:
-        row = _compact(lake, describe_loaded(table), branch)
-    except (Py4JError, PySparkException) as failure:
+        if are_executors_elsewhere(lake.spark):
+            row = _compact_staged(lake, table, branch)
+        else:
+            row = _compact(lake, describe_loaded(table), branch)
+    except (CommitConflictError, Py4JError, PySparkException) as failure:
         if not _lost_race(failure):
             raise
         reason = java_message_of(failure)
@@ -279,6 +308,22 @@ def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
     )
 
 
+def _compact_staged(lake: Lake, table: IcebergTable, branch: str) -> Any:
+    """Compact a branch aside, and publish only files that the driver has.
+
+    A batch that is published meanwhile wins, whatever it changes.
+    """
+    write = StagedWrite(table, lake.spark, Stopwatch())
+    staged = write if branch == MAIN else write.hidden
+    try:
+        row = _compact(lake, describe_loaded(table), staged.begin())
+        write.publish_files()
+    except BaseException:
+        write.abandon()
+        raise
+    return row
+
+
 def _expire(lake: Lake, name: TableName) -> int:
     config = lake.config.maintenance
     before = _snapshots(lake, name)
@@ -297,21 +342,109 @@ def _snapshots(lake: Lake, name: TableName) -> set[int]:
 
 
 def _remove_orphans(lake: Lake, name: TableName) -> int:
+    """Remove old files in a table's folder that no table of the lake needs."""
+    table = lake.catalog.load(name)
     limit = _micros_ago(lake.config.maintenance.orphan_age_hours)
     begin = 0
     # What a table had before it was replaced became orphans then, however old the files are.
-    for replacement in replacements_of(lake.catalog.load(name)):
+    for replacement in replacements_of(table):
         if replacement.ended_micros > limit:
             limit = min(limit, begin)
             break
         begin = replacement.began_micros
     if limit == 0:
         return 0
+    removed = 0
+    while found := _orphans(lake, name, limit):
+        _expect_newest(table.refreshed(), found)
+        mine = removable(found, table.location, lake.containment, needed_elsewhere(lake, table))
+        for start in range(0, len(mine), _DELETED_AT_ONCE):
+            part = mine[start : start + _DELETED_AT_ONCE]
+            table.java.io().deleteFiles(lake.catalog.list(part))
+        removed += len(mine)
+        if len(found) < _LISTED_ORPHANS or not mine:
+            break
+    return removed
+
+
+def _orphans(lake: Lake, name: TableName, limit: int) -> list[str]:
+    """List old files in a table's folder that its own metadata does not list, up to some."""
+    # It only lists: what it would delete itself is all that this one table does not know.
     rows = lake.spark.sql(
         f"CALL {CATALOG}.system.remove_orphan_files(table => {literal(name.sql)}, "
-        f"older_than => {_timestamp(limit)}, stream_results => true)"
+        f"older_than => {_timestamp(limit)}, dry_run => true, stream_results => true)"
     )
-    return int(rows.count())
+    return [row[0] for row in rows.take(_LISTED_ORPHANS)]
+
+
+def _expect_newest(table: IcebergTable, orphans: Iterable[str]) -> None:
+    """Raise if a file that is no longer needed is metadata newer than the table's.
+
+    Raises:
+        LakeLocationError: it is: another catalog writes the same table.
+    """
+    folder = f"{table.location.rstrip('/')}/metadata"
+    numbers = [version_of(file) for file in orphans if is_inside(file, folder)]
+    expect_newest(table, max((one for one in numbers if one is not None), default=None))
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What other tables need of a table's folder.
+
+    Attributes:
+        files: files that they list.
+        folders: their own folders, where these lie in the table's.
+    """
+
+    files: frozenset[str]
+    folders: tuple[str, ...]
+
+
+def needed_elsewhere(lake: Lake, table: IcebergTable) -> Needed | None:
+    """Find what other tables of the lake need in a table's folder, by their current metadata.
+
+    Returns:
+        None: another table has the same folder, so that nothing in it is known to be an orphan.
+    """
+    names = [*lake.catalog.tables(), *lake.catalog.tables_in(SCRATCH_SCHEMA)]
+    others = [name for name in names if name != table.name]
+    try:
+        found = lake.containment.listings(lake.catalog, others)
+    except (LakeError, Py4JError, PySparkException) as failure:
+        # What a damaged table needs is not known.
+        log.warning("orphans_kept", table=str(table.name), reason=spark_words(failure) or failure)
+        return None
+    folders = [one.location for one in found if is_inside(one.location, table.location)]
+    if any(is_inside(table.location, folder) for folder in folders):
+        log.warning("orphans_kept", table=str(table.name), reason="another table has its folder")
+        return None
+    listed = itertools.chain.from_iterable(one.elsewhere for one in found)
+    files = (file for file in listed if is_inside(file, table.location))
+    return Needed(frozenset(map(plain, files)), tuple(folders))
+
+
+def removable(
+    found: Iterable[str], folder: str, lake: Containment, needed: Needed | None
+) -> list[str]:
+    """Return the files that may be deleted: in the table's folder, in the lake, not needed.
+
+    Args:
+        found: files that the table's metadata does not list.
+        folder: the table's folder.
+        lake: the opened lake's boundary.
+        needed: what other tables need; None: everything may be needed.
+    """
+    if needed is None or not lake.contains(folder):
+        return []
+    return [
+        file
+        for file in found
+        if is_inside(file, folder)
+        and lake.contains(file)
+        and plain(file) not in needed.files
+        and not any(is_inside(file, other) for other in needed.folders)
+    ]
 
 
 def _call(lake: Lake, procedure: str, arguments: str) -> Any:

@@ -143,7 +143,7 @@ def publish(
         CommitUnknownError: the answer was lost, and the table does not tell.
         CallCancelledError: the call that this thread works for was cancelled; nothing has changed.
     """
-    marks = publishing_marks()
+    marks = {**publishing_marks(), **table.catalog.guard.marks}
 
     def marked(current: IcebergTable) -> Any:
         return change(current).setProperties(current.catalog.map({**properties, **marks}))
@@ -236,6 +236,7 @@ def until_published(
     Raises:
         TableNotFoundError: there is no such table.
         ConfigurationError: a pipeline fills it.
+        LakeLocationError: it lies outside the opened lake.
         CommitConflictError: others were first too often.
     """
     for number in range(1, ATTEMPTS + 1):
@@ -247,6 +248,7 @@ def until_published(
                 )
             if not also_pulled:
                 expect_pushed(table)
+            lake.containment.expect_inside(table)
             try:
                 return attempt(table)
             except CommitConflictError as conflict:

@@ -22,6 +22,7 @@ from chronolake.changes import RESERVED
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
 from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of
+from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
 from chronolake.table.create import check_columns, column_properties
 from chronolake.table.publishing import TableMovedError, expect_unmoved, publish
@@ -117,6 +118,7 @@ def rewrite(
     Raises:
         CommitConflictError: another writer published meanwhile; nothing has changed.
         CommitUnknownError: the catalog's answer was lost.
+        LakeError: executors wrote files that the driver does not have.
     """
     schema = evolved_metadata(evolve(table, columns, replaced)).schema()
     scratch = TableName(SCRATCH_SCHEMA, stage_name())
@@ -125,6 +127,7 @@ def rewrite(
         rows.writeTo(f"{CATALOG}.{scratch.sql}").append()
         reach("rewrite.written")
         files = lake.catalog.load(scratch)
+        expect_stored(files, files.snapshot_id, since=None)
 
         def adopted(current: IcebergTable) -> Any:
             expect_unmoved(table, current)
@@ -225,4 +228,6 @@ def _owns_its_files(lake: Lake, name: TableName) -> bool:
         # Its metadata went with that of the table which took its place: so did its files.
         return False
     # What lies in another table's folder may be that table's by now.
-    return table is not None and not in_a_table(table.location)
+    if table is None or in_a_table(table.location):
+        return False
+    return lake.containment.contains(table.location)

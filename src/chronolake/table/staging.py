@@ -8,11 +8,11 @@ dropped by the next write. `docs/architecture.md` has the picture.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -30,6 +30,7 @@ from chronolake.errors import (
 )
 from chronolake.failpoints import reach
 from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, java_message_of
+from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
 from chronolake.table.publishing import (
     ATTEMPTS,
@@ -54,8 +55,13 @@ log = structlog.get_logger(__name__)
 BATCH_PROPERTY: Final = "chronolake.last-batch"
 
 _PREFIX: Final = "chronolake-stage"
+#: What `stage_name` gives: host, process, its token, seconds since 1970, a random end. A branch or
+#: table of another name is somebody else's.
+_STAGED: Final = re.compile(
+    rf"{_PREFIX}-([^-]*)-([0-9]{{1,9}})-([0-9a-f]{{8}})-([0-9]{{1,12}})-[0-9a-f]{{8}}"
+)
 #: A staged write of another machine is taken for dead after this time.
-_ABANDONED_AFTER: Final = timedelta(hours=24)
+_ABANDONED_AFTER_SECONDS: Final = 24 * 3600
 #: Tells this process from an earlier one with the same number.
 _PROCESS: Final = f"{socket.gethostname().replace('-', '_')}-{os.getpid()}-{uuid4().hex[:8]}"
 
@@ -189,10 +195,20 @@ class StagedBranch:
         return _cleared(current).setBranchSnapshot(current.branch(self.of), self.branch)
 
     def publish_with(self, builder: Any, current: IcebergTable) -> None:
-        """Put the changes, if there are any, into new metadata of the table."""
+        """Put the changes, if there are any, into new metadata of the table.
+
+        Raises:
+            LakeError: executors wrote files that the driver does not have.
+        """
         if self.made:
+            expect_stored(current, current.branch(self.branch), since=self.table.branch(self.of))
             builder.setBranchSnapshot(current.branch(self.branch), self.of)
             builder.removeRef(self.branch)
+
+    def begin(self) -> str:
+        """Return the name of the branch, for statements that are not one of these methods."""
+        self._target()
+        return self.branch
 
     def abandon(self) -> None:
         """Drop the branch; its files are removed as orphans by maintenance."""
@@ -238,6 +254,15 @@ class StagedWrite(StagedBranch):
         with self._watch.stage("publish"):
             publish(self.table.refreshed(), self._published, properties)
 
+    def publish_files(self) -> None:
+        """Make changes that leave all rows as they were the table's own: no batch is published.
+
+        Raises:
+            CommitConflictError: the table is not what the attempt began with; nothing has changed.
+            UnansweredError: the catalog did not say what became of the commit.
+        """
+        swap(self.table.refreshed(), self._published)
+
     def _published(self, current: IcebergTable) -> Any:
         expect_unmoved(self.table, current)
         if self._guard is not None:
@@ -281,18 +306,18 @@ def is_abandoned(branch: str) -> bool:
     """Whether a branch or scratch table is a staged write that nobody will finish.
 
     A staged write of this machine is dead when its process is; one of another machine when it is
-    older than a day.
+    older than a day. Whatever has another form of name is left alone.
     """
-    if not branch.startswith(f"{_PREFIX}-"):
+    found = _STAGED.fullmatch(branch)
+    if found is None:
         return False
-    host, pid, token, since, _ = branch.removeprefix(f"{_PREFIX}-").split("-")
+    host, pid, token, since = found.groups()
     if f"{host}-{pid}-{token}" == _PROCESS:
         return False
     own_host, own_pid, _ = _PROCESS.split("-")
     if host == own_host:
         return pid == own_pid or not _is_running(int(pid))
-    began = datetime.fromtimestamp(int(since), UTC)
-    return datetime.now(UTC) - began > _ABANDONED_AFTER
+    return time.time() - int(since) > _ABANDONED_AFTER_SECONDS
 
 
 def _is_running(pid: int) -> bool:
@@ -328,6 +353,7 @@ def staged(
     Raises:
         TableNotFoundError: there is no such table.
         ConfigurationError: a pipeline fills it.
+        LakeLocationError: it lies outside the opened lake.
         CommitConflictError: others were first too often.
     """
 
@@ -360,6 +386,7 @@ def _attempt(
         raise TableNotFoundError(
             "The table does not exist any more.", table=str(name), hint="Create it again."
         )
+    lake.containment.expect_inside(table)
     attempted = begin(table)
     try:
         properties = write(attempted)

@@ -140,7 +140,7 @@ class Overview:
             waiting = list(self._reading.values())
         wait(waiting, timeout=patience)
         with self._lock:
-            return [self._known.get(name, Seen(name, None)) for name in sorted(now)]
+            return [self._known.get(name, Seen(name, now[name])) for name in sorted(now)]
 
     def close(self) -> None:
         """Begin no more reading."""

@@ -9,10 +9,17 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from chronolake.cancellation import raise_if_cancelled
+from chronolake.changes import expect_unreserved
+from chronolake.containment import files_elsewhere
 from chronolake.description import describe_loaded
 from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
 from chronolake.failpoints import reach
+from chronolake.iceberg import java_message_of
 from chronolake.session import CATALOG
 from chronolake.table.aside import publish_new, publish_over
 from chronolake.table.migration.conversion import converted_to
@@ -21,6 +28,8 @@ from chronolake.table.rewrite import drop_abandoned
 from chronolake.table.sql import listed
 from chronolake.table.views import drop_current_view
 from chronolake.types import EPSILON_PROPERTY, HISTORY_SINCE_PROPERTY, Mode
+
+log = structlog.get_logger(__name__)
 
 #: Which table a copy was made of, by its identity.
 COPIED_FROM_PROPERTY: Final = "chronolake.copied-from"
@@ -41,23 +50,36 @@ def drop_table(lake: Lake, name: TableName) -> bool:
     """Remove a table, its files and its view; False if there was none.
 
     Files that a crash left in its folder, or that belonged to it in another mode, go with it, if
-    the folder is one that this lake made.
+    the folder is one that this lake made. Files that its metadata lists in other folders stay.
 
     Raises:
         ConfigurationError: a pipeline fills it.
+        LakeLocationError: it lies outside the opened lake.
     """
     with lake.writing(name):
         table = lake.catalog.find(name)
+        purge = True
         if table is not None:
             expect_pushed(table)
+            lake.containment.expect_inside(table)
+            purge = _has_all_files(table)
         reach("publish.before-commit")
         raise_if_cancelled()
-        dropped = lake.catalog.drop(name, purge=True)
+        dropped = lake.catalog.drop(name, purge=purge)
         reach("publish.after-commit")
         drop_current_view(lake, name)
         if table is not None and lake.made_location(table.location):
             lake.catalog.delete_folder(table)
     return dropped
+
+
+def _has_all_files(table: IcebergTable) -> bool:
+    """Return whether every file that a table lists is in its folder, as far as it can be read."""
+    try:
+        return next(files_elsewhere([table]), None) is None
+    except (Py4JError, PySparkException) as failure:
+        log.warning("files_kept", table=str(table.name), reason=java_message_of(failure))
+        return False
 
 
 def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
@@ -70,7 +92,10 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
         TableNotFoundError: neither name exists.
         TableExistsError: both names exist; nothing has changed.
         ConfigurationError: a pipeline fills the table.
+        LakeLocationError: the table lies outside the opened lake.
+        SchemaError: the new schema is reserved.
     """
+    expect_unreserved(new_name)
     with _holding(lake, name, new_name):
         table = lake.catalog.find(name)
         if table is None:
@@ -82,6 +107,7 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
                 "The table to rename does not exist.", table=str(name), hint="Create it first."
             )
         expect_pushed(table)
+        lake.containment.expect_inside(table)
         reach("publish.before-commit")
         raise_if_cancelled()
         lake.catalog.rename(name, new_name)

@@ -141,6 +141,11 @@ def chosen(tables: list[Seen], fresh: Mapping[TableName, Freshness], asked: Aske
     ]
 
 
+def _is_outside(site: Site, seen: Seen) -> bool:
+    """Return whether a table's metadata lies outside the lake, which was copied or moved then."""
+    return seen.place is not None and not site.config.contains(seen.place)
+
+
 def _context(request: Request) -> dict[str, Any]:
     site: Site = request.app.state.site
     asked = Asked.of(request)
@@ -164,6 +169,7 @@ def _context(request: Request) -> dict[str, Any]:
         "number": number,
         "unread": sum(not seen.is_read for seen in tables),
         "broken": sum(seen.failure is not None for seen in tables),
+        "outside": [seen.name for seen in tables if _is_outside(site, seen)],
     }
 
 

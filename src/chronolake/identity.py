@@ -1,0 +1,351 @@
+"""A lake's identity and its recorded location, kept in the database of its catalog.
+
+Iceberg metadata holds absolute paths. A copied lake therefore points to the files of its original,
+and whoever writes to the copy, or maintains it, changes or deletes the original's files. So the
+first write records where the lake is, and every process compares that with what it has opened
+before it writes. A lake from before there was a record gets one if all of its tables lie inside it.
+
+A REST catalog has no place for a record; there, only each table's own location is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import sqlalchemy as sql
+from sqlalchemy.exc import SQLAlchemyError
+
+from chronolake import database
+from chronolake.config import CatalogKind
+from chronolake.errors import LakeError, LakeLocationError
+from chronolake.location import is_same_place, local_path
+from chronolake.types import TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from chronolake.config import LakeConfig
+
+_metadata: Final = sql.MetaData()
+#: One row: whose the catalog is. Later versions may add columns that can be null.
+_LAKE: Final = sql.Table(
+    "chronolake_lake",
+    _metadata,
+    sql.Column("one", sql.Integer, primary_key=True),
+    sql.Column("id", sql.String, nullable=False),
+    sql.Column("folder", sql.String),
+    sql.Column("warehouse", sql.String, nullable=False),
+)
+_TABLES: Final = sql.table(
+    "iceberg_tables",
+    sql.column("catalog_name"),
+    sql.column("table_namespace"),
+    sql.column("table_name"),
+    sql.column("metadata_location"),
+)
+_CATALOG: Final = "chronolake"
+#: Any number that nobody else is likely to lock.
+_CLAIMING: Final = 0x6368726C616B
+_METADATA_FILE: Final = re.compile(r"(\d+)-[0-9a-f-]+(?:\.gz)?\.metadata\.json(?:\.gz)?")
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose a catalog is.
+
+    Attributes:
+        lake_id: a random identity; tables that were made in the lake, or checked, carry it.
+        folder: the lake's folder, or None: the catalog is a server's, and machines share it.
+        warehouse: the root of the tables' storage.
+    """
+
+    lake_id: str
+    folder: str | None
+    warehouse: str
+
+
+def opened(config: LakeConfig, lake_id: str = "") -> Identity:
+    """Return the identity that a configuration would record."""
+    is_file = config.catalog.kind is CatalogKind.SQLITE
+    return Identity(lake_id, str(config.path) if is_file else None, config.warehouse_location)
+
+
+def claim(config: LakeConfig) -> str | None:
+    """Return the lake's identity, if it may be written to where it was opened.
+
+    The first time, the identity and the location are recorded.
+
+    Returns:
+        The identity; None with a REST catalog.
+
+    Raises:
+        LakeLocationError: the lake was copied or moved, the folder does not hold its tables, or its
+            catalog is not the one that its tables were written with.
+        LakeError: the catalog's database does not answer, or cannot be written.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return None
+    try:
+        return _recorded(config) or _record(config)
+    except SQLAlchemyError as failure:
+        raise _unanswered(failure) from failure
+
+
+def expect_here(config: LakeConfig) -> None:
+    """Raise as `claim` does, without recording anything.
+
+    Raises:
+        LakeLocationError: the lake was copied or moved, or the folder does not hold its tables.
+        LakeError: the catalog's database does not answer.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return
+    try:
+        engine = database.reading(config)
+        if engine is None:
+            return
+        with engine.begin() as connection:
+            recorded, tables = _read(connection), _tables(connection)
+    except SQLAlchemyError as failure:
+        raise _unanswered(failure) from failure
+    if recorded is None or not _is_here(config, recorded):
+        raise_if_elsewhere(config, recorded, tables)
+    _expect_tables_here(config, tables)
+
+
+def _recorded(config: LakeConfig) -> str | None:
+    """Return the recorded identity, or None if there is no record, or one of another place."""
+    engine = database.reading(config)
+    if engine is None:
+        return None
+    with engine.begin() as connection:
+        identity = _read(connection)
+        if identity is None or not _is_here(config, identity):
+            return None
+        _expect_tables_here(config, _tables(connection))
+        return identity.lake_id
+
+
+def _record(config: LakeConfig) -> str:
+    """Record the lake's location, or raise."""
+    with database.writing(config).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
+        recorded, tables = _read(connection), _tables(connection)
+        if recorded is None or not _is_here(config, recorded):
+            raise_if_elsewhere(config, recorded, tables)
+        _expect_tables_here(config, tables)
+        identity = opened(config, recorded.lake_id if recorded and tables else uuid4().hex)
+        _metadata.create_all(connection)
+        connection.execute(sql.delete(_LAKE))
+        connection.execute(
+            sql.insert(_LAKE).values(
+                one=1, id=identity.lake_id, folder=identity.folder, warehouse=identity.warehouse
+            )
+        )
+        return identity.lake_id
+
+
+def places(config: LakeConfig) -> dict[TableName, str]:
+    """Return where the metadata of every table is, scratch tables included; none for REST catalogs.
+
+    Raises:
+        LakeError: the catalog's database does not answer.
+    """
+    try:
+        engine = database.reading(config)
+        if engine is None:
+            return {}
+        with engine.begin() as connection:
+            return _tables(connection)
+    except SQLAlchemyError as failure:
+        raise _unanswered(failure) from failure
+
+
+def _unanswered(failure: SQLAlchemyError) -> LakeError:
+    # The driver's message may quote the address, and with it a password.
+    return LakeError(
+        f"The lake's catalog does not answer: {type(failure).__name__}.",
+        hint="Check the catalog's database, and that it can be written.",
+    )
+
+
+def raise_if_elsewhere(
+    config: LakeConfig, recorded: Identity | None, tables: Mapping[TableName, str]
+) -> None:
+    """Raise if a catalog is not that of the opened lake.
+
+    Args:
+        config: the opened lake.
+        recorded: what the catalog has recorded of another place, or None: nothing.
+        tables: where the metadata of the catalog's tables is.
+
+    Raises:
+        LakeLocationError: writing would change another lake's files, or lose what was written.
+    """
+    if not tables:
+        raise_if_unlisted(config)
+        return
+    strays = [name for name, place in tables.items() if not config.contains(place)]
+    here = opened(config)
+    if recorded is None and not strays:
+        return
+    if recorded is None:
+        place = _root_of(tables[strays[0]])
+        raise LakeLocationError(
+            f"{_counted(strays, len(tables))} of this lake lie outside {_words(here)}, for "
+            f"example below {place}: the lake was copied or moved, or its warehouse was changed. "
+            "Writing would change files of another lake.",
+            hint=_to_do(place, config),
+        )
+    if here.folder and is_same_place(here.folder, recorded.folder or "") and not strays:
+        # The same catalog file, with another warehouse for new tables.
+        return
+    raise LakeLocationError(
+        f"This lake belongs in {_words(recorded)}, and was opened in {_words(here)}: it was copied "
+        f"or moved, or is mounted elsewhere. {_pointing(strays, len(tables))}",
+        hint=_to_do(recorded.folder or recorded.warehouse, config),
+    )
+
+
+def raise_if_unlisted(config: LakeConfig) -> None:
+    """Raise if a catalog without tables has a folder full of them.
+
+    Raises:
+        LakeLocationError: it has.
+    """
+    if config.catalog.kind is CatalogKind.REST or not (found := unlisted(config)):
+        return
+    what = "catalog.db" if config.catalog.kind is CatalogKind.SQLITE else config.catalog.label
+    with_wal = (
+        "If catalog.db was copied, copy catalog.db-wal with it from the same moment (or copy the "
+        "lake while nothing runs); if it was restored, restore the whole folder."
+        if config.catalog.kind is CatalogKind.SQLITE
+        else "Check that lake.catalog.uri names the database that the tables were written with."
+    )
+    raise LakeLocationError(
+        f"The catalog {what} lists no tables, but {found[0].parent} holds the files of "
+        f"{len(found)}: it is not the catalog that they were written with, or it was copied "
+        "without its write-ahead log.",
+        hint=f"{with_wal} If the tables are not needed any more, move {found[0].parent} away.",
+    )
+
+
+def unlisted(config: LakeConfig) -> list[Path]:
+    """Return the folders below a local warehouse in which a table was written.
+
+    A folder in which a table was only created does not count: a crash leaves such.
+    """
+    warehouse = local_path(config.warehouse_location)
+    folder = None if warehouse is None else warehouse / "tables"
+    if folder is None or not folder.is_dir():
+        return []
+    return sorted(one for one in folder.iterdir() if (newest_version(str(one)) or 0) > 0)
+
+
+def newest_version(location: str) -> int | None:
+    """Return the number of the newest metadata file of a table, or None: none, or not local.
+
+    Args:
+        location: the table's folder.
+    """
+    folder = local_path(location)
+    if folder is None:
+        return None
+    try:
+        numbers = [version_of(file.name) for file in (folder / "metadata").iterdir()]
+    except OSError:
+        return None
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def version_of(metadata_file: str) -> int | None:
+    """Return the number of a metadata file, by its name or location; None if it is none."""
+    found = _METADATA_FILE.fullmatch(metadata_file.rpartition("/")[2])
+    return None if found is None else int(found[1])
+
+
+def _is_here(config: LakeConfig, identity: Identity) -> bool:
+    here = opened(config)
+    if identity.folder is not None and here.folder is not None:
+        is_same = is_same_place(identity.folder, here.folder)
+    else:
+        is_same = identity.folder is here.folder
+    return is_same and is_same_place(identity.warehouse, here.warehouse)
+
+
+def _expect_tables_here(config: LakeConfig, tables: Mapping[TableName, str]) -> None:
+    """Raise if the folder is at the recorded place, and holds not one of the lake's tables."""
+    local = [path for path in map(local_path, tables.values()) if path is not None]
+    if not local or any(path.parent.is_dir() for path in local):
+        return
+    raise LakeLocationError(
+        f"None of the lake's {len(local)} tables is in {config.warehouse_location} on this "
+        "machine.",
+        hint="Check that the right disk or share is mounted there; otherwise restore the folder.",
+    )
+
+
+def _read(connection: sql.Connection) -> Identity | None:
+    if not sql.inspect(connection).has_table(_LAKE.name):
+        return None
+    row = connection.execute(sql.select(_LAKE)).first()
+    return None if row is None else Identity(row.id, row.folder, row.warehouse)
+
+
+def _tables(connection: sql.Connection) -> dict[TableName, str]:
+    """Return where the metadata of every table is, scratch tables included."""
+    if not sql.inspect(connection).has_table(_TABLES.name):
+        return {}
+    rows = connection.execute(sql.select(_TABLES).where(_TABLES.c.catalog_name == _CATALOG))
+    return {
+        TableName(row.table_namespace, row.table_name): row.metadata_location
+        for row in rows
+        if row.metadata_location
+    }
+
+
+def _root_of(metadata: str) -> str:
+    """Return the warehouse of a metadata file `<warehouse>/tables/<id>/metadata/<file>`."""
+    root = metadata.rsplit("/", 4)[0]
+    return str(local_path(root) or root)
+
+
+def _words(identity: Identity) -> str:
+    if identity.folder is None or is_same_place(identity.folder, identity.warehouse):
+        return identity.warehouse
+    return f"{identity.folder} (warehouse {identity.warehouse})"
+
+
+def _counted(strays: Sequence[TableName], tables: int) -> str:
+    named = ", ".join(map(str, strays[:_NAMED])) + (", ..." if len(strays) > _NAMED else "")
+    return f"{len(strays)} of {tables} tables ({named})"
+
+
+def _pointing(strays: Sequence[TableName], tables: int) -> str:
+    if not strays:
+        return "Two lakes that write to the same tables would lose each other's changes."
+    return (
+        f"{_counted(strays, tables)} still have their files there, and writing would change them."
+    )
+
+
+def _to_do(place: str, config: LakeConfig) -> str:
+    """What can be done about a lake that belongs elsewhere."""
+    if local_path(place) is None:
+        return (
+            f"Open it with lake.warehouse: {place}, in the folder and on the catalog that it "
+            "belongs to. For a second lake, take an empty folder and another warehouse, and run "
+            "`chronolake sync` there."
+        )
+    return (
+        f"Open the lake in {place}. If it was moved, move or restore it to {place}, mount it "
+        f"there, or make {place} a symbolic link to {config.path}. For a second lake, take an "
+        "empty folder and run `chronolake sync` there: a pipeline's tables are made again from its "
+        "raw lake or source. Commands that only read work here, on tables that lie inside."
+    )

@@ -1,0 +1,80 @@
+"""Locations of files, as Iceberg metadata spells them: local paths, `file:` URLs, bucket URLs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+_LOCAL: Final = re.compile(r"file:(?:/|///+)(?!/)(.*)", re.DOTALL)
+_S3: Final = re.compile(r"s3[an]?://")
+#: PyIceberg takes what follows one of these characters in a URL for something else than a path.
+_CUT_IN_URLS: Final = "#?"
+
+
+def local_path(location: str) -> Path | None:
+    """Return the path of a location on a local file system, or None for a bucket.
+
+    Args:
+        location: `/folder`, `file:/folder`, `file:///folder` (nothing is percent-decoded, as in
+            Hadoop and PyIceberg), or a URL of another scheme.
+    """
+    if location.startswith("/"):
+        return Path(location)
+    found = _LOCAL.fullmatch(location)
+    return None if found is None else Path(f"/{found[1]}")
+
+
+def as_url(location: str) -> str:
+    """Return a location with its scheme, so that it does not depend on Hadoop's `fs.defaultFS`.
+
+    A path with `#` or `?` is returned as it is: in a URL, PyIceberg would cut it there.
+    """
+    if location.startswith("/") and not any(letter in location for letter in _CUT_IN_URLS):
+        return f"file://{location}"
+    return location
+
+
+def plain(location: str) -> str:
+    """Return one spelling of a location: a local path, or a URL with the scheme `s3`."""
+    path = local_path(location)
+    return _bucket(location) if path is None else str(path)
+
+
+def is_inside(location: str, root: str) -> bool:
+    """Return whether a location is a folder's, or below it.
+
+    Symbolic links are followed and bind mounts recognized: a lake opened through one is the same.
+    """
+    path, folder = local_path(location), local_path(root)
+    if path is None or folder is None:
+        return path is folder and _is_below(_bucket(location), _bucket(root))
+    if _is_below(str(path), str(folder)) and ".." not in path.parts:
+        # No link within a lake is Chronolake's: the usual case costs no system call.
+        return True
+    real = Path(os.path.realpath(path))
+    if _is_below(str(real), os.path.realpath(folder)):
+        return True
+    return any(_is_same(parent, folder) for parent in (real, *real.parents))
+
+
+def is_same_place(location: str, other: str) -> bool:
+    """Return whether two locations name one folder."""
+    return is_inside(location, other) and is_inside(other, location)
+
+
+def _is_below(text: str, root: str) -> bool:
+    root = root.rstrip("/")
+    return text.rstrip("/") == root or text.startswith(f"{root}/")
+
+
+def _bucket(url: str) -> str:
+    return _S3.sub("s3://", url, count=1)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False

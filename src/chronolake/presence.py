@@ -1,0 +1,161 @@
+"""Files that executors write: a commit names only those that the driver finds where it reads.
+
+An executor of a cluster writes to its own file system. If that is not the driver's, as on machines
+or in containers that do not share the lake's folder, a write succeeds and its files are nowhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from chronolake.errors import LakeError
+from chronolake.location import local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from chronolake.iceberg import IcebergTable
+
+#: So many tasks for each core look for the folder, so that every executor runs some of them.
+_TASKS_PER_CORE: Final = 4
+_MOST_TASKS: Final = 1_000
+_HINT: Final = (
+    "Mount the folder at the same path on every machine, as the same user; or set lake.warehouse "
+    "to s3://bucket/path, or lake.spark.master to local[*]."
+)
+
+
+def are_executors_elsewhere(spark: SparkSession) -> bool:
+    """Return whether executors are processes of their own, perhaps on other machines."""
+    master = spark.sparkContext.master
+    return master != "local" and not master.startswith("local[")
+
+
+def expect_shared(spark: SparkSession, folder: str) -> None:
+    """Raise if an executor does not share a local folder with the driver.
+
+    Each of some tasks on every executor reads a file of the driver's, and writes one that the
+    driver then looks for. An executor that starts later is not covered: `expect_stored` is.
+
+    Args:
+        spark: a session.
+        folder: the folder, or a bucket, of which nothing is asked.
+
+    Raises:
+        LakeError: an executor cannot read or write in it, or has another folder of the name.
+    """
+    path = local_path(folder)
+    if path is None or not are_executors_elsewhere(spark):
+        return
+    token = uuid4().hex
+    place = path / f"_probe-{token}"
+    try:
+        place.mkdir(parents=True)
+        (place / "driver").write_text(token)
+        context = spark.sparkContext
+        tasks = min(_MOST_TASKS, _TASKS_PER_CORE * context.defaultParallelism)
+        probe = partial(_probed, place=str(place), token=token)
+        for host, name, problem in context.parallelize(range(tasks), tasks).map(probe).collect():
+            told = problem or ("" if (place / name).is_file() else "its files do not arrive here")
+            if told:
+                raise LakeError(
+                    f"An executor on {host} does not share the folder {folder} with the driver: "
+                    f"{told}. What it writes would be lost.",
+                    hint=_HINT,
+                )
+    except OSError as failure:
+        raise LakeError(
+            f"The folder {folder} cannot be written: {failure.strerror}.",
+            hint="Choose a folder that can be written.",
+        ) from failure
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _probed(number: int, *, place: str, token: str) -> tuple[str, str, str]:
+    """Look for the driver's file and write another, in an executor."""
+    name = f"{number}-{uuid4().hex}"
+    try:
+        if (Path(place) / "driver").read_text() != token:
+            return socket.gethostname(), name, "it has another folder of this name"
+        (Path(place) / name).write_text(token)
+    except OSError as failure:
+        return socket.gethostname(), name, failure.strerror or type(failure).__name__
+    return socket.gethostname(), name, ""
+
+
+def expect_stored(table: IcebergTable, snapshot_id: int | None, *, since: int | None) -> None:
+    """Raise if a file that snapshots added is not in the driver's file system.
+
+    Only the files of executors of their own are looked for, and only those in folders.
+
+    Args:
+        table: a state of the table that has the snapshots.
+        snapshot_id: the newest of them; None: there is none.
+        since: the snapshot before the oldest of them; None: all are looked at.
+
+    Raises:
+        LakeError: one is missing, or has another size; nothing may be committed that names it.
+    """
+    spark = table.catalog.spark
+    if local_path(table.location) is None or not are_executors_elsewhere(spark):
+        return
+    while snapshot_id is not None and snapshot_id != since:
+        snapshot = table.metadata.snapshot(snapshot_id)
+        if snapshot is None:
+            return
+        for location, size in _added(table, snapshot):
+            path = local_path(location)
+            if path is not None and _size_of(path) != size:
+                raise _unseen(location, str(table.name))
+        parent = snapshot.parentId()
+        snapshot_id = None if parent is None else int(parent)
+
+
+def expect_written(paths: Iterable[Path], *, table: str) -> None:
+    """Raise if a file that executors reported is not in the driver's file system.
+
+    Args:
+        paths: the files.
+        table: what they are of.
+
+    Raises:
+        LakeError: one is missing.
+    """
+    for path in paths:
+        if _size_of(path) is None:
+            raise _unseen(str(path), table)
+
+
+def _unseen(location: str, table: str) -> LakeError:
+    return LakeError(
+        "Executors wrote a file that the driver does not have, or not whole: they do not share the "
+        "lake's folder. Nothing was committed.",
+        table=table,
+        file=location,
+        hint=_HINT,
+    )
+
+
+def _added(table: IcebergTable, snapshot: Any) -> Iterator[tuple[str, int]]:
+    """Yield locations and sizes in bytes of the files that a snapshot added."""
+    io = table.java.io()
+    for files in (snapshot.addedDataFiles(io), snapshot.addedDeleteFiles(io)):
+        remaining = files.iterator()
+        while remaining.hasNext():
+            file = remaining.next()
+            yield str(file.location()), int(file.fileSizeInBytes())
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
