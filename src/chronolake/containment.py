@@ -36,9 +36,9 @@ _LISTINGS: Final = (
     ("snapshots", "manifest_list"),
     ("metadata_log_entries", "file"),
 )
-#: So many files in other folders are told of.
+#: Limit of files in other folders that are returned.
 _REMEMBERED: Final = 100
-#: So many tables are looked through by one statement.
+#: Number of tables that one statement looks through.
 _AT_ONCE: Final = 50
 
 

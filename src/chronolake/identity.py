@@ -265,7 +265,7 @@ def newest_version(location: str) -> int | None:
 
 
 def version_of(metadata_file: str) -> int | None:
-    """Return the number of a metadata file, by its name or location; None if it is none."""
+    """Return the number in a metadata file's name or location; None for other files."""
     found = _METADATA_FILE.fullmatch(metadata_file.rpartition("/")[2])
     return None if found is None else int(found[1])
 

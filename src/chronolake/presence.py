@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from chronolake.iceberg import IcebergTable
 
-#: So many tasks for each core look for the folder, so that every executor runs some of them.
+#: Tasks per core that look for the folder: enough for every executor to run some of them.
 _TASKS_PER_CORE: Final = 4
 _MOST_TASKS: Final = 1_000
 _HINT: Final = (
@@ -46,7 +46,7 @@ def expect_shared(spark: SparkSession, folder: str) -> None:
 
     Args:
         spark: a session.
-        folder: the folder, or a bucket, of which nothing is asked.
+        folder: the folder, or a bucket, which every executor shares.
 
     Raises:
         LakeError: an executor cannot read or write in it, or has another folder of the name.
@@ -63,11 +63,12 @@ def expect_shared(spark: SparkSession, folder: str) -> None:
         tasks = min(_MOST_TASKS, _TASKS_PER_CORE * context.defaultParallelism)
         probe = partial(_probed, place=str(place), token=token)
         for host, name, problem in context.parallelize(range(tasks), tasks).map(probe).collect():
-            told = problem or ("" if (place / name).is_file() else "its files do not arrive here")
-            if told:
+            is_seen = problem or (place / name).is_file()
+            reason = problem if is_seen else "its files do not arrive here"
+            if reason:
                 raise LakeError(
                     f"An executor on {host} does not share the folder {folder} with the driver: "
-                    f"{told}. What it writes would be lost.",
+                    f"{reason}. What it writes would be lost.",
                     hint=_HINT,
                 )
     except OSError as failure:

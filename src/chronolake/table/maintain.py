@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 #: Removed rows hide in a file until it is rewritten; beyond this share a file is worth it.
 _FILE_DELETE_RATIO: Final = 0.1
-#: So many orphans are listed before they are deleted: as many as Iceberg's own procedure tells of.
+#: Orphans that are listed before they are deleted: as many as Iceberg's procedure returns.
 _LISTED_ORPHANS: Final = 20_000
 _DELETED_AT_ONCE: Final = 1_000
 _LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
