@@ -6,20 +6,29 @@ import chronolake
 lake = chronolake.Lake.open("lake")
 orders = lake.table("shop.orders")
 orders.df.show()
-orders.as_of("2026-01-31T12:00:00Z").show()
+orders.as_of("2026-01-31T12:00:00Z").to_pandas()
+lake.sql("SELECT count(*) FROM shop.orders").show()
+
+print(chronolake.sync("shop", project="my-project"))
 ```
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ChronolakeError, HistoryWarning
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 
 if TYPE_CHECKING:
+    from chronolake.frames import LakeFrame
     from chronolake.lake import Lake
+    from chronolake.pipeline.sync import RunResult
+    from chronolake.pipeline.sync import run_pipeline as sync
     from chronolake.reading import LakeTable
+
+    __version__: str
 
 __all__ = [
     "ChronolakeError",
@@ -28,20 +37,32 @@ __all__ = [
     "HistoryWarning",
     "Kind",
     "Lake",
+    "LakeFrame",
     "LakeTable",
     "Mode",
+    "RunResult",
     "TableName",
+    "__version__",
+    "sync",
 ]
+
+#: Names that need Spark, with the modules that they are loaded from.
+_LOADED: Final = {
+    "Lake": ("chronolake.lake", "Lake"),
+    "LakeFrame": ("chronolake.frames", "LakeFrame"),
+    "LakeTable": ("chronolake.reading", "LakeTable"),
+    "RunResult": ("chronolake.pipeline.sync", "RunResult"),
+    "sync": ("chronolake.pipeline.sync", "run_pipeline"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the names that need Spark when they are first used: commands that look do without."""
-    if name == "Lake":
-        from chronolake.lake import Lake  # noqa: PLC0415
+    """Load what is slow to load when it is first used: commands without Spark start at once."""
+    if name in _LOADED:
+        module, attribute = _LOADED[name]
+        return getattr(import_module(module), attribute)
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - it reads files
 
-        return Lake
-    if name == "LakeTable":
-        from chronolake.reading import LakeTable  # noqa: PLC0415
-
-        return LakeTable
+        return version("chronolake")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote, urlencode, urlsplit
 from uuid import uuid4
 
@@ -18,6 +18,7 @@ from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
 from chronolake.errors import LakeLocationWarning, TableNotFoundError
+from chronolake.frames import LakeFrame, lake_frame
 from chronolake.iceberg import Catalog, durability
 from chronolake.location import as_url, plain
 from chronolake.reading import LakeTable
@@ -83,6 +84,10 @@ class Lake:
         _make_durable(settings, sessions.spark)
         return cls(settings, sessions)
 
+    def __repr__(self) -> str:
+        where = self.config.catalog.label if self.config.catalog.uri else "SQLite"
+        return f"<Lake {self.config.path}, catalog: {where}>"
+
     def close(self) -> None:
         """Stop nothing that others may use: the JVM lives as long as the process."""
 
@@ -146,6 +151,21 @@ class Lake:
                 stacklevel=2,
             )
         return LakeTable(self.spark, self.catalog, parsed)
+
+    def sql(self, statement: str, **parameters: Any) -> LakeFrame:
+        """Run a statement of Spark SQL in which tables are `schema.table`.
+
+        Tables that Chronolake writes must not be changed this way: their invariants are its own.
+
+        Args:
+            statement: the statement; `:name` stands for a parameter.
+            parameters: their values.
+
+        Returns:
+            What the statement returns, unread.
+        """
+        with session.active(self.spark):
+            return lake_frame(self.spark.sql(statement, args=parameters or None))
 
     def missing(self, name: TableName) -> TableNotFoundError:
         """The error that a table is not there; it names the table that is nearest."""

@@ -20,9 +20,12 @@ from chronolake.errors import (
     UnknownColumnError,
     ValueRefusedError,
 )
+from chronolake.frames import LakeFrame, lake_frame
 from chronolake.session import CATALOG
 from chronolake.texts import clocks_of
 from chronolake.types import (
+    ACTIVE,
+    DELETED,
     END,
     HASH,
     HISTORY_COLUMNS,
@@ -36,6 +39,9 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame, SparkSession
 
@@ -58,10 +64,44 @@ class LakeTable:
         self._catalog = catalog
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"LakeTable({str(self.name)!r})"
+
     @property
-    def df(self) -> DataFrame:
+    def df(self) -> LakeFrame:
         """The table's rows, with all columns; a history table's are versions."""
-        return self._spark.table(f"{CATALOG}.{self.name.sql}")
+        return lake_frame(self._spark.table(f"{CATALOG}.{self.name.sql}"))
+
+    def to_arrow(self) -> pa.Table:
+        """Return all rows as an Arrow table; timestamps are microseconds in UTC."""
+        return self.df.to_arrow()
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all rows as a pandas DataFrame, as `LakeFrame.to_pandas` does."""
+        return self.df.to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return all rows as a Polars DataFrame.
+
+        Raises:
+            MissingRequirementError: Polars is not installed.
+        """
+        return self.df.to_polars()
+
+    def current(self) -> LakeFrame:
+        """Return the records that exist now, without the columns that only describe their state.
+
+        Of a history table these are its active versions without `_fivetran_start`, `_fivetran_end`
+        and `_fivetran_active`; of a soft-delete table the rows that are not marked as deleted,
+        without `_fivetran_deleted`; of a live table all rows.
+        """
+        mode, rows = self.describe().mode, self.df
+        if mode is Mode.HISTORY:
+            return lake_frame(rows.where(ACTIVE).drop(*HISTORY_COLUMNS))
+        if mode is Mode.SOFT_DELETE:
+            is_deleted = F.coalesce(F.col(quoted(DELETED)), F.lit(False))
+            return lake_frame(rows.where(~is_deleted).drop(DELETED))
+        return rows
 
     def describe(self) -> TableDescription:
         """The table's columns, key and mode."""
@@ -74,11 +114,12 @@ class LakeTable:
             )
         return describe_loaded(table)
 
-    def history(self, /, **key: Any) -> DataFrame:
+    def history(self, /, **key: Any) -> LakeFrame:
         """Versions ordered by key and start; of one record, if its key columns are given.
 
         Versions that were deleted before a table was switched to history begin and end in the year
-        1, which Python's `datetime` (so `collect()`) cannot hold everywhere: `toArrow()` can.
+        1, which Python's `datetime` (so `collect()`) cannot hold everywhere: `to_arrow()`,
+        `to_pandas()` and `to_polars()` can.
 
         Where the table was switched to history mode, a `HistoryWarning` says since when it has any.
 
@@ -92,7 +133,7 @@ class LakeTable:
         """
         description = self._history_description()
         self._warn_before(TMIN_MICROS, description)
-        rows = self.df
+        rows: DataFrame = self.df
         for column, value in key.items():
             if column not in description.record_key:
                 raise UnknownColumnError(
@@ -111,9 +152,9 @@ class LakeTable:
                 found |= cell.eqNullSafe(F.lit(-0.0).cast(of.sql))
             rows = rows.where(found)
         order = (*description.record_key, START)
-        return rows.orderBy(*(F.col(quoted(column)) for column in order))
+        return lake_frame(rows.orderBy(*(F.col(quoted(column)) for column in order)))
 
-    def as_of(self, at: Instant) -> DataFrame:
+    def as_of(self, at: Instant) -> LakeFrame:
         """Each record's version at an instant: start <= `at` < end + epsilon.
 
         The answer comes from the table's rows and not from Iceberg's snapshots, which expire. Where
@@ -130,9 +171,9 @@ class LakeTable:
         description = self._history_description()
         micros = self._micros(at)
         self._warn_before(micros, description)
-        return self.df.where(_covers(micros, description.epsilon))
+        return lake_frame(self.df.where(_covers(micros, description.epsilon)))
 
-    def diff(self, before: Instant, after: Instant) -> DataFrame:
+    def diff(self, before: Instant, after: Instant) -> LakeFrame:
         """The records that differ between two instants.
 
         Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and
@@ -199,11 +240,13 @@ class LakeTable:
             .when(F.col(_AFTER).isNull(), "deleted")
             .otherwise("changed")
         )
-        return found.select(
-            F.struct(*(F.col(quoted(name)) for name in key)).alias("key"),
-            change.alias("change"),
-            F.col(_BEFORE).alias("old"),
-            F.col(_AFTER).alias("new"),
+        return lake_frame(
+            found.select(
+                F.struct(*(F.col(quoted(name)) for name in key)).alias("key"),
+                change.alias("change"),
+                F.col(_BEFORE).alias("old"),
+                F.col(_AFTER).alias("new"),
+            )
         )
 
     def _warn_before(self, micros: int, description: TableDescription) -> None:

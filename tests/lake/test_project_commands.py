@@ -12,11 +12,14 @@ from unittest.mock import ANY
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
+import chronolake
 from chronolake.config import FileConfig
 from commands import ran_words
 from datalakes import DataLake, project
 
+_DROPPED = "columns_of_others_dropped"
 _T = 1_767_225_600_000_000
 
 
@@ -102,10 +105,17 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert len(json.loads(told)) == 2, "a re-sync is a run"
     code, _, _ = _ran(folder, capsys, "state", "reset", "crm", "--stream", "Account")
     assert code == 0
+    _, told, _ = _ran(folder, capsys, "runs", "--json")
+    assert len(told.splitlines()) == 2 + 2, "a run is one line"
     for columns in ("60", "80", "120"):
         monkeypatch.setenv("COLUMNS", columns)
         _, told, _ = _ran(folder, capsys, "status")
         assert "crm.Account " in told, "a name is never broken"
+        for command in ("status", "runs"):
+            _, told, _ = _ran(folder, capsys, command)
+            assert ".parquet" not in told
+            if columns != "60":
+                assert max(map(len, told.splitlines())) <= int(columns)
 
 
 def test_runs_of_no_pipeline_are_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +188,24 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
     assert code == 1
     line = "pipelines: {crm: {streams: {Account: {mode: live}}}}"
     assert line in " ".join(told.split())
+
+
+def test_a_switch_by_the_configuration_warns_of_foreign_columns_only(folder: Path) -> None:
+    """The columns that belong to a mode come and go with it, without a warning."""
+    dropped = []
+    for mode in ("live", "history", "soft-delete", "history"):
+        told = (
+            f"  crm:\n    mode: {mode}\n    source: {{type: data_lake_v2, path: source, org: X}}\n"
+        )
+        project(folder, told)
+        with capture_logs() as logs:
+            assert chronolake.sync("crm", project=folder, streams=["Account"]).status == "succeeded"
+        dropped.append([one["columns"] for one in logs if one["event"] == _DROPPED])
+        if mode == "soft-delete":
+            with chronolake.Lake.open(folder / "lake") as lake:
+                lake.sql("ALTER TABLE crm.Account ADD COLUMN note STRING")
+
+    assert dropped == [[], [], [], [["note"]]]
 
 
 def test_what_fails_within_spark_is_an_error_like_others(

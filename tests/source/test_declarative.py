@@ -222,7 +222,9 @@ def test_records_become_versions_that_begin_when_they_were_changed(shop: Shop) -
     assert str(first[END]) == "2026-01-06 11:59:59.999000+00:00"
 
 
-def test_streams_without_a_cursor_are_compared(shop: Shop) -> None:
+def test_streams_without_a_cursor_are_compared(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
     shop.put(1, "01", state="new")
     shop.customers = [{"id": 1, "name": "a"}, {"id": 2, "name": "b", "rank": 1}]
     shop.notes = {1: [{"text": "first"}, {"text": "second"}]}
@@ -241,6 +243,13 @@ def test_streams_without_a_cursor_are_compared(shop: Shop) -> None:
         {"text": "first", "_fivetran_deleted": True},
         {"text": "second", "_fivetran_deleted": False},
     ]
+    # The command suggests no setting that `check` would reject.
+    words = ("mode", "shop.customers", "history", "--project", str(shop.folder))
+    code, _, error = ran_words(capsys, *words)
+    assert code == 1
+    assert "The stream customers cannot be in history mode" in error
+    assert "Set its mode to live or soft-delete." in " ".join(error.split())
+    assert "Starting Spark" not in error
 
 
 def test_an_answer_without_records_empties_no_table(shop: Shop) -> None:

@@ -19,12 +19,20 @@ def states(folder: Path) -> list[str]:
             orders.history(id=1).show()
             orders.as_of(datetime(2024, 5, 1, tzinfo=UTC)).show()
             orders.as_of("2024-05-01T00:00:00Z").show()
+            rows: int = len(orders.current().to_pandas()) + orders.to_arrow().num_rows
+            frame: chronolake.LakeFrame = lake.sql("SELECT :n AS n", n=rows)
+            frame.to_polars()
             columns: tuple[chronolake.Column, ...] = orders.describe().columns
             tables: list[chronolake.TableName] = lake.tables()
             return [column.name for column in columns] + [str(table) for table in tables]
     except chronolake.ChronolakeError as error:
         place: dict[str, str | int] = error.place
         return [error.message, error.hint or "", str(place), str(error.retryable)]
+
+
+def synced(folder: Path) -> list[str]:
+    result: chronolake.RunResult = chronolake.sync("shop", project=folder, streams=["orders"])
+    return [f"{stream.table_name} {stream.written}" for stream in result.streams] + [str(result)]
 
 
 def timeline(folder: Path) -> list[tuple[str | None, str]]:

@@ -22,9 +22,13 @@ def test_the_exported_names_are_these() -> None:
         "HistoryWarning",
         "Kind",
         "Lake",
+        "LakeFrame",
         "LakeTable",
         "Mode",
+        "RunResult",
         "TableName",
+        "__version__",
+        "sync",
     ]
 
 

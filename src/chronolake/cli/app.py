@@ -189,12 +189,12 @@ def configuration(
         BadParameter: a setting is not KEY=VALUE, or neither a lake nor a project was found.
     """
     # `--help` and `version` need neither.
-    from chronolake.config import lake_of_project, load  # noqa: PLC0415
+    from chronolake.config import find_project, lake_of_project, load  # noqa: PLC0415
 
     overrides = dict(pairs(settings or (), "--set"))
     if lake is not None:
         return _noted(load(lake, file=config, overrides=overrides))
-    file = config or project_file(project)
+    file = config or find_project(project)
     if file is None:
         raise typer.BadParameter(
             f"there is no chronolake.yml in {Path.cwd()} or a folder above it. Name a lake's "
@@ -227,34 +227,6 @@ def _noted(config: LakeConfig) -> LakeConfig:
     else:
         console(stderr=True).print(f"Note: {note}", style="yellow", soft_wrap=True)
     return config
-
-
-def project_file(project: Path | None) -> Path | None:
-    """Return the chronolake.yml of a project.
-
-    Args:
-        project: its folder or the file itself; None for the working folder or the nearest folder
-            above it that has one.
-
-    Returns:
-        None if no folder was named and none has the file.
-
-    Raises:
-        ConfigurationError: the folder that was named has no such file.
-    """
-    from chronolake.config import FILE_NAME  # noqa: PLC0415 - `--help` and `version` need none
-
-    if project is None:
-        here = Path.cwd()
-        places = (folder / FILE_NAME for folder in (here, *here.parents))
-        return next((file for file in places if file.is_file()), None)
-    file = project if project.is_file() else project / FILE_NAME
-    if not file.is_file():
-        raise ConfigurationError(
-            f"There is no {FILE_NAME} in {project.resolve()}.",
-            hint="Name a project's folder with --project; `chronolake init` makes one.",
-        )
-    return file
 
 
 def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
@@ -374,7 +346,7 @@ def console(*, stderr: bool = False) -> Console:
     return screen
 
 
-_NUMBERS: Final = frozenset({"files", "rows", "written"})
+_NUMBERS: Final = frozenset({"rows", "written", "seconds", "waiting"})
 _WHOLE: Final = frozenset({"table", "stream", "pipeline", "status", "last run"})
 
 
@@ -398,6 +370,12 @@ def print_json(value: Any, *, pretty: bool = True) -> None:
     """Write a value as JSON and a newline to standard output."""
     options = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if pretty else 0)
     sys.stdout.write(orjson.dumps(value, option=options).decode())
+
+
+def print_json_lines(values: Sequence[Any]) -> None:
+    """Write a JSON array to standard output, with one line for each of its values."""
+    lines = ",\n".join(orjson.dumps(value).decode() for value in values)
+    sys.stdout.write(f"[\n{lines}\n]\n" if values else "[]\n")
 
 
 def fail(code: int = 1) -> NoReturn:

@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - Typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
@@ -25,7 +25,6 @@ from chronolake.cli.app import (
     opened,
     pairs,
     print_json,
-    project_file,
     show_error,
     table_name,
 )
@@ -65,15 +64,9 @@ def project_of(project: Path | None, lake: Path | None, settings: Sequence[str] 
     Raises:
         ConfigurationError: there is no chronolake.yml, or something in it is wrong.
     """
-    from chronolake.config import FILE_NAME, load_project
+    from chronolake.config import project_at
 
-    file = project_file(project)
-    if file is None:
-        raise ConfigurationError(
-            f"There is no {FILE_NAME} in {Path.cwd()} or a folder above it.",
-            hint="`chronolake init` makes one; --project names another folder.",
-        )
-    return load_project(file, lake=lake, overrides=dict(pairs(settings or (), "--set")))
+    return project_at(project, lake=lake, overrides=dict(pairs(settings or (), "--set")))
 
 
 def project_filling(

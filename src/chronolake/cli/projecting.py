@@ -24,6 +24,7 @@ from chronolake.cli.app import (
     grid_of,
     opened,
     print_json,
+    print_json_lines,
     show_error,
 )
 from chronolake.cli.piping import (
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from chronolake.pipeline.state import Position
     from chronolake.source.offered import Lag
 
+#: Length of an ISO instant up to its seconds.
+_SECONDS: Final = len("2024-01-01T00:00:00")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SCHEMA_FILE: Final = "chronolake.schema.json"
 _TEMPLATE: Final = """\
@@ -164,13 +167,12 @@ def status(
 def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
     from chronolake.spelling import size
 
-    grid = grid_of("table", "mode", "sees", "applied up to", "waiting", "last run", "fresh as of")
+    grid = grid_of("table", "mode", "sees", "waiting", "last run", "fresh as of")
     for row in rows:
         grid.add_row(
             row["table"],
             row["mode"] or Text(f"{row['wanted_mode']}, not there yet", style="dim"),
             row["sees"],
-            (row["position"] or "").rpartition("/")[2],
             f"{row['files_waiting']:,}" if row["files_waiting"] else Text("-", style="dim"),
             row["last_status"] or Text("none", style="dim"),
             _age(row["behind_seconds"]) or Text("-", style="dim"),
@@ -274,18 +276,18 @@ def runs(
         # Runs of a pipeline that is not there any more are still shown.
         pipeline_of(wanted, pipeline)
     if json:
-        print_json([_run_json(run) for run in found])
+        print_json_lines([_run_json(run) for run in found])
         return
-    grid = grid_of("began", "pipeline", "stream", "status", "files", "rows", "written", "seconds")
+    grid = grid_of("began (UTC)", "pipeline", "stream", "status", "rows", "written", "seconds")
     for run in found:
-        for one in run.streams:
+        named = run.run.began[:_SECONDS].replace("T", " "), run.run.pipeline
+        for place, one in enumerate(run.streams):
             told = one.told
             grid.add_row(
-                run.run.began,
-                run.run.pipeline,
+                *(named if place == 0 else ("", "")),
                 told.stream,
                 told.status,
-                *(f"{number:,}" for number in (told.files, told.rows, told.written)),
+                *(f"{number:,}" for number in (told.rows, told.written)),
                 f"{told.seconds:.1f}",
             )
     console().print(grid)

@@ -27,11 +27,12 @@ from chronolake.cli.app import (
     print_json,
     table_name,
 )
-from chronolake.errors import ConfigurationError, TableExistsError
+from chronolake.errors import ChronolakeError, ConfigurationError, TableExistsError
 from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from chronolake.look.catalog import LookedUp
     from chronolake.table import SwitchPlan
@@ -82,7 +83,7 @@ def mode(
     name = table_name(table)
     copy = None if keep_history_as is None else table_name(keep_history_as)
     stored = configuration(project, lake, config, settings)
-    _raise_if_a_pipeline_fills(look.look_up(stored, name), wanted)
+    _raise_if_a_pipeline_fills(look.look_up(stored, name), wanted, project)
     with existing(stored, json=json) as opened:
         plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
         if copy is not None and plan.before is not Mode.HISTORY:
@@ -113,18 +114,38 @@ def mode(
     _show(plan, json=json, done=True)
 
 
-def _raise_if_a_pipeline_fills(table: LookedUp, wanted: Mode) -> None:
+def _raise_if_a_pipeline_fills(table: LookedUp, wanted: Mode, project: Path | None) -> None:
     """Refuse a table whose mode chronolake.yml decides."""
     filled_by = table.table.properties.get(STREAM_PROPERTY)
     if filled_by is None:
         return
     pipeline, _, stream = filled_by.partition("/")
+    _raise_if_impossible(project, pipeline, stream, wanted)
     raise ConfigurationError(
         f"The pipeline {pipeline} fills the table: chronolake.yml decides its mode.",
         table=str(table.name),
         hint=f"Set `mode: {wanted}` below pipelines, {pipeline}, streams, {stream}, as in "
         f"`{_line(pipeline, stream, wanted)}`; the next sync switches the table, before its data.",
     )
+
+
+def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wanted: Mode) -> None:
+    """Refuse a mode that the stream cannot have, where its project and its source can be read."""
+    from chronolake.config import find_project, load_project
+    from chronolake.limits import check_mode
+    from chronolake.pipeline.streams import source_of
+
+    file = find_project(project)
+    if file is None:
+        return
+    try:
+        offered = source_of(load_project(file), pipeline).offered()
+    except ChronolakeError:
+        # What the file or the source lacks is reported by `check`; here it only keeps a hint away.
+        return
+    for one in offered:
+        if one.traits.name == stream:
+            check_mode(one.traits, wanted)
 
 
 def _line(pipeline: str, stream: str, wanted: Mode) -> str:

@@ -23,7 +23,6 @@ from chronolake.cli.app import (
     configuration,
     console,
     print_json,
-    project_file,
 )
 
 if TYPE_CHECKING:
@@ -59,10 +58,11 @@ def ui(
 ) -> None:
     """Show the lake in a browser, read-only, until Ctrl-C: tables, timelines, runs."""
     from chronolake import ui as served
+    from chronolake.config import find_project
 
     wanted = configuration(project, lake, config, settings)
     # Pipelines are shown from a project's file; with --lake only from one that is named.
-    file = config or (project_file(project) if lake is None else None)
+    file = config or (find_project(project) if lake is None else None)
     is_seen = sys.stdout.isatty() and not json
     options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
     served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)

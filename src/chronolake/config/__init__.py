@@ -25,10 +25,12 @@ for a plain `${`. Values that may be secret are left out of every `repr`, log li
 
 from chronolake.config.loading import (
     FILE_NAME,
+    find_project,
     keys,
     lake_of_project,
     load,
     load_project,
+    project_at,
     sources_of_project,
     variable_of,
 )
@@ -83,12 +85,14 @@ __all__ = [
     "SqlServerSource",
     "StreamConfig",
     "WatchedProject",
+    "find_project",
     "is_due",
     "is_never",
     "keys",
     "lake_of_project",
     "load",
     "load_project",
+    "project_at",
     "sources_of_project",
     "variable_of",
 ]

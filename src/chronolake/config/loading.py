@@ -66,6 +66,57 @@ def load(
     return _lake(folder, settings.get("lake"), overrides, named)
 
 
+def find_project(project: Path | None = None) -> Path | None:
+    """Return the chronolake.yml of a project.
+
+    Args:
+        project: its folder or the file itself; None for the working folder or the nearest folder
+            above it that has one.
+
+    Returns:
+        None if no folder was named and none has the file.
+
+    Raises:
+        ConfigurationError: the folder that was named has no such file.
+    """
+    if project is None:
+        here = Path.cwd()
+        places = (folder / FILE_NAME for folder in (here, *here.parents))
+        return next((file for file in places if file.is_file()), None)
+    file = project if project.is_file() else project / FILE_NAME
+    if not file.is_file():
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {project.resolve()}.",
+            hint="Name a project's folder with --project; `chronolake init` makes one.",
+        )
+    return file
+
+
+def project_at(
+    project: Path | None = None,
+    *,
+    lake: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Project:
+    """Return the project of a folder.
+
+    Args:
+        project: as for `find_project`.
+        lake: as for `load_project`.
+        overrides: as for `load`.
+
+    Raises:
+        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+    """
+    file = find_project(project)
+    if file is None:
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {Path.cwd()} or a folder above it.",
+            hint="`chronolake init` makes one; --project names another folder.",
+        )
+    return load_project(file, lake=lake, overrides=overrides)
+
+
 def load_project(
     file: Path, *, lake: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Project:

@@ -36,7 +36,7 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
     table.add_column("mode")
     table.add_column("key", overflow="fold")
     table.add_column("rows", justify="right")
-    table.add_column("active", justify="right")
+    table.add_column("versions", justify="right")
     table.add_column("files", justify="right")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("published", no_wrap=True)
@@ -45,14 +45,14 @@ def tables(summaries: Sequence[TableSummary]) -> RenderableType:
             Text(name_of(summary.name)),
             Text(summary.mode.value),
             label(", ".join(summary.key)),
-            Text(f"{summary.rows:,}"),
-            Text("" if summary.active is None else f"{summary.active:,}"),
+            Text(f"{summary.rows if summary.active is None else summary.active:,}"),
+            Text("" if summary.active is None else f"{summary.rows:,}"),
             Text(f"{summary.data_files:,}+{summary.delete_files:,}"),
             Text(size(summary.bytes)),
             Text((summary.published_at or "")[:_MINUTES].replace("T", " ")),
         )
     notes = Text(
-        "rows of a history table are versions; files: data + delete files; times in UTC",
+        "rows of a history table: its active versions; files: data + delete files; times in UTC",
         style="dim",
     )
     return Group(table, notes)

@@ -25,6 +25,7 @@ from chronolake.pipeline.filling import (
 from chronolake.pipeline.made import MadeOf, expect_same_lake, is_of_lake
 from chronolake.pipeline.snapshot import PRESENT
 from chronolake.rawlake import applied_of, landing, namings_of, united
+from chronolake.rawlake.fields import MODIFIED as SOURCE_TIME
 from chronolake.session import CATALOG
 from chronolake.table.aside import (
     expect_replaceable,
@@ -129,6 +130,8 @@ def rebuild(
 def _warn_of_dropped(table: IcebergTable, made: IcebergTable) -> None:
     """Say which columns a table loses that others have given it: the lake knows nothing of them."""
     there = {field.name for field in made.fields} | seen_of(table).keys() | SYSTEM_COLUMNS.keys()
+    # The source's time is a column of the other modes: leaving them drops it on purpose.
+    there.add(SOURCE_TIME)
     dropped = [field.name for field in table.fields if field.name not in there]
     if dropped:
         log.warning("columns_of_others_dropped", table=str(table.name), columns=dropped)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from chronolake.config import project_at
 from chronolake.errors import ChronolakeError, LeaseLostError
+from chronolake.lake import Lake
 from chronolake.pipeline.apply import STEP_BYTES
 from chronolake.pipeline.landing import land_new
 from chronolake.pipeline.lease import greatest_token, holder, leased
 from chronolake.pipeline.reporting import Event, EventKind, Report
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import GOES_ON, Store
-from chronolake.pipeline.streams import chosen, source_of, streams_of
+from chronolake.pipeline.streams import chosen, pipeline_of, source_of, streams_of
 from chronolake.pipeline.streamsync import Steps, StreamSync, words
 from chronolake.source.offered import PulledSource
 
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
 
     from chronolake.config import Project
     from chronolake.errors import StorageError
-    from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.source.offered import Source
 
@@ -46,6 +48,46 @@ class RunResult:
     status: Status
     streams: tuple[StreamRun, ...]
     storage_failure: StorageError | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{self.pipeline}: {self.status}"]
+        for one in self.streams:
+            why = f": {one.error}" if one.error else ""
+            lines.append(f"  {one.table_name}  {one.status}, {one.written:,} rows written{why}")
+        return "\n".join(lines)
+
+
+def run_pipeline(
+    pipeline: str,
+    *,
+    project: str | Path | None = None,
+    streams: Sequence[str] = (),
+    resync: bool = False,
+) -> RunResult:
+    """Bring a pipeline's tables to what its source has; `chronolake.sync` is this function.
+
+    Args:
+        pipeline: a name below `pipelines` in chronolake.yml.
+        project: the folder of chronolake.yml, or the file; by default the working folder or the
+            nearest folder above it that has one.
+        streams: the streams to sync; all of them if none is named.
+        resync: whether to read all that the source has again.
+
+    Returns:
+        What became of each stream. A stream that failed does not raise: look at `status`.
+
+    Raises:
+        ConfigurationError: there is no such project, pipeline or stream, or it is configured
+            wrongly.
+        PipelineBusyError: another process runs the pipeline.
+        SourceError: the source cannot be read at all.
+        LakeError: the lake or its operational store cannot be used.
+    """
+    # What can be refused is refused before Spark starts.
+    found = project_at(None if project is None else Path(project))
+    pipeline_of(found, pipeline)
+    with Lake.open(found.lake.path, config=found.lake) as lake:
+        return sync(lake, found, pipeline, only=streams, anew=resync)
 
 
 def sync(
