@@ -49,12 +49,10 @@ public class SyncedFileSystem extends RawLocalFileSystem {
   private static final String DATA = "/data/";
 
   /** Folders whose tables are synced, each with whether manifest lists count as metadata. */
-  private final ConcurrentHashMap watched =
-      new ConcurrentHashMap();
+  private final ConcurrentHashMap watched = new ConcurrentHashMap();
 
-  /** The syncs that have begun, by the folder of the table and the file. */
-  private final ConcurrentHashMap waiting =
-      new ConcurrentHashMap();
+  /** The syncs of closed files that have begun, by the file. */
+  private final ConcurrentHashMap waiting = new ConcurrentHashMap();
 
   /** When this process began, in milliseconds: older snapshots are of others. */
   private final long since = System.currentTimeMillis();
@@ -126,7 +124,7 @@ public class SyncedFileSystem extends RawLocalFileSystem {
       String path = new Path(((ContentFile) every.next()).location()).toUri().getPath();
       String table = tableOf(path);
       if (table != null && folderOf(path) != null) {
-        begin(table, path);
+        begin(path);
       }
     }
   }
@@ -171,13 +169,8 @@ public class SyncedFileSystem extends RawLocalFileSystem {
   }
 
   /** Begin to sync a file that was closed; the next commit of its table waits for that. */
-  private void begin(String table, String path) {
-    ConcurrentHashMap files = (ConcurrentHashMap) waiting.get(table);
-    if (files == null) {
-      waiting.putIfAbsent(table, new ConcurrentHashMap());
-      files = (ConcurrentHashMap) waiting.get(table);
-    }
-    files.put(path, threads.submit(forced(path, StandardOpenOption.WRITE)));
+  private void begin(String path) {
+    waiting.put(path, threads.submit(forced(path, StandardOpenOption.WRITE)));
   }
 
   private boolean completesCommit(String path, String folder) {
@@ -192,9 +185,15 @@ public class SyncedFileSystem extends RawLocalFileSystem {
 
   /** Wait until all files of a table that were closed are durable, and the folders they are in. */
   private void complete(String table, String folder) throws IOException {
-    ConcurrentHashMap files = (ConcurrentHashMap) waiting.get(table);
-    // Two commits may wait for one file: it stays here until it is durable.
-    Map begun = new HashMap(files);
+    // Two commits may wait for one file: it stays there until it is durable. A table may adopt the
+    // files of one that was made in a folder of its own.
+    Map begun = new HashMap();
+    for (Iterator every = waiting.entrySet().iterator(); every.hasNext(); ) {
+      Map.Entry entry = (Map.Entry) every.next();
+      if (((String) entry.getKey()).startsWith(table + "/")) {
+        begun.put(entry.getKey(), entry.getValue());
+      }
+    }
     Set folders = new TreeSet();
     Set found = new TreeSet();
     for (Iterator every = begun.keySet().iterator(); every.hasNext(); ) {
@@ -224,7 +223,7 @@ public class SyncedFileSystem extends RawLocalFileSystem {
     }
     // A file whose sync has failed is not tried again, for its pages may be gone: what refers to it
     // fails now, and is written again under other names.
-    files.keySet().removeAll(begun.keySet());
+    waiting.keySet().removeAll(begun.keySet());
     if (failure != null) {
       throw failure;
     }
@@ -293,7 +292,7 @@ public class SyncedFileSystem extends RawLocalFileSystem {
       }
       isClosed = true;
       super.close();
-      begin(table, path);
+      begin(path);
       if (completesCommit(path, folder)) {
         complete(table, folder);
       }
