@@ -346,7 +346,12 @@ def test_a_server_that_cannot_start_says_why_and_ends_with_1(
     served = serving("--lake", str(tmp_path / "file" / "lake"))
     assert served.ended() == 1
     (line,) = served.lines()
-    assert (line["level"], line["event"], line["error"]) == ("SEVERE", "not_started", "LakeError")
+    assert (line["level"], line["event"], line["error"]) == (
+        "SEVERE",
+        "not_started",
+        "StorageError",
+    )
+    assert str(tmp_path / "file" / "lake") in line["reason"]
 
 
 def test_a_wrong_option_is_told_before_the_lake_is_opened(

@@ -68,6 +68,12 @@ def _names_of(folder: Path) -> set[str]:
     return {str(folder), str(folder.resolve())}
 
 
+def waited_millis(spark: SparkSession) -> int:
+    """Return how many milliseconds commits of this process have waited for syncs of files."""
+    installed = _installed(spark)
+    return 0 if installed is None else int(installed.waitedMillis())
+
+
 def sync_files_of_executors(spark: SparkSession, metadata: Any, io: Any) -> None:
     """Sync what executors wrote in processes of their own, before a commit refers to it.
 

@@ -20,6 +20,7 @@ from chronolake.server.outcomes import text_of, unexpected
 from chronolake.server.service import Destination
 from chronolake.server.upkeep import Upkeep
 from chronolake.session import is_java_running
+from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
     import threading
@@ -216,11 +217,13 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         _on_signals(stop)
         server = Server(lake, options)
         settle()
-    except ChronolakeError as error:
-        _log.error("not_started", error=type(error).__name__, reason=text_of(error))
-        return _NOT_STARTED
     except Exception as failure:  # noqa: BLE001 - its text may hold a secret
-        _log.error("not_started", **unexpected(failure))
+        known = failure if isinstance(failure, ChronolakeError) else None
+        error = storage_error(failure) or known
+        if error is None:
+            _log.error("not_started", **unexpected(failure))
+        else:
+            _log.error("not_started", error=type(error).__name__, reason=text_of(error))
         return _NOT_STARTED
     _say_hello(config, options, server)
     while not is_told and is_java_running():

@@ -23,6 +23,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.ThreadFactory;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.hadoop.fs.FSError;
 import org.apache.hadoop.fs.FilterFileSystem;
 import org.apache.hadoop.fs.LocalFileSystem;
@@ -53,6 +54,9 @@ public class SyncedFileSystem extends RawLocalFileSystem {
 
   /** The syncs of closed files that have begun, by the file. */
   private final ConcurrentHashMap waiting = new ConcurrentHashMap();
+
+  /** How long commits have waited for syncs. */
+  private final AtomicLong waitedNanos = new AtomicLong();
 
   /** When this process began, in milliseconds: older snapshots are of others. */
   private final long since = System.currentTimeMillis();
@@ -102,6 +106,11 @@ public class SyncedFileSystem extends RawLocalFileSystem {
   /** Sync the tables below a folder no more. */
   public void ignore(String folder) {
     watched.remove(folder);
+  }
+
+  /** How many milliseconds commits of this process have waited for syncs. */
+  public long waitedMillis() {
+    return waitedNanos.get() / 1000000L;
   }
 
   /**
@@ -294,7 +303,9 @@ public class SyncedFileSystem extends RawLocalFileSystem {
       super.close();
       begin(path);
       if (completesCommit(path, folder)) {
+        long began = System.nanoTime();
         complete(table, folder);
+        waitedNanos.addAndGet(System.nanoTime() - began);
       }
     }
   }
