@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from struct import unpack_from
 from typing import Any
 
+INVALID = "(invalid)"
 UNCHANGED = "(unchanged)"
 
 
@@ -83,6 +84,14 @@ def _tuple(message: bytes, place: int, columns: list[str]) -> tuple[dict[str, An
         row[column] = UNCHANGED if kind == "u" else None
         if kind == "t":
             (length,) = unpack_from(">i", message, place)
-            row[column] = message[place + 4 : place + 4 + length].decode()
+            row[column] = _text(message[place + 4 : place + 4 + length])
             place += 4 + length
     return row, place
+
+
+def _text(sent: bytes) -> str:
+    """A value; `INVALID` if it is not UTF-8."""
+    try:
+        return sent.decode()
+    except UnicodeDecodeError:
+        return INVALID

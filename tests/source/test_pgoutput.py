@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_pgoutput import UNCHANGED, Change, Reader
+from plain_pgoutput import INVALID, UNCHANGED, Change, Reader
 from postgresql import server
 
 from chronolake.errors import ReplicationProtocolError
@@ -47,6 +47,8 @@ def _rows_of(changes: Changes, cells: str, place: int) -> dict[str, Any]:
     for column, values in zip(changes.relation.columns, getattr(changes, cells), strict=True):
         value = values.texts[place].as_py()
         row[column.name] = UNCHANGED if values.is_unchanged[place] else value
+        if values.is_invalid is not None and values.is_invalid[place]:
+            row[column.name] = INVALID
     return row
 
 
@@ -268,7 +270,6 @@ def test_other_bytes_are_an_error_and_never_a_hang(data: st.DataObject) -> None:
         (2, b"I" + pack(">I", 16_400) + b"N" + pack(">h", 2) + b"bn", "of the kind 'b'"),
         (2, b"I" + pack(">I", 16_400) + b"N" + pack(">hBi", 2, 116, -1), "ends before its last"),
         (2, b"I" + pack(">I", 16_400) + b"N" + _tuple("1", "2") + b"x", "something follows"),
-        (2, b"I" + pack(">I", 16_400) + b"N" + pack(">hBi", 2, 116, 1) + b"\xffn", "not UTF-8"),
         (8, b"U" + pack(">I", 16_400) + b"K" + _tuple("1", None), "an update has no new row"),
         (2, b"?", "of the kind '?'"),
         (2, b"B" + pack(">qqI", 100, 5, 7), "begins within another"),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from psycopg import sql
 
 from chronolake.errors import SourceError
 
@@ -37,6 +38,23 @@ _SETTINGS: Final = {
 #: How libpq quotes a server that refuses a connection, and what it says without asking one.
 _ANSWER: Final = re.compile(r"failed: [^\s:]+:  (.+)")
 _UNGIVEN: Final = "no password supplied"
+#: Encodings of databases whose text is read as it is stored, and decoded here: in the log, one text
+#: that the server cannot convert would keep all tables from being read. Python and PostgreSQL
+#: decode these alike.
+_STORED: Final = {
+    "SQL_ASCII": "utf-8",
+    "UTF8": "utf-8",
+    **{
+        f"LATIN{number}": f"iso8859-{part}"
+        for number, part in enumerate((1, 2, 3, 4, 9, 10, 13, 14, 15, 16), start=1)
+    },
+    **{f"ISO_8859_{part}": f"iso8859-{part}" for part in (5, 6, 7, 8)},
+    **{f"WIN{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
+    "KOI8R": "koi8-r",
+    "KOI8U": "koi8-u",
+}
+#: What the server says of text that has no equivalent in UTF-8.
+_NO_TEXT: Final = {"22021", "22P05"}
 #: What the server says when a lock was waited for too long.
 _NO_LOCK: Final = "55P03"
 _HAS_TRANSACTION_TIMEOUT: Final = 170_000
@@ -45,12 +63,16 @@ OLDEST: Final = 140_000
 
 
 @contextmanager
-def connected(dsn: str, *, replication: str | None = None) -> Iterator[psycopg.Connection]:
+def connected(
+    dsn: str, *, replication: str | None = None, as_stored: bool = False
+) -> Iterator[psycopg.Connection]:
     """A connection that commits each statement, for as long as the block runs.
 
     Args:
         dsn: an address as libpq takes it; it may hold a password.
         replication: `database` for a connection that takes commands of replication.
+        as_stored: whether the server sends text as it is stored (`codec_of` decodes it) where it
+            could fail to convert it to UTF-8.
 
     Raises:
         SourceError: the server cannot be reached, refuses, breaks the connection off, or is old.
@@ -78,7 +100,38 @@ def connected(dsn: str, *, replication: str | None = None) -> Iterator[psycopg.C
                     f"The server is PostgreSQL {version // 10_000}.",
                     hint=f"PostgreSQL {OLDEST // 10_000} or later is needed.",
                 )
+            encoding = connection.info.parameter_status("server_encoding") or ""
+            if as_stored and encoding in _STORED:
+                connection.execute(f"SET client_encoding TO '{encoding}'")
             yield connection
+
+
+def codec_of(connection: psycopg.Connection) -> str:
+    """Return the name of Python's codec for the text that the server sends on a connection."""
+    encoding = connection.info.parameter_status("client_encoding") or ""
+    return _STORED.get(encoding, "utf-8")
+
+
+def sent(connection: psycopg.Connection, query: sql.Composable) -> bytes:
+    """Return a statement as it is sent on a connection, also on one of `as_stored`."""
+    # Nothing is converted then: names are stored as a client in UTF-8 wrote them.
+    is_bytes = connection.info.parameter_status("client_encoding") == "SQL_ASCII"
+    return query.as_bytes(None if is_bytes else connection)
+
+
+def is_valid(text: bytes, codec: str) -> bool:
+    """Return whether bytes are a text in the encoding of a codec."""
+    try:
+        text.decode(codec)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_no_text(failure: SourceError) -> bool:
+    """Return whether the server could not convert a text to UTF-8."""
+    cause = failure.__cause__
+    return isinstance(cause, psycopg.Error) and cause.sqlstate in _NO_TEXT
 
 
 def _expect_whole(given: Mapping[str, Any]) -> None:

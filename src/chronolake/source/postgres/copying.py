@@ -22,7 +22,13 @@ from chronolake.arrowrows import ArrowRows
 from chronolake.errors import SourceError
 from chronolake.source.offered import Failure, Snapshot
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.connection import connected, understood
+from chronolake.source.postgres.connection import (
+    codec_of,
+    connected,
+    is_no_text,
+    is_valid,
+    understood,
+)
 from chronolake.source.postgres.rowkey import RowKey
 from chronolake.source.postgres.snapshot import DatabaseSnapshot, beside, in_snapshot, row_of
 from chronolake.source.postgres.versions import sequence_of
@@ -42,6 +48,7 @@ _RANGE_PAGES: Final = 8_192
 _RANGE: Final = pa.struct(
     [("relation", pa.string()), ("begin", pa.int64()), ("finish", pa.int64())]
 )
+_TEXT: Final = pa.string()
 #: What is parsed at once stays in the processor's caches.
 _CHUNK_BYTES: Final = 4 * 2**20
 
@@ -254,19 +261,97 @@ def rows_where(
     Raises:
         SourceError: the server does not give them.
     """
-    query = sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)").format(
-        sql.SQL(", ").join(map(sql.Identifier, names)), sql.SQL(relation), where
+    query = (
+        sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)")
+        .format(sql.SQL(", ").join(map(sql.Identifier, names)), sql.SQL(relation), where)
+        .as_bytes(connection)
     )
+    with locating_text(connection, relation, where, names):
+        for chunk in _chunks(connection, query):
+            yield from _parsed(chunk, names)
+
+
+@contextmanager
+def locating_text(
+    connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
+) -> Iterator[None]:
+    """Say which row it is, if the server cannot convert a text of some rows to UTF-8.
+
+    Args:
+        connection: to the database; it looks at a snapshot.
+        relation: the relation as SQL, in the catalog's own spelling.
+        where: which rows the block reads.
+        names: the columns that it reads.
+
+    Raises:
+        SourceError: whatever the block raises, or with the place of the first such row.
+    """
+    if connection.info.parameter_status("server_encoding") == "UTF8":
+        # Such a database has no other text.
+        yield
+        return
+    with understood():
+        connection.execute("SAVEPOINT chronolake_text")
+    try:
+        yield
+    except SourceError as failure:
+        if not is_no_text(failure):
+            raise
+        with understood():
+            connection.execute("ROLLBACK TO SAVEPOINT chronolake_text")
+        found = _first_invalid(connection, relation, where, names)
+        if found is None:
+            raise
+        place, column = found
+        row = f"{relation} WHERE ctid = '{place}'"
+        raise SourceError(
+            f"The row at ctid {place} of {relation} has text that is not valid in its database's "
+            "encoding.",
+            hint=f"Correct it (SELECT * FROM {row}), and run it again.",
+            column=column,
+        ) from failure
+    with understood():
+        connection.execute("RELEASE SAVEPOINT chronolake_text")
+
+
+def _first_invalid(
+    connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
+) -> tuple[str, str] | None:
+    """Return the ctid of the first row with a text that is not valid, and the column's name."""
+    asked = [sql.SQL("ctid::text"), *map(sql.Identifier, names)]
+    query = (
+        sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)")
+        .format(sql.SQL(", ").join(asked), sql.SQL(relation), where)
+        .as_bytes(connection)
+    )
+    encoding = connection.info.parameter_status("server_encoding")
+    connection.execute(f"SET LOCAL client_encoding TO '{encoding}'")
+    codec = codec_of(connection)
+    # Names of ours: those of columns may be anything.
+    numbers = [str(number) for number in range(len(names) + 1)]
+    found = None
     for chunk in _chunks(connection, query):
-        yield from _parsed(chunk, names)
+        if found is not None:
+            # Nothing else can be sent before all has been received.
+            continue
+        for batch in _parsed(chunk, numbers, pa.binary()):
+            rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            invalid = (
+                (place.decode(), name)
+                for place, *cells in rows
+                for name, cell in zip(names, cells, strict=True)
+                if cell is not None and not is_valid(cell, codec)
+            )
+            found = found or next(invalid, None)
+    return found
 
 
-def _chunks(connection: psycopg.Connection, query: sql.Composed) -> Iterator[bytearray]:
+def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]:
     """What a COPY sends, in chunks of whole rows."""
     # psycopg's own way takes longer for a row than the server does.
     server = connection.pgconn
     with understood():
-        result = server.exec_(query.as_bytes(connection))
+        result = server.exec_(query)
         if result.status != ExecStatus.COPY_OUT:
             raise error_from_result(result)
         chunk = bytearray()
@@ -280,12 +365,16 @@ def _chunks(connection: psycopg.Connection, query: sql.Composed) -> Iterator[byt
             length, piece = server.get_copy_data(0)
         if chunk:
             yield chunk
-        while (end := server.get_result()) is not None:
+        # All results have to be taken before anything else can be sent.
+        ends = list(iter(server.get_result, None))
+        for end in ends:
             if end.status != ExecStatus.COMMAND_OK:
                 raise error_from_result(end)
 
 
-def _parsed(chunk: bytearray, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _parsed(
+    chunk: bytearray, names: Sequence[str], kind: pa.DataType = _TEXT
+) -> Iterator[pa.RecordBatch]:
     table = pa_csv.read_csv(
         pa.py_buffer(chunk),
         read_options=pa_csv.ReadOptions(
@@ -293,7 +382,7 @@ def _parsed(chunk: bytearray, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         ),
         parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()),
+            column_types=dict.fromkeys(names, kind),
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
             null_values=[""],

@@ -10,6 +10,7 @@ import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
@@ -32,7 +33,7 @@ from chronolake.source.offered import (
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import Checkup
 from chronolake.source.postgres.compared import read_whole
-from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.connection import codec_of, connected
 from chronolake.source.postgres.copying import copied
 from chronolake.source.postgres.following import PIECE_BYTES, Following
 from chronolake.source.postgres.identity import identity_problems
@@ -43,6 +44,7 @@ from chronolake.source.postgres.slot import (
     advance,
     confirmed,
     lag,
+    lsn_text,
     peek,
     slot_of,
     written_upto,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.source.offered import Position, Reading
     from chronolake.source.postgres.catalog import Published, SourceTable
+    from chronolake.source.postgres.following import Invalid
     from chronolake.source.postgres.identity import IdentityProblem
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
 
@@ -133,14 +136,17 @@ class PostgresDatabase:
                     missing.append(one)
                 else:
                     followed.append(one)
-            yield from self._follow(lake, followed, state.upto)
-            again = [one for one in followed if anew or self._reads_again(one)]
+            yield from self._follow(lake, followed, state.upto, anew=anew)
+            again = [
+                one for one in followed if anew or (one.invalid is None and self._reads_again(one))
+            ]
             if again or missing:
                 with held_snapshot(self.config.dsn) as snapshot:
                     # What led to the snapshot comes before it.
                     self._await_written(snapshot.lsn)
-                    yield from self._follow(lake, again, snapshot.lsn)
-                    for one in (*again, *missing):
+                    yield from self._follow(lake, again, snapshot.lsn, anew=anew)
+                    readable = (one for one in again if anew or one.invalid is None)
+                    for one in (*readable, *missing):
                         yield from self._copied(lake, snapshot, one, state.server)
         if whole := {name: told for name, told in positions.items() if name in unfollowed}:
             yield from read_whole(lake, wanted, whole)
@@ -193,14 +199,17 @@ class PostgresDatabase:
         yield from copied(lake.spark, self.config.dsn, snapshot, one.table, position, server=server)
 
     def _follow(
-        self, lake: Lake, followed: Sequence[Following], upto: int
-    ) -> Iterator[Piece | Snapshot]:
-        """Bring what the log says of tables up to a place in it."""
+        self, lake: Lake, followed: Sequence[Following], upto: int, *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Failure]:
+        """Bring what the log says of tables up to a place in it.
+
+        A table with a change that cannot be read fails, unless it is read once more in any case.
+        """
         if not followed:
             return
-        decoder = Decoder()
         by_oid = {one.table.oid: one for one in followed}
-        with connected(self.config.dsn) as connection:
+        with connected(self.config.dsn, as_stored=True) as connection:
+            decoder = Decoder(codec=codec_of(connection))
             for batch in peek(connection, self.slot, upto=upto):
                 decoded = decoder.decode(batch)
                 touched = {one.relation.oid for one in decoded.changes}
@@ -213,6 +222,8 @@ class PostgresDatabase:
                             yield from one.bring(lake.spark, decoded.end_lsn)
         for one in followed:
             yield from one.bring(lake.spark, upto)
+            if one.invalid is not None and not anew:
+                yield Failure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
 
     def _await_written(self, lsn: int) -> None:
         """Wait until the log is durable up to a place: some commits do not wait for that."""
@@ -225,6 +236,19 @@ class PostgresDatabase:
                         hint="Check its disk, and run it again.",
                     )
                 time.sleep(0.05)
+
+    def _unreadable(self, name: str, invalid: Invalid) -> SourceError:
+        """Return what is wrong with a change in the log, and what to do."""
+        transaction = invalid.transaction
+        at = datetime.fromtimestamp(transaction.commit_micros / 1e6, UTC)
+        return SourceError(
+            f"A change of {name} has text in the column {invalid.column} that is not valid in its "
+            f"database's encoding: in transaction {transaction.xid}, committed at "
+            f"{at:%Y-%m-%d %H:%M:%S}Z, LSN {lsn_text(transaction.commit_lsn)}.",
+            hint="Correct the row in the database. Then "
+            f"`chronolake resync {self.pipeline} --stream {name}` reads what the table has; it "
+            "names the place of a row that is still wrong.",
+        )
 
     def _published(self, table: SourceTable, state: _State) -> SourceTable:
         """A table, as far as the log tells everything of it.

@@ -22,19 +22,32 @@ from chronolake.source.postgres.versions import sequence_of, versions_of
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from chronolake.source.offered import Position
     from chronolake.source.postgres.catalog import SourceTable
-    from chronolake.source.postgres.messages import Relation
+    from chronolake.source.postgres.messages import Relation, Transaction
     from chronolake.source.postgres.pgoutput import Changes, Decoded
     from chronolake.source.postgres.tuples import Flags, Places
 
 #: A table's changes are brought when so many bytes of them wait, and their transaction has ended.
 PIECE_BYTES: Final = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A change in the log with a text that is not valid in its database's encoding.
+
+    Attributes:
+        column: the name of its column.
+        transaction: its transaction.
+    """
+
+    column: str
+    transaction: Transaction
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,8 @@ class Following:
         domains: for each type that stands for another one, that one's oid and modifier.
         before: the table before the log was read; None: it was not there yet.
         looked_at: how far the log was when that was looked at.
+        invalid: the change that cannot be read, or None: the log is followed no further than to its
+            transaction.
     """
 
     table: SourceTable
@@ -65,11 +80,14 @@ class Following:
     domains: Mapping[int, tuple[int, int]]
     before: SourceTable | None
     looked_at: int
+    invalid: Invalid | None = None
     _has_unlogged: bool = False
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
     _clock: Clock = field(default_factory=lambda: Clock(0))
     _steps: list[Spool | _Emptied] = field(default_factory=list)
+    _added_commit: int = -1
+    _is_forgotten: bool = False
     _spools: int = 0
     _labels: LabelCheck = field(init=False)
 
@@ -89,6 +107,8 @@ class Following:
 
     def add(self, decoded: Decoded) -> None:
         """Take what a batch of the log says of the table."""
+        if self.invalid is not None:
+            return
         mine = [one for one in decoded.changes if one.relation.oid == self.table.oid]
         emptied = [one for one in decoded.truncates if self.table.oid in one.relations]
         if not mine and not emptied:
@@ -96,6 +116,14 @@ class Following:
         new = np.array(
             [one.commit_lsn >= self.position.lsn for one in decoded.transactions], np.bool_
         )
+        self.invalid = _first_invalid(mine, new, decoded.transactions)
+        if self.invalid is not None:
+            end = decoded.transactions.index(self.invalid.transaction)
+            new[end:] = False
+            if self.invalid.transaction.commit_lsn == self._added_commit:
+                # A part of its transaction waits, and must not land alone.
+                self._forget()
+                return
         touched = np.zeros(len(new), np.bool_)
         for one in mine:
             touched[one.transactions] = True
@@ -112,6 +140,7 @@ class Following:
             at = int(times[truncate.transaction])
             sequence = sequence_of(commits[truncate.transaction], truncate.ordinal * 2)
             self._steps.append(_Emptied(at, sequence, self._columns))
+            self._added_commit = commits[truncate.transaction]
             begun = place
         self._add_rows(mine, new, times, commits, between=(begun, (len(commits), 0)))
 
@@ -140,6 +169,7 @@ class Following:
                 or any(self._labels.doubts(c.number, versions[c.name]) for c in spool.columns)
             )
             spool.add(versions)
+            self._added_commit = commits[int(one.transactions[wanted][-1])]
 
     def _spool_for(self, relation: Relation) -> Spool:
         """Where rows of the table as it was described go."""
@@ -205,6 +235,9 @@ class Following:
             spark: the session that will read it.
             lsn: the place in the log up to which this is everything.
         """
+        if self.invalid is not None:
+            # What waited before it was forgotten, or is all that there is before it.
+            lsn = 0 if self._is_forgotten else min(lsn, self.invalid.transaction.commit_lsn)
         done = self._position_at(lsn)
         steps, self._steps = self._steps, []
         for number, step in enumerate(steps):
@@ -250,6 +283,16 @@ class Following:
             return done
         return replace(done, columns=self.table.columns, greatest=self.table.greatest)
 
+    def _forget(self) -> None:
+        """Remove what waits: it will be brought again, from where the stream is."""
+        for step in self._steps:
+            if isinstance(step, Spool):
+                step.close()
+                step.file.unlink(missing_ok=True)
+        self._steps = []
+        self._is_forgotten = True
+        self.__post_init__()
+
     def _emptied(self, spark: SparkSession, step: _Emptied, position: Position) -> Snapshot:
         columns = self._key_in(step.columns).declared(step.columns, beyond=set())
         schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
@@ -262,6 +305,21 @@ class Following:
             position,
             self.position.numbers(step.columns),
         )
+
+
+def _first_invalid(
+    changes: Iterable[Changes], new: Flags, transactions: Sequence[Transaction]
+) -> Invalid | None:
+    """Return the first change of new transactions that cannot be read, or None."""
+    found = [
+        (int(one.transactions[first[0]]), first[1])
+        for one in changes
+        if (first := one.first_invalid(new[one.transactions])) is not None
+    ]
+    if not found:
+        return None
+    transaction, column = min(found)
+    return Invalid(column, transactions[transaction])
 
 
 def _after(changes: Changes, place: tuple[int, int]) -> Flags:

@@ -116,8 +116,9 @@ class Reader:
             field is no text.
     """
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, message: bytes, codec: str = "utf-8") -> None:
         self._message = message
+        self._codec = codec
         self._place = 1
 
     def _number(self, form: struct.Struct) -> int:
@@ -156,9 +157,9 @@ class Reader:
         found = self._message[self._place : end]
         self._place = end + 1
         try:
-            return found.decode()
+            return found.decode(self._codec)
         except UnicodeDecodeError:
-            raise self.wrong("a text in it is not UTF-8") from None
+            raise self.wrong(f"a name in it is not {self._codec}") from None
 
     def end(self) -> None:
         """Expect that nothing follows."""
@@ -217,9 +218,9 @@ def commit(message: bytes) -> Commit:
     return found
 
 
-def relation(message: bytes) -> Relation:
-    """Read a `RELATION`."""
-    reader = Reader(message)
+def relation(message: bytes, codec: str = "utf-8") -> Relation:
+    """Read a `RELATION`, whose names are in an encoding."""
+    reader = Reader(message, codec)
     oid, schema, name, identity = reader.uint32(), reader.text(), reader.text(), reader.byte()
     if chr(identity) not in set(ReplicaIdentity):
         raise reader.wrong(f"{chr(identity)!r} is no replica identity")

@@ -15,7 +15,7 @@ import numpy as np
 
 from chronolake.source.postgres import messages as described
 from chronolake.source.postgres.messages import Kind, Relation, Transaction, Truncate
-from chronolake.source.postgres.tuples import Cells, Messages, cells_of
+from chronolake.source.postgres.tuples import UTF_8, Cells, Messages, cells_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +57,22 @@ class Changes:
         """How many changes there are."""
         return len(self.kinds)
 
+    def first_invalid(self, wanted: Flags) -> tuple[int, str] | None:
+        """Return the number of the first of some changes with an invalid text, and its column.
+
+        None: the texts of all are valid in the encoding that they were sent in.
+        """
+        found = None
+        columns = self.relation.columns
+        for column, *cells in zip(columns, self.new, self.old, strict=True):
+            for one in cells:
+                if one.is_invalid is None:
+                    continue
+                places = np.flatnonzero(one.is_invalid & wanted)
+                if len(places) and (found is None or places[0] < found[0]):
+                    found = int(places[0]), column.name
+        return found
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -81,9 +97,11 @@ class Decoder:
 
     Attributes:
         relations: as they were described last, by oid.
+        codec: the name of Python's codec for the texts (`connection.codec_of`).
     """
 
     relations: dict[int, Relation] = field(default_factory=dict)
+    codec: str = UTF_8
     _open: Transaction | None = None
     _ordinal: int = 0
 
@@ -100,7 +118,7 @@ class Decoder:
         """
         if not all(batch):
             raise described.misunderstood("a message is empty")
-        packed = Messages.of(batch)
+        packed = Messages.of(batch, self.codec)
         is_row = np.isin(packed.kinds, _ROWS)
         frame = self._frame(batch, is_row)
         changes = [
@@ -142,7 +160,7 @@ class Decoder:
             self._open = None
             frame.end(number, commit.end_lsn)
         elif kind == Kind.RELATION:
-            relation = described.relation(message)
+            relation = described.relation(message, self.codec)
             self.relations[relation.oid] = relation
             frame.describe(number, relation)
         elif kind == Kind.TRUNCATE:

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from chronolake.errors import SourceError
 from chronolake.source.offered import Lag
-from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.connection import sent, understood
 from chronolake.source.postgres.messages import Kind
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def peek(
             connection.transaction(),
             connection.cursor(_CURSOR, binary=True) as cursor,
         ):
-            cursor.execute(query)
+            cursor.execute(sent(connection, query))
             batch: list[bytes] = []
             size = 0
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):

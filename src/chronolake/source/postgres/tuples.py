@@ -8,12 +8,15 @@ column, all of them in one step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from chronolake.source.postgres.connection import is_valid
 from chronolake.source.postgres.messages import misunderstood
 
 if TYPE_CHECKING:
@@ -23,6 +26,10 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Places: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
+#: Python's codec of texts, unless something else is said.
+UTF_8: Final = "utf-8"
+#: What Python puts where bytes stand for no character.
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _NULL: Final = ord("n")
 _UNCHANGED: Final = ord("u")
 _TEXT: Final = ord("t")
@@ -40,17 +47,20 @@ class Messages:
     Attributes:
         buffer: their bytes, and some more.
         offsets: where each begins, and where the last ends.
+        codec: the name of Python's codec for the texts in them.
     """
 
     buffer: Bytes
     offsets: Places
+    codec: str = UTF_8
 
     @classmethod
-    def of(cls, messages: Sequence[bytes]) -> Messages:
+    def of(cls, messages: Sequence[bytes], codec: str = UTF_8) -> Messages:
         """Put messages into one buffer."""
         offsets = np.zeros(len(messages) + 1, np.int64)
         np.cumsum([len(message) for message in messages], out=offsets[1:])
-        return cls(np.frombuffer(b"".join([*messages, _PADDING]), np.uint8), offsets)
+        buffer = np.frombuffer(b"".join([*messages, _PADDING]), np.uint8)
+        return cls(buffer, offsets, codec)
 
     @property
     def kinds(self) -> Bytes:
@@ -72,10 +82,13 @@ class Cells:
     Attributes:
         texts: the values; null where there is none, or it was not sent.
         is_unchanged: where it was not sent.
+        is_invalid: where it is not a text in the encoding that it was sent in, and null here; None
+            if all are.
     """
 
     texts: pa.Array
     is_unchanged: Flags
+    is_invalid: Flags | None = None
 
     @classmethod
     def none(cls, rows: int) -> Cells:
@@ -88,7 +101,11 @@ class Cells:
         taken = self.texts.take(pa.array(numbers, mask=~where))
         is_unchanged = np.zeros(len(where), np.bool_)
         is_unchanged[where] = self.is_unchanged
-        return Cells(taken, is_unchanged)
+        is_invalid = None
+        if self.is_invalid is not None:
+            is_invalid = np.zeros(len(where), np.bool_)
+            is_invalid[where] = self.is_invalid
+        return Cells(taken, is_unchanged, is_invalid)
 
 
 def cells_of(
@@ -125,8 +142,8 @@ def cells_of(
         # Where there is no text, what stands there is no length.
         lengths = np.where(is_text, messages.unsigned(places + 1, 4), 0)
         places = _expect(starts + lengths, ends)
-        texts = _texts(messages.buffer, starts, lengths, is_text)
-        found.append(Cells(texts, kinds == _UNCHANGED))
+        texts, is_invalid = _texts(messages, starts, lengths, is_text)
+        found.append(Cells(texts, kinds == _UNCHANGED, is_invalid))
     return found, places
 
 
@@ -137,7 +154,11 @@ def _expect(places: Places, ends: Places) -> Places:
     return places
 
 
-def _texts(buffer: Bytes, starts: Places, lengths: Places, is_text: Flags) -> pa.Array:
+def _texts(
+    messages: Messages, starts: Places, lengths: Places, is_text: Flags
+) -> tuple[pa.Array, Flags | None]:
+    """Read texts; gives also which are not valid, and null, or None."""
+    buffer = messages.buffer
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     total = int(offsets[-1])
@@ -149,18 +170,63 @@ def _texts(buffer: Bytes, starts: Places, lengths: Places, is_text: Flags) -> pa
     else:
         places = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
         data = pa.py_buffer(buffer[places])
-    is_large = total > _GREATEST_ARRAY
+    if messages.codec != UTF_8:
+        data, offsets, is_invalid = _recoded(data, offsets, messages.codec)
+        if is_invalid.any():
+            return _strings(data, offsets, is_text & ~is_invalid), is_invalid
+        return _strings(data, offsets, is_text), None
+    array = _strings(data, offsets, is_text)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        is_invalid = _invalid(data, offsets)
+        return _strings(data, offsets, is_text & ~is_invalid), is_invalid
+    return array, None
+
+
+def _strings(data: pa.Buffer, offsets: Places, is_text: Flags) -> pa.Array:
+    """Make an array of texts, null where there is none."""
+    is_large = int(offsets[-1]) > _GREATEST_ARRAY
     nulls = len(is_text) - int(is_text.sum())
     validity = pa.py_buffer(np.packbits(is_text, bitorder="little")) if nulls else None
     width = np.int64 if is_large else np.int32
-    array = pa.Array.from_buffers(
+    return pa.Array.from_buffers(
         pa.large_string() if is_large else pa.string(),
         len(is_text),
         [validity, pa.py_buffer(offsets.astype(width)), data],
         nulls,
     )
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        raise misunderstood("a value is not UTF-8") from None
-    return array
+
+
+def _invalid(data: pa.Buffer, offsets: Places) -> Flags:
+    """Return which of some texts are not UTF-8."""
+    ends = offsets.tolist()
+    found = np.zeros(len(ends) - 1, np.bool_)
+    for number, (begin, end) in enumerate(pairwise(ends)):
+        found[number] = not is_valid(data[begin:end].to_pybytes(), UTF_8)
+    return found
+
+
+def _recoded(data: pa.Buffer, offsets: Places, codec: str) -> tuple[pa.Buffer, Places, Flags]:
+    """Turn texts of an encoding with one byte for each character into UTF-8.
+
+    Returns:
+        The texts' bytes, where each begins and the last ends, and which of them are not valid.
+    """
+    widths, is_unknown = _characters(codec)
+    stored = np.frombuffer(data, np.uint8)
+    ends = np.zeros(len(stored) + 1, np.int64)
+    np.cumsum(widths[stored], out=ends[1:])
+    unknown = np.zeros(len(stored) + 1, np.int64)
+    np.cumsum(is_unknown[stored], out=unknown[1:])
+    is_invalid: Flags = np.diff(unknown[offsets]) > 0
+    texts = stored.tobytes().decode(codec, "replace").encode()
+    return pa.py_buffer(texts), ends[offsets], is_invalid
+
+
+@cache
+def _characters(codec: str) -> tuple[Places, Flags]:
+    """Return how long each byte's character is in UTF-8, and which bytes stand for none."""
+    texts = [bytes([byte]).decode(codec, "replace") for byte in range(256)]
+    widths = np.array([len(text.encode()) for text in texts], np.int64)
+    return widths, np.array([text == _REPLACEMENT for text in texts], np.bool_)

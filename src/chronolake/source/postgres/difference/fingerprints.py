@@ -17,6 +17,7 @@ from psycopg import sql
 
 from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.copying import locating_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -121,8 +122,12 @@ class Fingerprinting:
     def _made(
         self, connection: psycopg.Connection, relation: str, begin: int, finish: int | None
     ) -> pa.Table:
-        with understood():
-            cursor = connection.execute(self._query(relation, begin, finish), binary=True)
+        where = _between(begin, finish)
+        with (
+            locating_text(connection, relation, where, [one.name for one in self.key]),
+            understood(),
+        ):
+            cursor = connection.execute(self._query(relation, where), binary=True)
             row: tuple[Any, ...] = cursor.fetchone() or (0,)
         schema = schema_of(self.key)
         if not row[0]:
@@ -139,17 +144,22 @@ class Fingerprinting:
         is_ordered = bool((np.diff(cells[0]) > 0).all())
         return found if is_ordered else found.take(pa.array(np.argsort(cells[0])))
 
-    def _query(self, relation: str, begin: int, finish: int | None) -> sql.Composed:
+    def _query(self, relation: str, where: sql.Composable) -> sql.Composed:
         asked = [
             sql.SQL("count(*)"),
             _together(sql.SQL("tidsend(ctid)")),
             _together(_hash(self.columns)),
             *map(_key_sent, self.key),
         ]
-        until = sql.SQL("") if finish is None else sql.SQL(" AND ctid < '({},0)'").format(finish)
-        return sql.SQL("SELECT {} FROM ONLY {} WHERE ctid >= '({},0)'{}").format(
-            sql.SQL(", ").join(asked), sql.SQL(relation), begin, until
+        return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
+            sql.SQL(", ").join(asked), sql.SQL(relation), where
         )
+
+
+def _between(begin: int, finish: int | None) -> sql.Composed:
+    """The rows of some pages; without a finish, of all that follow."""
+    until = sql.SQL("") if finish is None else sql.SQL(" AND ctid < '({},0)'").format(finish)
+    return sql.SQL("ctid >= '({},0)'{}").format(begin, until)
 
 
 def _steps(pages: PageRange) -> Iterator[tuple[int, int | None]]:
