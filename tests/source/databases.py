@@ -23,7 +23,7 @@ from datalakes import iceberg, project
 
 _PIPELINE: Final = """  shop:
     mode: {mode}
-    source: {{type: postgres, dsn: '{dsn}', method: {method}}}
+    source: {{type: postgres, dsn: '{dsn}', method: {method}, snapshot_timeout: {timeout}}}
     streams: {streams}
 """
 
@@ -38,10 +38,17 @@ class Shop:
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
     def configure(
-        self, *, mode: str = "history", method: str = "logical_replication", streams: str = "{}"
+        self,
+        *,
+        mode: str = "history",
+        method: str = "logical_replication",
+        streams: str = "{}",
+        timeout: int = 60,
     ) -> None:
         """Write the configuration; `streams` is what is different for single ones."""
-        told = _PIPELINE.format(mode=mode, dsn=self.dsn, method=method, streams=streams)
+        told = _PIPELINE.format(
+            mode=mode, dsn=self.dsn, method=method, streams=streams, timeout=timeout
+        )
         self.project: Project = project(self.folder, told)
 
     def run(self, *statements: str) -> None:

@@ -80,6 +80,12 @@ class PostgresSource(Section):
     publication: str | None = Field(
         default=None, min_length=1, description="The publication; the slot's name when left out."
     )
+    snapshot_timeout: int = Field(
+        default=60,
+        ge=1,
+        description="Seconds that a run waits for open transactions before it copies tables; the "
+        "log is read for the others meanwhile.",
+    )
 
 
 class JdbcTable(Section):

@@ -30,7 +30,7 @@ from chronolake.rawlake import (
     namings_of,
     rows_in,
 )
-from chronolake.source.offered import COMPARED, Census, Failure, Piece, Reading
+from chronolake.source.offered import COMPARED, CaughtUp, Census, Failure, Piece, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,6 +125,9 @@ def land_new(
             yield Landed(name, failure=brought.error)
             continue
         try:
+            if isinstance(brought, CaughtUp):
+                complete(name)
+                continue
             step, position = landing[name].of(brought)
         except LeaseLostError:
             raise

@@ -198,6 +198,19 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class CaughtUp:
+    """A stream that is complete so far, while others keep the source waiting.
+
+    Its table is brought up to date at once; more of it may come later in the run.
+
+    Attributes:
+        stream: its name.
+    """
+
+    stream: str
+
+
+@dataclass(frozen=True)
 class Failure:
     """What keeps a source from bringing more of one stream; the others go on."""
 
@@ -311,7 +324,7 @@ class PulledSource(Source, Protocol):
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
+    ) -> Iterator[Piece | Snapshot | Census | Reading | CaughtUp | Failure]:
         """Bring what streams have by now, piece by piece.
 
         What follows a piece that could not land is of no use for its stream, and is passed over.

@@ -28,6 +28,27 @@ WITH RECURSIVE base(oid, type, modifier) AS (
     SELECT t.oid, base.type, greatest(t.typtypmod, base.modifier)
     FROM pg_catalog.pg_type t JOIN base ON t.typbasetype = base.oid WHERE t.typtype = 'd'
 )"""
+
+
+def with_partitions(table: str) -> str:
+    """Return a query, as SQL, for the oids of a table and of its partitions.
+
+    The server's own functions for them would wait for a transaction that changes the table, and
+    every other table would wait with it.
+
+    Args:
+        table: the table's oid, as SQL.
+    """
+    return f"""
+    WITH RECURSIVE tree(oid) AS (
+        SELECT {table}
+        UNION ALL
+        SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+        JOIN pg_catalog.pg_class child ON child.oid = i.inhrelid
+        WHERE child.relispartition AND NOT i.inhdetachpending
+    ) SELECT oid FROM tree"""
+
+
 _TABLES: Final = f"""{_BASE}, key AS (
     SELECT i.indrelid, array_agg(k.number ORDER BY k.place) AS numbers
     FROM pg_catalog.pg_index i
@@ -64,8 +85,7 @@ CROSS JOIN LATERAL (
     SELECT array_agg(s.relfilenode::bigint ORDER BY s.oid) AS storage,
            bool_and(s.relreplident = 'f') AS tell_all
     FROM pg_catalog.pg_class s
-    WHERE s.relkind = 'r' AND (s.oid = c.oid OR s.oid IN
-        (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
+    WHERE s.relkind = 'r' AND s.oid IN ({with_partitions("c.oid")})
 ) parts
 CROSS JOIN LATERAL (
     SELECT array_agg(DISTINCT m.attname::text) AS names FROM pg_catalog.pg_attribute m
@@ -99,9 +119,33 @@ SELECT EXISTS (
 _DOMAINS: Final = f"""{_BASE}
 SELECT oid::bigint, type::bigint, modifier FROM base WHERE oid <> type
 """
-_NAMES: Final = (
-    "(SELECT array_agg(attname::text) FROM pg_catalog.pg_attribute WHERE attrelid = c.oid)"
+#: What a publication has: tables that it names, all tables of schemas, or all of the database. A
+#: table that comes in more ways than one is published as a whole.
+_PUBLISHED: Final = """
+WITH published AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s),
+listed(relation, since, attributes, is_filtered) AS (
+    SELECT r.prrelid, r.oid, {attributes}, {is_filtered}
+    FROM pg_catalog.pg_publication_rel r JOIN published p ON p.oid = r.prpubid
+    UNION ALL
+    SELECT c.oid, NULL, NULL, false
+    FROM published p JOIN pg_catalog.pg_class c ON p.puballtables
+    {by_schema}
 )
+SELECT c.oid::bigint, coalesce(max(listed.since), p.oid)::bigint,
+       (SELECT coalesce(array_agg(a.attname::text), '{{}}') FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND
+        (bool_or(listed.attributes IS NULL) OR a.attnum = ANY (min(listed.attributes)))),
+       bool_and(listed.is_filtered)
+FROM published p CROSS JOIN listed JOIN pg_catalog.pg_class c ON c.oid = listed.relation
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
+GROUP BY c.oid, p.oid
+"""
+_BY_SCHEMA: Final = """
+    UNION ALL
+    SELECT c.oid, NULL, NULL, false
+    FROM published p JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.pnnspid
+"""
 _PUBLISHES_PARTS: Final = 150_000
 _PUBLIC: Final = "public"
 
@@ -273,17 +317,12 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
     Raises:
         SourceError: the catalog cannot be read.
     """
-    # Earlier versions publish tables whole.
+    # Earlier versions publish tables whole. `pg_publication_tables` locks all of them.
     has_parts = connection.info.server_version >= _PUBLISHES_PARTS
-    asked = "p.attnames::text[], p.rowfilter IS NOT NULL" if has_parts else f"{_NAMES}, false"
-    query = (
-        f"SELECT coalesce(pg_partition_root(c.oid)::oid, c.oid)::bigint, coalesce((SELECT r.oid "
-        "FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = u.oid AND r.prrelid = c.oid), "
-        f"u.oid)::bigint, {asked} FROM pg_catalog.pg_publication_tables p "
-        "JOIN pg_catalog.pg_publication u ON u.pubname = p.pubname "
-        "JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname "
-        "JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename "
-        "WHERE p.pubname = %s"
+    query = _PUBLISHED.format(
+        attributes="r.prattrs::int2[]" if has_parts else "NULL::int2[]",
+        is_filtered="r.prqual IS NOT NULL" if has_parts else "false",
+        by_schema=_BY_SCHEMA if has_parts else "",
     )
     with understood():
         rows = connection.execute(query.encode(), (publication,)).fetchall()

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
+from psycopg.errors import QueryCanceled
 
 from chronolake.errors import SourceError
 from chronolake.source.offered import Finding, Level
@@ -17,6 +18,7 @@ from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import understood
 from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.slot import Slot, confirmed, exists
+from chronolake.source.postgres.snapshot import oldest_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.identity import IdentityProblem
 
 _PUBLISHED: Final = "insert, update, delete, truncate"
+#: Statements wait for open transactions no longer than this.
+_PATIENCE_SECONDS: Final = 60
 #: Besides the pipeline's own slot, a copy needs one for as long as it takes.
 _SLOTS: Final = 2
 
@@ -36,11 +40,13 @@ class Checkup:
     """A look at a database that is to be a source.
 
     Attributes:
+        dsn: the server's address.
         connection: to the database, as the pipeline's role.
         slot: the slot and the publication that are wanted.
         tables: the tables that are wanted.
     """
 
+    dsn: str
     connection: psycopg.Connection
     slot: Slot
     tables: Sequence[SourceTable]
@@ -83,10 +89,29 @@ class Checkup:
         if not exists(self.connection, self.slot):
             statements.append(self._create_slot())
         run = [statement.as_string(self.connection) for statement in statements]
-        with understood():
-            for statement in statements:
-                self.connection.execute(statement)
+        for statement in statements:
+            self._run(statement)
         return run
+
+    def _run(self, statement: sql.Composable) -> None:
+        """Run a statement, unless open transactions keep it waiting for too long.
+
+        Raises:
+            SourceError: they do, or the server refuses.
+        """
+        try:
+            with understood(), self.connection.transaction():
+                self.connection.execute(f"SET LOCAL statement_timeout = '{_PATIENCE_SECONDS}s'")
+                self.connection.execute(statement.as_bytes(self.connection))
+        except SourceError as failure:
+            if not isinstance(failure.__cause__, QueryCanceled):
+                raise
+            oldest = oldest_transaction(self.dsn)
+            raise SourceError(
+                f"Open transactions kept a statement waiting for {_PATIENCE_SECONDS} s: "
+                f"{statement.as_string(self.connection)}; {oldest.reason}.",
+                hint=f"{oldest.hint}. Then run it again.",
+            ) from failure
 
     # ------------------------------------------------------------------ the server
 
@@ -296,9 +321,9 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
         "string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid) "
         "FILTER (WHERE NOT has_table_privilege(c.oid, 'select')), "
         "bool_or(row_security_active(c.oid)) "
-        "FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = %s::oid "
-        "OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::oid))",
-        table.oid,
+        "FROM unnest(ARRAY[%s]::oid[]) AS root(oid) "
+        f"JOIN pg_class c ON c.oid IN ({catalog.with_partitions('root.oid')}) "
+        "JOIN pg_namespace n ON n.oid = relnamespace",
         table.oid,
     )
     who = sql.Identifier(str(role)).as_string(connection)

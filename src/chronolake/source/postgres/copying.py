@@ -48,6 +48,8 @@ _RANGE_PAGES: Final = 8_192
 _RANGE: Final = pa.struct(
     [("relation", pa.string()), ("begin", pa.int64()), ("finish", pa.int64())]
 )
+#: A transaction that changes a table is waited for so long, and then the other tables go on.
+_LOCK_SECONDS: Final = 30
 _TEXT: Final = pa.string()
 #: What is parsed at once stays in the processor's caches.
 _CHUNK_BYTES: Final = 4 * 2**20
@@ -123,11 +125,8 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
         SourceError: it cannot be read, or has been rewritten since the snapshot was taken.
     """
     with connected(dsn) as connection, in_snapshot(connection, snapshot):
+        _lock(connection, table)
         with understood():
-            # What rewrites the table, or empties it, would leave nothing to be seen of it.
-            connection.execute(
-                sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_identifier(table))
-            )
             (is_same,) = row_of(
                 connection,
                 "SELECT coalesce(bool_and(c.relfilenode IN (0, pg_relation_filenode(c.oid))), true)"
@@ -143,6 +142,29 @@ def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iter
         parts = tuple(catalog.parts_of(connection, now))
         has_new_parts = catalog.has_new_parts(connection, now)
         yield TableSnapshot(snapshot, now, parts, has_new_parts)
+
+
+def _lock(connection: psycopg.Connection, table: SourceTable) -> None:
+    """Keep a table from being rewritten or emptied: nothing would be left to be seen of it.
+
+    Raises:
+        SourceError: another transaction changes it, and does not end in time.
+    """
+    lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_identifier(table))
+    try:
+        with understood():
+            connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+            connection.execute(lock)
+            connection.execute("SET LOCAL lock_timeout = 0")
+    except SourceError as failure:
+        if not isinstance(failure.__cause__, psycopg.errors.LockNotAvailable):
+            raise
+        raise SourceError(
+            f"The table {table.stream} could not be locked for {_LOCK_SECONDS} s: a transaction "
+            "that changes it (ALTER TABLE, VACUUM FULL, TRUNCATE, …) is open.",
+            hint="The next run tries again. SELECT pid FROM pg_locks WHERE relation = "
+            f"{table.oid} AND mode = 'AccessExclusiveLock'; finds it.",
+        ) from failure
 
 
 def _identifier(table: SourceTable) -> sql.Identifier:

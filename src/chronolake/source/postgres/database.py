@@ -20,6 +20,7 @@ import structlog
 from chronolake.errors import SourceError
 from chronolake.rawlake import landed_micros
 from chronolake.source.offered import (
+    CaughtUp,
     Failure,
     Finding,
     Lag,
@@ -49,11 +50,11 @@ from chronolake.source.postgres.slot import (
     slot_of,
     written_upto,
 )
-from chronolake.source.postgres.snapshot import held_snapshot
+from chronolake.source.postgres.snapshot import oldest_transaction, requested_snapshot
 from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import psycopg
@@ -64,11 +65,15 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import Published, SourceTable
     from chronolake.source.postgres.following import Invalid
     from chronolake.source.postgres.identity import IdentityProblem
-    from chronolake.source.postgres.snapshot import DatabaseSnapshot
+    from chronolake.source.postgres.snapshot import DatabaseSnapshot, SnapshotRequest
 
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS: Final = 10.0
+#: A snapshot for which no transaction has to end is there sooner.
+_AT_ONCE_SECONDS: Final = 2.0
+#: While some tables wait for a snapshot, the log is read for the others this often.
+_ROUND_SECONDS: Final = 10.0
 
 
 @dataclass
@@ -95,7 +100,7 @@ class PostgresDatabase:
 
     def bring(
         self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+    ) -> Iterator[Piece | Snapshot | Reading | CaughtUp | Failure]:
         """What the log has of tables that were copied, then a copy of those that were not.
 
         Tables of whose rows the log does not tell which is which are read as a whole each time.
@@ -141,13 +146,17 @@ class PostgresDatabase:
                 one for one in followed if anew or (one.invalid is None and self._reads_again(one))
             ]
             if again or missing:
-                with held_snapshot(self.config.dsn) as snapshot:
-                    # What led to the snapshot comes before it.
-                    self._await_written(snapshot.lsn)
-                    yield from self._follow(lake, again, snapshot.lsn, anew=anew)
-                    readable = (one for one in again if anew or one.invalid is None)
-                    for one in (*readable, *missing):
-                        yield from self._copied(lake, snapshot, one, state.server)
+                with requested_snapshot(self.config.dsn) as request:
+                    snapshot = yield from self._awaited(lake, request, followed, again)
+                    if snapshot is None:
+                        yield from self._late([*again, *missing])
+                    else:
+                        # What led to the snapshot comes before it.
+                        self._await_written(snapshot.lsn)
+                        yield from self._follow(lake, again, snapshot.lsn, anew=anew)
+                        readable = (one for one in again if anew or one.invalid is None)
+                        for one in (*readable, *missing):
+                            yield from self._copied(lake, snapshot, one, state.server)
         if whole := {name: told for name, told in positions.items() if name in unfollowed}:
             yield from read_whole(lake, wanted, whole)
 
@@ -161,7 +170,8 @@ class PostgresDatabase:
     def findings(self, *, create: bool) -> list[Finding]:
         """What the database lacks, and the statements that were run to make what is ours."""
         with connected(self.config.dsn) as connection:
-            checkup = Checkup(connection, self.slot, list(self._wanted.there.values()))
+            tables = list(self._wanted.there.values())
+            checkup = Checkup(self.config.dsn, connection, self.slot, tables)
             made = checkup.create() if create else []
             told = [Finding("made", Level.OK, statement) for statement in made]
             return [*told, *checkup.findings()]
@@ -185,6 +195,55 @@ class PostgresDatabase:
             if is_here and upto <= written_upto(connection):
                 advance(connection, self.slot, upto=upto)
                 self._advanced = upto
+
+    def _awaited(
+        self,
+        lake: Lake,
+        request: SnapshotRequest,
+        followed: Sequence[Following],
+        again: Sequence[Following],
+    ) -> Generator[Piece | Snapshot | CaughtUp | Failure, None, DatabaseSnapshot | None]:
+        """Wait for a snapshot; until it is there, the log is read for tables that need none.
+
+        Returns:
+            The snapshot, or None if open transactions have not ended in time.
+        """
+        timeout = self.config.snapshot_timeout
+        snapshot = request.wait(min(_AT_ONCE_SECONDS, timeout))
+        if snapshot is not None:
+            return snapshot
+        for one in followed:
+            yield CaughtUp(one.table.stream)
+        waiting = {one.table.oid for one in again}
+        others = [one for one in followed if one.table.oid not in waiting]
+        while (left := timeout - request.seconds) > 0:
+            snapshot = request.wait(min(_ROUND_SECONDS, left))
+            if snapshot is not None:
+                break
+            others = [one for one in others if one.invalid is None]
+            with connected(self.config.dsn) as connection:
+                upto = written_upto(connection)
+            moved = set()
+            for brought in self._follow(lake, others, upto, anew=False):
+                if not isinstance(brought, Piece) or brought.versions is not None:
+                    moved.add(brought.stream)
+                yield brought
+            for name in sorted(moved):
+                yield CaughtUp(name)
+        request.cancel()
+        return snapshot or request.wait(0)
+
+    def _late(self, waiting: Iterable[Following]) -> Iterator[Failure]:
+        """Say which transaction keeps tables from being read in this run."""
+        oldest = oldest_transaction(self.config.dsn)
+        for one in waiting:
+            failure = SourceError(
+                f"The table {one.table.stream} has to be copied, and could not be within "
+                f"{self.config.snapshot_timeout} s: {oldest.reason}.",
+                hint=f"{oldest.hint}. The next run tries again; `snapshot_timeout` says how long "
+                "it waits.",
+            )
+            yield Failure(one.table.stream, failure)
 
     def _copied(
         self, lake: Lake, snapshot: DatabaseSnapshot, one: Following, server: int

@@ -169,7 +169,8 @@ class Following:
                 or any(self._labels.doubts(c.number, versions[c.name]) for c in spool.columns)
             )
             spool.add(versions)
-            self._added_commit = commits[int(one.transactions[wanted][-1])]
+            last = commits[int(one.transactions[wanted][-1])]
+            self._added_commit = max(self._added_commit, last)
 
     def _spool_for(self, relation: Relation) -> Spool:
         """Where rows of the table as it was described go."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from chronolake.source.postgres.catalog import with_partitions
 from chronolake.source.postgres.connection import understood
 from chronolake.source.postgres.messages import ReplicaIdentity
 
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
 
 #: Of each part of a table: its name as SQL, its replica identity, the columns of the index that
 #: this means, whether some of these are generated, and whether any of the part's columns is.
-_IDENTITIES: Final = """
+_IDENTITIES: Final = f"""
 SELECT root.oid::bigint, part.oid::regclass::text, part.relreplident::text,
-       coalesce(told.names, '{}'), coalesce(told.is_generated, false),
+       coalesce(told.names, '{{}}'), coalesce(told.is_generated, false),
        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = part.oid
                AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> '')
 FROM unnest(%s::oid[]) AS root(oid)
-JOIN pg_catalog.pg_class part ON part.relkind = 'r' AND (part.oid = root.oid OR part.oid IN
-    (SELECT relid FROM pg_catalog.pg_partition_tree(root.oid::regclass)))
+JOIN pg_catalog.pg_class part ON part.relkind = 'r' AND part.oid IN ({with_partitions("root.oid")})
 LEFT JOIN LATERAL (
     SELECT array_agg(a.attname::text) AS names, bool_or(a.attgenerated <> '') AS is_generated
     FROM pg_catalog.pg_index i

@@ -7,22 +7,21 @@ which place in the log it belongs; without the log, a transaction does.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+import psycopg
 import structlog
 from psycopg import sql
 
-from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.slot import lsn_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import psycopg
+    from collections.abc import Iterator, Mapping
 
 log = structlog.get_logger(__name__)
 
@@ -49,26 +48,94 @@ class DatabaseSnapshot:
     at_micros: int
 
 
-@contextmanager
-def held_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
-    """Hold a snapshot of a database, while the block runs.
+class SnapshotRequest:
+    """A snapshot that a server is asked for: it waits until open transactions have ended.
 
-    It is that of a slot which goes with the block. Making one waits until the transactions that are
-    open have ended; a warning says which is the oldest, again and again.
+    Attributes:
+        dsn: the server's address.
+    """
+
+    def __init__(self, dsn: str, connection: psycopg.Connection) -> None:
+        self.dsn = dsn
+        self._connection = connection
+        self._at_micros = _clock(dsn)
+        self._began = time.monotonic()
+        self._warned = self._began
+        self._pause = _PATIENCE_SECONDS
+        self._found: DatabaseSnapshot | None = None
+        self._failure: BaseException | None = None
+        self._is_cancelled = False
+        self._thread = threading.Thread(target=self._create, name="snapshot", daemon=True)
+        self._thread.start()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago it was asked for."""
+        return time.monotonic() - self._began
+
+    def wait(self, seconds: float) -> DatabaseSnapshot | None:
+        """Wait for the snapshot, and say from time to time which transaction it waits for.
+
+        Args:
+            seconds: how long at most.
+
+        Returns:
+            The snapshot, or None if the time is over.
+
+        Raises:
+            SourceError: the server refuses.
+        """
+        until = time.monotonic() + seconds
+        while self._thread.is_alive() and (left := until - time.monotonic()) > 0:
+            self._thread.join(min(left, max(0.0, self._warned + self._pause - time.monotonic())))
+            if self._thread.is_alive() and time.monotonic() >= self._warned + self._pause:
+                self._warned, self._pause = time.monotonic(), _TOLD_EVERY_SECONDS
+                oldest = oldest_transaction(self.dsn)
+                log.warning(
+                    "snapshot_waits", reason=oldest.reason, hint=oldest.hint, **oldest.facts
+                )
+        if self._failure is not None:
+            raise self._failure
+        return self._found
+
+    def cancel(self) -> None:
+        """Stop waiting; a snapshot that there is stays."""
+        self._is_cancelled = True
+        if self._thread.is_alive():
+            with suppress(psycopg.Error):
+                self._connection.cancel_safe()
+            self._thread.join(_PATIENCE_SECONDS)
+
+    def _create(self) -> None:
+        try:
+            with understood():
+                _, lsn, name, _ = row_of(
+                    self._connection,
+                    # By default, it exports its snapshot.
+                    f"CREATE_REPLICATION_SLOT chronolake_{uuid4().hex} TEMPORARY LOGICAL pgoutput",
+                )
+            self._found = DatabaseSnapshot(str(name), lsn_number(str(lsn)), self._at_micros)
+        except Exception as failure:  # noqa: BLE001 - the thread that waits raises it
+            if not self._is_cancelled:
+                self._failure = failure
+
+
+@contextmanager
+def requested_snapshot(dsn: str) -> Iterator[SnapshotRequest]:
+    """Ask for a snapshot of a database, and hold it while the block runs.
+
+    It is that of a slot which goes with the block.
 
     Raises:
         SourceError: the server cannot be reached, or refuses.
     """
-    at_micros = _clock(dsn)
     # Nothing else may be sent on the connection that exports.
-    with connected(dsn, replication="database") as connection, understood():
-        with _told_if_it_waits(dsn):
-            _, lsn, name, _ = row_of(
-                connection,
-                # By default, it exports its snapshot.
-                f"CREATE_REPLICATION_SLOT chronolake_{uuid4().hex} TEMPORARY LOGICAL pgoutput",
-            )
-        yield DatabaseSnapshot(str(name), lsn_number(str(lsn)), at_micros)
+    with connected(dsn, replication="database") as connection:
+        request = SnapshotRequest(dsn, connection)
+        try:
+            yield request
+        finally:
+            request.cancel()
 
 
 @contextmanager
@@ -121,54 +188,47 @@ def beside(dsn: str, snapshot: DatabaseSnapshot) -> Iterator[psycopg.Connection]
         yield connection
 
 
-@contextmanager
-def _told_if_it_waits(dsn: str) -> Iterator[None]:
-    """Say which transaction the block waits for, if it takes long."""
-    done = threading.Event()
+@dataclass(frozen=True)
+class OpenTransaction:
+    """What keeps snapshots and slots waiting.
 
-    def tell() -> None:
-        pause = _PATIENCE_SECONDS
-        while not done.wait(pause):
-            pause = _TOLD_EVERY_SECONDS
-            try:
-                _tell_oldest_transaction(dsn)
-            except SourceError as failure:
-                log.warning("snapshot_waits", reason=failure.message)
+    Attributes:
+        reason: which transaction it is.
+        hint: what ends it.
+        facts: the same for programs.
+    """
 
-    telling = threading.Thread(target=tell, name="snapshot-waits", daemon=True)
-    telling.start()
-    try:
-        yield
-    finally:
-        # What waits for the server ends with the process.
-        done.set()
+    reason: str
+    hint: str
+    facts: Mapping[str, object]
 
 
-def _tell_oldest_transaction(dsn: str) -> None:
+def oldest_transaction(dsn: str) -> OpenTransaction:
+    """Return the transaction that has been open for the longest time.
+
+    Raises:
+        SourceError: the server cannot be reached.
+    """
     with connected(dsn) as connection, understood():
         oldest = connection.execute(
-            "SELECT pid, usename, application_name, "
+            "SELECT pid, usename, application_name, datname, "
             "extract(epoch FROM clock_timestamp() - xact_start)::bigint FROM pg_stat_activity "
             "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() "
             "ORDER BY xact_start LIMIT 1"
         ).fetchone()
+    reason = "it goes on when the transactions that are open have ended"
     if oldest is None:
-        log.warning(
-            "snapshot_waits",
-            reason="a copy begins when the transactions that are open have ended",
-            hint="SELECT * FROM pg_prepared_xacts; tells those that are prepared, and a member of "
-            "pg_read_all_stats sees other users' in pg_stat_activity",
+        hint = (
+            "SELECT * FROM pg_prepared_xacts; lists prepared ones, and a member of "
+            "pg_read_all_stats sees other users' in pg_stat_activity"
         )
-        return
-    pid, user, application, seconds = oldest
-    log.warning(
-        "snapshot_waits",
-        reason="a copy begins when the transactions that are open have ended",
-        hint=f"SELECT pg_terminate_backend({pid}); ends the oldest one",
-        pid=pid,
-        user=user,
-        application=application,
-        seconds=seconds,
+        return OpenTransaction(reason, hint, {})
+    pid, user, application, database, seconds = oldest
+    who = f"process {pid} (user {user}, application {application!r}, database {database})"
+    return OpenTransaction(
+        f"{reason}; the oldest is that of {who}, open for {seconds} s",
+        f"SELECT pg_terminate_backend({pid}); ends it",
+        {"pid": pid, "user": user, "application": application, "seconds": seconds},
     )
 
 
