@@ -89,8 +89,7 @@ CROSS JOIN LATERAL (
 ) parts
 CROSS JOIN LATERAL (
     SELECT array_agg(DISTINCT m.attname::text) AS names FROM pg_catalog.pg_attribute m
-    WHERE m.atthasmissing AND (m.attrelid = c.oid OR m.attrelid IN
-        (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
+    WHERE m.atthasmissing AND m.attrelid IN ({with_partitions('c.oid')})
 ) filled
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND (c.relpersistence = 'p' OR (%s AND c.relpersistence = 'u' AND NOT pg_is_in_recovery()))
