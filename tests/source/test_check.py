@@ -201,3 +201,58 @@ def test_a_catalog_that_refuses_says_so(address: str, tmp_path: Path) -> None:
         Store.open(load(tmp_path, overrides={"catalog.uri": uri}))
     assert "refuses the connection: password authentication failed" in refused.value.message
     assert "not-the-one" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "is_ok"),
+    [
+        ("ALTER ROLE reader REPLICATION", True),
+        ("ALTER ROLE reader SUPERUSER", True),
+        ("SELECT 1", False),
+        # The flag is that of the role that statements run as, not of the one that connects.
+        ("ALTER ROLE reader REPLICATION; ALTER ROLE reader SET role = 'plain'", False),
+        ("GRANT boss TO reader; ALTER ROLE reader SET role = 'boss'", False),
+    ],
+)
+def test_whether_a_role_may_read_the_log_is_tried(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, *, is_ok: bool
+) -> None:
+    _run(
+        address,
+        "CREATE ROLE boss REPLICATION",
+        "CREATE ROLE reader LOGIN PASSWORD 'secret-of-reader' IN ROLE plain",
+        role,
+    )
+    try:
+        _project(tmp_path, f"postgresql://reader:secret-of-reader@{address.partition('@')[2]}")
+        _, found = _checked(tmp_path, capsys)
+        (one,) = found["role"]
+        assert one["ok"] is is_ok, one
+        assert is_ok or one["hint"].endswith(" REPLICATION;"), one
+    finally:
+        _run(address, "DROP ROLE reader", "DROP ROLE boss")
+
+
+def test_a_role_of_a_managed_service_gets_what_grants_it_there(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(address, "CREATE ROLE rds_replication", "ALTER ROLE me SET rds.logical_replication = off")
+    try:
+        _project(tmp_path, f"postgresql://plain:secret-of-plain@{address.partition('@')[2]}")
+        _, found = _checked(tmp_path, capsys)
+        assert found["role"][0]["hint"] == 'GRANT "rds_replication" TO "plain";'
+        _project(tmp_path, address)
+        _, found = _checked(tmp_path, capsys)
+        assert "parameter group" in found["max_slot_wal_keep_size"][0]["hint"]
+    finally:
+        _run(address, "DROP ROLE rds_replication", "ALTER ROLE me RESET ALL")
+
+
+def test_a_server_that_takes_no_replication_connection_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with server(wal_level="logical", max_wal_senders="0") as address:
+        _project(tmp_path, address)
+        _, found = _checked(tmp_path, capsys)
+        assert not found["role"][0]["ok"]
+        assert "max_wal_senders" in found["role"][0]["hint"]

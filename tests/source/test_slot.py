@@ -100,7 +100,7 @@ def test_a_missing_publication_is_an_error_and_not_a_gap(database: psycopg.Conne
     database.execute('CREATE PUBLICATION "Odd ""p"", name" FOR TABLE public.t')
     database.execute("INSERT INTO public.t VALUES (3)")
 
-    with pytest.raises(SourceError, match=r'publication "Odd ""?p""?, name"') as failed:
+    with pytest.raises(SourceError, match=r'publication Odd "p", name was not there') as failed:
         _ids(database, written_upto(database))
     assert failed.value.hint
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from rich.text import Text
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+_Found = TypeVar("_Found")
 _WIDTH: Final = max(map(len, _STYLES)) + 1
 
 
@@ -106,19 +107,29 @@ def _lake_words(project: Project) -> str:
 def _checked_pipeline(
     project: Project, name: str, fillers: dict[TableName, str], *, create: bool
 ) -> Iterator[dict[str, Any]]:
+    from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import source_of
     from chronolake.source.offered import CheckedSource, Level
 
     try:
         source = source_of(project, name)
         if isinstance(source, CheckedSource):
-            for one in source.findings(create=create):
+            positions = _or_none(lambda: Store.open(project.lake).checkpoints(name))
+            for one in source.findings(create=create, positions=positions):
                 what = f"pipelines.{name}: {one.what}"
                 yield _told(what, one.level, one.message, one.fix, ok=one.level is not Level.FAILED)
     except ChronolakeError as failure:
         yield _told(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
         return
     yield from _listed(project, name, source, fillers)
+
+
+def _or_none(look: Callable[[], _Found]) -> _Found | None:
+    """What a look finds; None if it fails, which is said elsewhere."""
+    try:
+        return look()
+    except ChronolakeError:
+        return None
 
 
 def _listed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -86,6 +87,28 @@ class PostgresSource(Section):
         description="Seconds that a run waits for open transactions before it copies tables; the "
         "log is read for the others meanwhile.",
     )
+
+    def slot_for(self, pipeline: str) -> str:
+        """Return the name of a pipeline's replication slot."""
+        allowed = "".join(char if char.isascii() and char.isalnum() else "_" for char in pipeline)
+        return self.slot or f"chronolake_{allowed.lower()}"[:63]
+
+    @property
+    def server(self) -> tuple[str, str]:
+        """The host and port that the address names, as far as its text shows which server it is."""
+        if "://" in self.dsn:
+            parts = urlsplit(self.dsn)
+            given = dict(parse_qsl(parts.query))
+            hosts, _, port = parts.netloc.rpartition("@")[2].rpartition(":")
+            if not port.isdigit():
+                hosts, port = parts.netloc.rpartition("@")[2], ""
+        else:
+            words = (word.partition("=") for word in self.dsn.split())
+            given = {name.strip(): value.strip(" '") for name, _, value in words}
+            hosts, port = "", ""
+        host = (given.get("host") or given.get("hostaddr") or hosts).lower()
+        own = {"", "localhost", "127.0.0.1", "::1", "[::1]"}
+        return ("" if host in own else host), given.get("port") or port or "5432"
 
 
 class JdbcTable(Section):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-# pydantic reads annotations at run time.
-# ruff: noqa: TC001
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from chronolake.config.pipelines import PipelineConfig
+from chronolake.config.pipelines import PipelineConfig, PostgresMethod, PostgresSource
 from chronolake.config.sections import LakeConfig, LakeSection, Section
 
 if TYPE_CHECKING:
@@ -34,6 +32,25 @@ class FileConfig(Section):
     pipelines: dict[str, PipelineConfig] = Field(
         default_factory=dict, description="What is brought into the lake, by a name for each."
     )
+
+    @model_validator(mode="after")
+    def _slots_differ(self) -> Self:
+        """Refuse two pipelines that read one slot: each would miss what the other has read."""
+        readers: dict[tuple[str, tuple[str, str]], str] = {}
+        for name, pipeline in self.pipelines.items():
+            source = pipeline.source
+            if not isinstance(source, PostgresSource):
+                continue
+            if source.method is not PostgresMethod.LOGICAL_REPLICATION:
+                continue
+            slot = source.slot_for(name)
+            other = readers.setdefault((slot, source.server), name)
+            if other != name:
+                raise ValueError(
+                    f"pipelines.{name}.source.slot: the pipelines {other} and {name} would read "
+                    f"one replication slot, {slot}; give one of them another `slot:`"
+                )
+        return self
 
 
 @dataclass(frozen=True)

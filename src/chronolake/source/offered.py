@@ -306,11 +306,14 @@ class LaggingSource(Source, Protocol):
 class CheckedSource(Source, Protocol):
     """A source that can say what it lacks."""
 
-    def findings(self, *, create: bool) -> Sequence[Finding]:
+    def findings(
+        self, *, create: bool, positions: Mapping[str, Position] | None = None
+    ) -> Sequence[Finding]:
         """Look at the source, and say what it lacks.
 
         Args:
             create: whether to make in it what a pipeline needs of its own.
+            positions: how far the lake's streams are in it; None if that is not known.
 
         Raises:
             SourceError: it cannot be reached, or refuses.

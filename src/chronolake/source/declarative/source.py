@@ -176,7 +176,12 @@ class DeclarativeApi:
                 except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
                     yield Failure(name, unforeseen(failure, api.access.network.mask))
 
-    def findings(self, *, create: bool) -> list[Finding]:  # noqa: ARG002 - it makes nothing
+    def findings(
+        self,
+        *,
+        create: bool,  # noqa: ARG002 - it makes nothing
+        positions: Mapping[str, Position] | None = None,  # noqa: ARG002 - any state can be read
+    ) -> list[Finding]:
         """What is wrong with manifest and configuration, what streams can do, whether they answer.
 
         Raises:

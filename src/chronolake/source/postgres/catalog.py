@@ -89,7 +89,7 @@ CROSS JOIN LATERAL (
 ) parts
 CROSS JOIN LATERAL (
     SELECT array_agg(DISTINCT m.attname::text) AS names FROM pg_catalog.pg_attribute m
-    WHERE m.atthasmissing AND m.attrelid IN ({with_partitions('c.oid')})
+    WHERE m.atthasmissing AND m.attrelid IN ({with_partitions("c.oid")})
 ) filled
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND (c.relpersistence = 'p' OR (%s AND c.relpersistence = 'u' AND NOT pg_is_in_recovery()))
@@ -328,8 +328,10 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
     return {oid: Published(since, frozenset(names), cut) for oid, since, names, cut in rows}
 
 
-def publishes_all(connection: psycopg.Connection, publication: str) -> bool:
+def publishes_all(connection: psycopg.Connection, publication: str) -> bool | None:
     """Whether a publication has every kind of change, and partitioned tables as one.
+
+    None: there is no such publication.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -340,7 +342,7 @@ def publishes_all(connection: psycopg.Connection, publication: str) -> bool:
     )
     with understood():
         row = connection.execute(query.encode(), (publication,)).fetchone()
-    return row is not None and bool(row[0])
+    return None if row is None else bool(row[0])
 
 
 def server_of(connection: psycopg.Connection) -> int:

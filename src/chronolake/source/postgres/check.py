@@ -10,13 +10,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
-from psycopg.errors import QueryCanceled
+from psycopg.errors import InsufficientPrivilege, QueryCanceled
 
 from chronolake.errors import SourceError
 from chronolake.source.offered import Finding, Level
 from chronolake.source.postgres import catalog
-from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.identity import identity_problems
+from chronolake.source.postgres.publication import has_gap, recovery_of, was_missing
 from chronolake.source.postgres.slot import Slot, confirmed, exists
 from chronolake.source.postgres.snapshot import oldest_transaction
 
@@ -31,11 +32,33 @@ if TYPE_CHECKING:
 _PUBLISHED: Final = "insert, update, delete, truncate"
 #: Statements wait for open transactions no longer than this.
 _PATIENCE_SECONDS: Final = 60
+#: Settings that only servers of a managed service have: where its settings are changed, and the one
+#: for logical decoding.
+_SERVICES: Final = {
+    "rds.logical_replication": (
+        "Amazon RDS and Aurora keep settings in a parameter group",
+        "rds.logical_replication = 1",
+    ),
+    "cloudsql.logical_decoding": (
+        "Google Cloud SQL keeps settings as flags of the instance",
+        "cloudsql.logical_decoding = on",
+    ),
+    "alloydb.logical_decoding": (
+        "Google AlloyDB keeps settings as flags of the instance",
+        "alloydb.logical_decoding = on",
+    ),
+    "azure.extensions": (
+        "Azure Database for PostgreSQL keeps settings as server parameters",
+        "wal_level = logical",
+    ),
+}
+#: What servers of different versions say to a role that must not read the log.
+_NO_REPLICATION: Final = ("start WAL sender", "start walsender")
 #: Besides the pipeline's own slot, a copy needs one for as long as it takes.
 _SLOTS: Final = 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checkup:
     """A look at a database that is to be a source.
 
@@ -44,12 +67,14 @@ class Checkup:
         connection: to the database, as the pipeline's role.
         slot: the slot and the publication that are wanted.
         tables: the tables that are wanted.
+        has_made_slot: whether `create` has made the slot.
     """
 
     dsn: str
     connection: psycopg.Connection
     slot: Slot
     tables: Sequence[SourceTable]
+    has_made_slot: bool = False
 
     def findings(self) -> Iterator[Finding]:
         """All there is to say, what is right included.
@@ -86,11 +111,13 @@ class Checkup:
         if missing and flags is not None:
             statements.append(self._add_tables(missing))
         # The publication comes first: what changed before it would be left out of the slot.
-        if not exists(self.connection, self.slot):
+        has_slot = exists(self.connection, self.slot)
+        if not has_slot:
             statements.append(self._create_slot())
         run = [statement.as_string(self.connection) for statement in statements]
         for statement in statements:
             self._run(statement)
+        self.has_made_slot = not has_slot
         return run
 
     def _run(self, statement: sql.Composable) -> None:
@@ -138,7 +165,7 @@ class Checkup:
             f"is {level}",
             None
             if level == "logical"
-            else "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
+            else self._how_to_set("wal_level", "logical", "then restart the server"),
         )
         needed = _SLOTS - exists(self.connection, self.slot)
         is_enough = isinstance(free, int) and free >= needed
@@ -148,7 +175,7 @@ class Checkup:
             f"{free} are free",
             None
             if is_enough
-            else "ALTER SYSTEM SET max_replication_slots = 20; then restart the server",
+            else self._how_to_set("max_replication_slots", "20", "then restart the server"),
         )
         (limit,) = self._ask("SELECT current_setting('max_slot_wal_keep_size')")
         is_limited = limit != "-1"
@@ -160,21 +187,59 @@ class Checkup:
             else "without a limit, a pipeline that stands still fills the server's disk",
             None
             if is_limited
-            else "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();",
+            else self._how_to_set("max_slot_wal_keep_size", "50GB", "SELECT pg_reload_conf();"),
         )
 
+    def _how_to_set(self, name: str, value: str, then: str) -> str:
+        """Return how a setting of the server is changed: managed services have their own ways."""
+        for known, (service, switch) in _SERVICES.items():
+            (found,) = self._ask("SELECT current_setting(%s, true)", known)
+            if found is not None:
+                setting = switch if name == "wal_level" else f"{name} = {value}"
+                return f"{service}: set {setting} there, and restart the server if it says so"
+        return f"ALTER SYSTEM SET {name} = '{value}'; {then}"
+
     def _role(self) -> Iterator[Finding]:
-        role, may = self._ask(
-            "SELECT rolname::text, rolreplication OR rolsuper FROM pg_roles "
-            "WHERE rolname = current_user"
+        """Try what a run does: managed services grant it in ways of their own."""
+        role, group = self._ask(
+            "SELECT current_user::text, (SELECT rolname::text FROM pg_roles "
+            "WHERE rolname = 'rds_replication')"
         )
-        statement = sql.SQL("ALTER ROLE {} REPLICATION;").format(sql.Identifier(str(role)))
-        yield Finding(
-            "role",
-            Level.OK if may else Level.FAILED,
-            f"{role} may {'' if may else 'not '}read the log",
-            None if may else statement.as_string(self.connection),
+        refusal = self._refusal()
+        if refusal is None:
+            yield Finding("role", Level.OK, f"{role} may read the log")
+            return
+        grant = "GRANT {group} TO {role};" if group else "ALTER ROLE {role} REPLICATION;"
+        statement = sql.SQL(grant).format(
+            group=sql.Identifier(str(group)), role=sql.Identifier(str(role))
         )
+        if not isinstance(refusal.__cause__, InsufficientPrivilege) and not any(
+            words in refusal.message for words in _NO_REPLICATION
+        ):
+            words = f"the server takes no replication connection of {role}: {refusal.message}"
+            fix = "Check max_wal_senders, and pg_hba.conf: a copy needs such a connection."
+            yield Finding("role", Level.FAILED, words, fix)
+            return
+        words = f"{role} may not read the log"
+        yield Finding("role", Level.FAILED, words, statement.as_string(self.connection))
+
+    def _refusal(self) -> SourceError | None:
+        """Return why the log cannot be read, or None: nothing is read, and nothing is made."""
+        try:
+            with connected(self.dsn, replication="database") as connection, understood():
+                connection.execute("IDENTIFY_SYSTEM")
+        except SourceError as failure:
+            return failure
+        try:
+            with understood():
+                # Whether a role may is looked at before whether the slot is there.
+                self.connection.execute(
+                    "SELECT pg_replication_slot_advance('chronolake no such slot', '0/1')"
+                )
+        except SourceError as failure:
+            if isinstance(failure.__cause__, InsufficientPrivilege):
+                return failure
+        return None
 
     # ------------------------------------------------------------------ publication and slot
 
@@ -203,8 +268,12 @@ class Checkup:
         what = f"publication {self.slot.publication}"
         flags = self._flags()
         if flags is None:
-            statement = self._create_publication().as_string(self.connection)
-            yield Finding(what, Level.FAILED, "is not there", f"{statement};")
+            fix = f"{self._create_publication().as_string(self.connection)};"
+            if exists(self.connection, self.slot):
+                fix += (
+                    f" What changed without it is not in the slot's log: {recovery_of(self.slot)}"
+                )
+            yield Finding(what, Level.FAILED, "is not there", fix)
             return
         if not all(flags):
             yield Finding(
@@ -268,9 +337,21 @@ class Checkup:
             return
         try:
             confirmed(self.connection, self.slot)
+            gap = False if self._flags() is None else has_gap(self.connection, self.slot)
+            if gap:
+                raise was_missing(self.slot)
         except SourceError as failure:
             yield Finding(what, Level.FAILED, failure.message, failure.hint)
             return
+        if gap is None:
+            yield Finding(
+                what,
+                Level.WARNING,
+                f"the publication {self.slot.publication} was made or altered after it, and its "
+                "log is too long to see whether that matters",
+                "A run will say.",
+            )
+        yield from self._reader(what)
         retained, safe = self._ask(
             "SELECT pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), "
             "safe_wal_size <= 0 FROM pg_replication_slots WHERE slot_name = %s",
@@ -282,6 +363,24 @@ class Checkup:
             f"holds {retained} of log" + (", and may be lost at any time" if safe else ""),
             "Sync now, or raise max_slot_wal_keep_size." if safe else None,
         )
+
+    def _reader(self, what: str) -> Iterator[Finding]:
+        reader = self._ask(
+            "SELECT active_pid, coalesce(application_name, ''), coalesce(usename, '') "
+            "FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid "
+            "WHERE slot_name = %s AND active",
+            self.slot.name,
+        )
+        if reader:
+            pid, application, user = reader
+            yield Finding(
+                what,
+                Level.WARNING,
+                f"is being read by process {pid} (user {user}, application {application!r}): "
+                "only one can read it at a time",
+                "If that is no run of this pipeline, give the pipeline a slot of its own: "
+                "`slot: …` below `source` in chronolake.yml.",
+            )
 
 
 # ------------------------------------------------------------------ tables

@@ -98,7 +98,12 @@ class ComparedDatabase:
         self._wanted.forget_fingerprints(but=self._wanted.names)
         yield from read_whole(lake, self._wanted, positions, anew=anew)
 
-    def findings(self, *, create: bool) -> list[Finding]:  # noqa: ARG002 - nothing has to be made
+    def findings(
+        self,
+        *,
+        create: bool,  # noqa: ARG002 - nothing has to be made
+        positions: Mapping[str, Position] | None = None,  # noqa: ARG002 - none is in a log
+    ) -> list[Finding]:
         """What the database lacks."""
         with connected(self.config.dsn) as connection:
             found = [Finding("server", Level.OK, version_of(connection))]

@@ -203,6 +203,12 @@ def _said(failure: psycopg.Error) -> SourceError:
             "for that for ever.",
             hint="Run it again: the statement goes on now.",
         )
+    if isinstance(failure, psycopg.errors.ObjectInUse):
+        return SourceError(
+            f"PostgreSQL says: {failure.diag.message_primary}.",
+            hint="Another run, or another program, reads the slot: wait for it, end it with "
+            "SELECT pg_terminate_backend(…), or give this pipeline a slot of its own (`slot: …`).",
+        )
     diagnosis = failure.diag
     words = diagnosis.message_primary or _first_line(failure)
     detail = f" ({diagnosis.message_detail})" if diagnosis.message_detail else ""

@@ -40,10 +40,12 @@ from chronolake.source.postgres.following import PIECE_BYTES, Following
 from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.position import LogPosition
+from chronolake.source.postgres.publication import recovery_of
 from chronolake.source.postgres.slot import (
     Slot,
     advance,
     confirmed,
+    is_here,
     lag,
     lsn_text,
     peek,
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import PostgresSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.offered import Position, Reading
+    from chronolake.source.offered import Memory, Position, Reading
     from chronolake.source.postgres.catalog import Published, SourceTable
     from chronolake.source.postgres.following import Invalid
     from chronolake.source.postgres.identity import IdentityProblem
@@ -69,6 +71,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: What the slot that was made for this lake is remembered under.
+_SLOT_MADE: Final = "slot"
+_UNKNOWN_SLOT: Final = (
+    "this lake has no position in it: another pipeline or project may read it, and each would miss "
+    "what the other has read"
+)
+_OWN_SLOT: Final = (
+    "If so, give this pipeline a slot of its own: `slot: …` below `source` in chronolake.yml. The "
+    "first sync ends this warning."
+)
 _PATIENCE_SECONDS: Final = 10.0
 #: A snapshot for which no transaction has to end is there sooner.
 _AT_ONCE_SECONDS: Final = 2.0
@@ -84,6 +96,7 @@ class PostgresDatabase:
     pipeline: str
     config: PostgresSource
     _advanced: int = field(default=0, repr=False)
+    _memory: Memory | None = field(default=None, repr=False)
 
     @property
     def slot(self) -> Slot:
@@ -107,6 +120,7 @@ class PostgresDatabase:
         """
         with connected(self.config.dsn) as connection:
             state = _State.of(connection, self.slot, self._wanted.there.values())
+            self._warn_of_sharing(connection, positions)
         # Looked at again: what the log tells up to its end is known by what there is after that.
         wanted = WantedTables(self.project, self.pipeline, self.config)
         unfollowed = wanted.unfollowed
@@ -151,8 +165,6 @@ class PostgresDatabase:
                     if snapshot is None:
                         yield from self._late([*again, *missing])
                     else:
-                        # What led to the snapshot comes before it.
-                        self._await_written(snapshot.lsn)
                         yield from self._follow(lake, again, snapshot.lsn, anew=anew)
                         readable = (one for one in again if anew or one.invalid is None)
                         for one in (*readable, *missing):
@@ -167,14 +179,80 @@ class PostgresDatabase:
             log.info("table_read_again", pipeline=self.pipeline, stream=stream, reason=reason)
         return reason is not None
 
-    def findings(self, *, create: bool) -> list[Finding]:
+    def recall(self, memory: Memory) -> None:
+        """Be given a memory: it says which slot was made for this lake."""
+        self._memory = memory
+
+    def findings(
+        self, *, create: bool, positions: Mapping[str, Position] | None = None
+    ) -> list[Finding]:
         """What the database lacks, and the statements that were run to make what is ours."""
         with connected(self.config.dsn) as connection:
             tables = list(self._wanted.there.values())
             checkup = Checkup(self.config.dsn, connection, self.slot, tables)
             made = checkup.create() if create else []
+            if checkup.has_made_slot:
+                self._note_slot(connection)
             told = [Finding("made", Level.OK, statement) for statement in made]
-            return [*told, *checkup.findings()]
+            found = [*told, *checkup.findings()]
+            is_readable = not any(
+                one.level is Level.FAILED and one.what == f"slot {self.slot.name}" for one in found
+            )
+            if positions is not None and is_readable and is_here(connection, self.slot):
+                found += self._sharing(connection, positions)
+            return found
+
+    def _note_slot(self, connection: psycopg.Connection) -> None:
+        """Remember that this lake's slot is its own: no other pipeline reads it."""
+        server = catalog.server_of(connection)
+        if self._memory is not None:
+            self._memory.renewed(_SLOT_MADE, lambda _: {"slot": self.slot.name, "server": server})
+
+    def _is_slot_known(self, connection: psycopg.Connection) -> bool:
+        """Return whether the slot was made for this lake."""
+        made = self._memory.recalled(_SLOT_MADE) if self._memory is not None else None
+        return made == {"slot": self.slot.name, "server": catalog.server_of(connection)}
+
+    def _warn_of_sharing(
+        self, connection: psycopg.Connection, positions: Mapping[str, Position | None]
+    ) -> None:
+        """Warn before the first run of a lake whose slot others may read."""
+        is_first = not any(positions.values()) and self._wanted.there.keys() <= positions.keys()
+        if is_first and not self._is_slot_known(connection):
+            log.warning(
+                "slot_has_no_position",
+                pipeline=self.pipeline,
+                slot=self.slot.name,
+                reason=_UNKNOWN_SLOT,
+                hint=_OWN_SLOT,
+            )
+
+    def _sharing(
+        self, connection: psycopg.Connection, positions: Mapping[str, Position]
+    ) -> Iterator[Finding]:
+        """Say where others read this pipeline's slot, or have moved it on."""
+        what = f"slot {self.slot.name}"
+        server = catalog.server_of(connection)
+        mine = {name: LogPosition.from_json(told) for name, told in positions.items()}
+        in_log = {name: one for name, one in mine.items() if one.is_in_log}
+        if not in_log:
+            if not self._is_slot_known(connection):
+                yield Finding(what, Level.WARNING, f"is there, and {_UNKNOWN_SLOT}", _OWN_SLOT)
+            return
+        begins = confirmed(connection, self.slot)
+        lost = [
+            name
+            for name, one in in_log.items()
+            if name in self._wanted.there and one.server == server and one.lsn < begins
+        ]
+        if lost:
+            yield Finding(
+                what,
+                Level.FAILED,
+                f"begins after the place where {', '.join(lost)} is: what changed between is lost. "
+                "Somebody made the slot again or advanced it; another pipeline may read it",
+                f"`chronolake resync {self.pipeline}` brings what there is now.",
+            )
 
     def lag(self) -> Lag:
         """How much of the server's log is still to be read, and how much it keeps."""
@@ -211,6 +289,8 @@ class PostgresDatabase:
         timeout = self.config.snapshot_timeout
         snapshot = request.wait(min(_AT_ONCE_SECONDS, timeout))
         if snapshot is not None:
+            # What led to the snapshot comes before it.
+            self._await_written(snapshot.lsn)
             return snapshot
         for one in followed:
             yield CaughtUp(one.table.stream)
@@ -231,7 +311,10 @@ class PostgresDatabase:
             for name in sorted(moved):
                 yield CaughtUp(name)
         request.cancel()
-        return snapshot or request.wait(0)
+        snapshot = snapshot or request.wait(0)
+        if snapshot is not None:
+            self._await_written(snapshot.lsn)
+        return snapshot
 
     def _late(self, waiting: Iterable[Following]) -> Iterator[Failure]:
         """Say which transaction keeps tables from being read in this run."""
@@ -386,11 +469,17 @@ class _State:
         Raises:
             SourceError: slot or publication cannot be read as they have to be.
         """
-        if not catalog.publishes_all(connection, slot.publication):
+        publishes_all = catalog.publishes_all(connection, slot.publication)
+        if publishes_all is None:
             raise SourceError(
-                f"The publication {slot.publication} is not there, or does not publish every kind "
-                "of change, and partitioned tables as one.",
-                hint="`chronolake check` says what mends it; then `chronolake resync`.",
+                f"The publication {slot.publication} is not there.", hint=recovery_of(slot)
+            )
+        if not publishes_all:
+            raise SourceError(
+                f"The publication {slot.publication} does not publish every kind of change, and "
+                "partitioned tables as one.",
+                hint="`chronolake check --create` mends it. Then `chronolake resync` brings what "
+                "there is now: other changes are not in the log.",
             )
         return cls(
             confirmed(connection, slot),

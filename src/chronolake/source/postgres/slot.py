@@ -15,12 +15,17 @@ from chronolake.errors import SourceError
 from chronolake.source.offered import Lag
 from chronolake.source.postgres.connection import sent, understood
 from chronolake.source.postgres.messages import Kind
+from chronolake.source.postgres.publication import (
+    is_missing,
+    recovery_of,
+    warnings_of,
+    was_missing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import psycopg
-    from psycopg.errors import Diagnostic
 
     from chronolake.config import PostgresSource
 
@@ -30,6 +35,9 @@ _ROWS_AT_ONCE: Final = 500
 #: So much log is more than a pipeline that runs leaves.
 _MUCH_BYTES: Final = 10 * 2**30
 _CURSOR: Final = "chronolake_peek"
+_OTHER_NAME: Final = (
+    "Give this pipeline's another name, in chronolake.yml: `slot: …` below `source`."
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,7 @@ class Slot:
 
 def slot_of(config: PostgresSource, pipeline: str) -> Slot:
     """The slot and the publication of a pipeline."""
-    allowed = "".join(char if char.isascii() and char.isalnum() else "_" for char in pipeline)
-    name = config.slot or f"chronolake_{allowed.lower()}"[:63]
+    name = config.slot_for(pipeline)
     return Slot(name, config.publication or name)
 
 
@@ -102,8 +109,9 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
     """
     with understood():
         row = connection.execute(
-            "SELECT confirmed_flush_lsn::text, plugin, database = current_database(), "
-            "two_phase, wal_status FROM pg_replication_slots WHERE slot_name = %s",
+            "SELECT confirmed_flush_lsn::text, coalesce(plugin, 'none: it is a physical slot'), "
+            "coalesce(database = current_database(), true), two_phase, wal_status "
+            "FROM pg_replication_slots WHERE slot_name = %s",
             (slot.name,),
         ).fetchone()
     if row is None:
@@ -115,10 +123,15 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
     if not is_of_this:
         raise SourceError(
             f"The replication slot {slot.name} is of another database, and may be read there.",
-            hint="Give this pipeline's another name, in chronolake.yml: `slot: …` below `source`.",
+            hint=_OTHER_NAME,
+        )
+    if plugin != "pgoutput":
+        raise SourceError(
+            f"The replication slot {slot.name} is that of another program: its plugin is not "
+            f"pgoutput, but {plugin}.",
+            hint=_OTHER_NAME,
         )
     problems = {
-        f"its plugin is {plugin}, not pgoutput": plugin != "pgoutput",
         "it decodes prepared transactions before they are committed": two_phase,
         "the server has removed log that it needed": wal_status == "lost",
     }
@@ -126,8 +139,7 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
         if is_so:
             raise SourceError(
                 f"The replication slot {slot.name} cannot be read: {words}.",
-                hint=f"SELECT pg_drop_replication_slot('{slot.name}'); then `chronolake check "
-                "--create` makes it anew, and `chronolake resync` brings what there is now.",
+                hint=recovery_of(slot),
             )
     return lsn_number(str(begins))
 
@@ -177,11 +189,6 @@ def peek(
         SourceError: the slot cannot be read, or its publication was missing when something changed:
             what changed then would be left out.
     """
-    warnings: list[str] = []
-
-    def note(notice: Diagnostic) -> None:
-        warnings.append(notice.message_primary or "a warning without words")
-
     query = sql.SQL(
         "SELECT data FROM pg_logical_slot_peek_binary_changes({slot}, {upto}::pg_lsn, NULL, "
         "'proto_version', '1', 'publication_names', {publications}, 'messages', 'true')"
@@ -191,10 +198,10 @@ def peek(
         # A list of identifiers, as the plugin reads it.
         publications=sql.Literal(sql.Identifier(slot.publication).as_string()),
     )
-    connection.add_notice_handler(note)
     try:
         with (
             understood(),
+            warnings_of(connection) as warnings,
             connection.transaction(),
             connection.cursor(_CURSOR, binary=True) as cursor,
         ):
@@ -214,8 +221,10 @@ def peek(
             _expect_nothing_skipped(slot, warnings)
             if batch:
                 yield batch
-    finally:
-        connection.remove_notice_handler(note)
+    except SourceError as failure:
+        if is_missing(failure):
+            raise was_missing(slot) from failure
+        raise
 
 
 def _last_commit(batch: list[bytes]) -> int:
@@ -227,11 +236,12 @@ def _last_commit(batch: list[bytes]) -> int:
 
 
 def _expect_nothing_skipped(slot: Slot, warnings: list[str]) -> None:
+    if any("publication" in warning for warning in warnings):
+        raise was_missing(slot)
     if warnings:
         raise SourceError(
             f"PostgreSQL warned while the slot {slot.name} was read: {warnings[0]}",
-            hint=f"The publication {slot.publication} was missing when something changed: make it, "
-            "drop the slot, and re-sync the pipeline.",
+            hint=recovery_of(slot),
         )
 
 

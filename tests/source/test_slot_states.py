@@ -1,0 +1,292 @@
+"""Whatever state a publication or slot is in, `check` and a run report it with the same way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+import structlog
+from databases import Shop
+from psycopg.pq import ExecStatus
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.pipeline.store import Store
+from chronolake.pipeline.streams import source_of
+from chronolake.source.offered import Failure, Finding, Level, Piece
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.database import PostgresDatabase
+from chronolake.source.postgres.position import LogPosition
+from chronolake.source.postgres.slot import confirmed
+from commands import ran_words
+from datalakes import project
+
+_PUBLICATION = (
+    "CREATE PUBLICATION chronolake_shop FOR TABLE items WITH (publish_via_partition_root)"
+)
+_DROP = "SELECT pg_drop_replication_slot('chronolake_shop')"
+_CREATE = "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')"
+_RECOVERY = "pg_drop_replication_slot('chronolake_shop')"
+_CHANGE = "INSERT INTO items SELECT coalesce(max(id), 0) + 1 FROM items"
+
+
+@dataclass(frozen=True)
+class _State:
+    """What was done to a publication and a slot, and what both have to say then; None: nothing."""
+
+    statements: tuple[str, ...]
+    words: str | None = None
+
+
+_STATES = {
+    "as it should be": _State(()),
+    "read on": _State((_CHANGE,)),
+    "publication missing": _State(("DROP PUBLICATION chronolake_shop",), _RECOVERY),
+    "publication missing when something changed": _State(
+        ("DROP PUBLICATION chronolake_shop", _CHANGE, _PUBLICATION), _RECOVERY
+    ),
+    "the same, and changes before and after": _State(
+        (_CHANGE, "DROP PUBLICATION chronolake_shop", _CHANGE, _PUBLICATION, _CHANGE), _RECOVERY
+    ),
+    "publication made again before anything changed": _State(
+        ("DROP PUBLICATION chronolake_shop", _PUBLICATION)
+    ),
+    "publication of inserts": _State(
+        ("ALTER PUBLICATION chronolake_shop SET (publish = 'insert')",),
+        "--create|ALTER PUBLICATION"
+    ),
+    "publication of partitions": _State(
+        ("ALTER PUBLICATION chronolake_shop SET (publish_via_partition_root = false)",),
+        "ALTER PUBLICATION|--create",
+    ),
+    "table not published": _State(
+        ("ALTER PUBLICATION chronolake_shop DROP TABLE items",), "ADD TABLE|--create"
+    ),
+    "some columns": _State(
+        ("ALTER PUBLICATION chronolake_shop SET TABLE items (id)",), "without a list of columns"
+    ),
+    "some rows": _State(
+        ("ALTER PUBLICATION chronolake_shop SET TABLE items WHERE (id > 0)",), "without WHERE|WHERE"
+    ),
+    "slot missing": _State((_DROP,), "pg_create_logical_replication_slot|--create"),
+    "slot made again": _State((_DROP, _CHANGE, _CREATE), "resync"),
+    "slot advanced by somebody": _State(
+        (
+            _CHANGE,
+            "SELECT pg_replication_slot_advance('chronolake_shop', pg_current_wal_flush_lsn())",
+        ),
+        "resync",
+    ),
+    "physical slot": _State(
+        (_DROP, "SELECT pg_create_physical_replication_slot('chronolake_shop')"), "`slot: …`"
+    ),
+    "slot of prepared transactions": _State(
+        (_DROP, _CREATE.replace("'pgoutput'", "'pgoutput', false, true")), _RECOVERY
+    ),
+    "log removed": _State(
+        (
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'",
+            "SELECT pg_reload_conf()",
+            *(
+                ("SELECT pg_logical_emit_message(false, 'x', repeat('x', 100000))",
+                 "SELECT pg_switch_wal()") * 4
+            ),
+            "CHECKPOINT",
+        ),
+        _RECOVERY,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def ready(shop: Shop) -> Iterator[Shop]:
+    """A database with a table that is published, and a slot."""
+    shop.run("CREATE TABLE items (id int PRIMARY KEY, note text)", _CHANGE, _PUBLICATION, _CREATE)
+    yield shop
+    shop.run("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
+
+
+def _position(shop: Shop, source: PostgresDatabase) -> LogPosition:
+    """Where the stream is that has been copied when the slot was made."""
+    with connected(shop.dsn) as connection:
+        (table,) = catalog.tables_in(connection, ["public"])
+        return LogPosition.before_all_of(
+            table,
+            lsn=confirmed(connection, source.slot),
+            published=catalog.published(connection, source.slot.publication)[table.oid].since,
+            server=catalog.server_of(connection),
+        )
+
+
+def _source(shop: Shop) -> PostgresDatabase:
+    source = source_of(shop.project, "shop")
+    assert isinstance(source, PostgresDatabase)
+    return source
+
+
+def _run(shop: Shop, position: LogPosition) -> str | None:
+    """What a run fails with, if it does before it needs Spark."""
+    try:
+        for brought in _source(shop).bring(
+            shop.lake, {"public.items": position.as_json()}, anew=False
+        ):
+            if isinstance(brought, Failure):
+                assert isinstance(brought.error, SourceError)
+                return f"{brought.error.message} {brought.error.hint}"
+            if not isinstance(brought, Piece) or brought.versions is not None:
+                break
+    except SourceError as failure:
+        return f"{failure.message} {failure.hint}"
+    return None
+
+
+def _check(shop: Shop, position: LogPosition) -> list[Finding]:
+    positions = {"public.items": position.as_json()}
+    found = _source(shop).findings(create=False, positions=positions)
+    return [one for one in found if one.level is not Level.OK and "keep_size" not in one.what]
+
+
+@pytest.mark.parametrize("name", _STATES)
+def test_check_and_run_name_the_same_way_out(ready: Shop, name: str) -> None:
+    state = _STATES[name]
+    position = _position(ready, _source(ready))
+    ready.run(*state.statements)
+
+    findings = _check(ready, position)
+    told = _run(ready, position)
+
+    if state.words is None:
+        assert told is None
+        assert findings == []
+        return
+    assert told is not None
+    assert any(one.level is Level.FAILED for one in findings), findings
+    words = state.words.split("|")
+    assert any(one in told for one in words), told
+    assert any(word in f"{one.message} {one.fix}" for one in findings for word in words), findings
+    if state.words == _RECOVERY:
+        every = " ".join(f"{one.message} {one.fix}" for one in findings)
+        for steps in (told, every):
+            assert steps.index(_RECOVERY) < steps.index("check --create") < steps.index("resync")
+
+
+def test_a_slot_of_another_database_is_left_alone(ready: Shop, address: str) -> None:
+    position = _position(ready, _source(ready))
+    ready.run(_DROP, "DROP DATABASE IF EXISTS other", "CREATE DATABASE other")
+    with psycopg.connect(address.replace("/lake", "/other"), autocommit=True) as other:
+        other.execute(_CREATE)
+    told = _run(ready, position)
+    (finding,) = (one for one in _check(ready, position) if one.what == "slot chronolake_shop")
+    for words in (told or "", f"{finding.message} {finding.fix}"):
+        assert "another database" in words
+        assert "drop" not in words
+    ready.run(_DROP)
+
+
+@contextmanager
+def _reading(dsn: str) -> Iterator[int]:
+    """Another process that reads the slot; gives its number."""
+    with connected(dsn, replication="database") as connection:
+        started = connection.pgconn.exec_(
+            b"START_REPLICATION SLOT chronolake_shop LOGICAL 0/0 (proto_version '1', "
+            b"publication_names 'chronolake_shop')"
+        )
+        assert started.status == ExecStatus.COPY_BOTH
+        yield connection.info.backend_pid
+        connection.pgconn.finish()
+
+
+def test_a_slot_that_somebody_reads_is_reported(ready: Shop) -> None:
+    position = _position(ready, _source(ready))
+    ready.run(_CHANGE)
+    with _reading(ready.dsn) as pid:
+        told = _run(ready, position)
+        (finding,) = _check(ready, position)
+    assert told is not None
+    assert str(pid) in told
+    assert str(pid) in finding.message
+    for words in (told, finding.fix or ""):
+        assert "`slot: …`" in words
+
+
+def test_a_slot_without_a_position_may_be_that_of_another_project(
+    ready: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warned(*words: str) -> list[str]:
+        _, told, _ = ran_words(
+            capsys, "check", "--json", "--project", str(ready.project.file.parent), *words
+        )
+        return [
+            one["message"]
+            for one in json.loads(told)
+            if one["what"] == "pipelines.shop: slot chronolake_shop" and one["level"] == "warning"
+        ]
+
+    (message,) = warned()
+    assert "no position" in message
+    with structlog.testing.capture_logs() as logged:
+        source = _source(ready)
+        next(iter(source.bring(ready.lake, {"public.items": None}, anew=False)), None)
+    assert [line["slot"] for line in logged if line["event"] == "slot_has_no_position"] == [
+        "chronolake_shop"
+    ]
+
+    ready.run(_DROP)
+    assert warned("--create") == [], "it was made for this lake"
+    assert warned() == []
+    ready.run(_DROP, _CREATE)
+    assert len(warned()) == 0, "it has the name of the one that was made"
+    store = Store.open(ready.project.lake)
+    assert store.checkpoints("shop") == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [
+        ("shop-eu: {dsn: 'postgresql://a@h/x'}", "shop_eu: {dsn: 'postgresql://b@h:5432/y'}", True),
+        ("a: {dsn: 'host=h dbname=x', slot: s}", "b: {dsn: 'postgresql://h/x', slot: s}", True),
+        ("a: {dsn: 'postgresql://localhost', slot: s}", "b: {dsn: 'dbname=x', slot: s}", True),
+        ("a: {dsn: 'postgresql://u:p@[::1]:6/x', slot: s}",
+         "b: {dsn: 'postgresql:///x?host=127.0.0.1&port=6', slot: s}", True),
+        ("a: {dsn: 'postgresql://h1/x', slot: s}", "b: {dsn: 'postgresql://h2/x', slot: s}", False),
+        ("a: {dsn: 'postgresql://h:1/', slot: s}", "b: {dsn: 'postgresql://h:2/', slot: s}", False),
+        ("a: {dsn: 'postgresql://h/x'}", "b: {dsn: 'postgresql://h/x'}", False),
+        ("a: {dsn: 'postgresql://h/x', slot: s}",
+         "b: {dsn: 'postgresql://h/x', slot: s, method: snapshot_diff}", False),
+    ],
+)  # fmt: skip
+def test_two_pipelines_of_a_project_never_read_one_slot(
+    tmp_path: Path, first: str, second: str, *, is_refused: bool
+) -> None:
+    told = ""
+    for one in (first, second):
+        name, _, rest = one.partition(": ")
+        told += f"  {name}:\n    source: {{type: postgres, {rest[1:]}\n"
+    if not is_refused:
+        project(tmp_path, told)
+        return
+    with pytest.raises(ConfigurationError, match="one replication slot") as failed:
+        project(tmp_path, told)
+    assert "slot" in str(failed.value)
+
+
+def test_the_way_out_of_a_missing_publication_brings_what_there_is(ready: Shop) -> None:
+    ready.synced()
+    ready.run("DROP PUBLICATION chronolake_shop", _CHANGE, _PUBLICATION, _CHANGE)
+    (failed,) = ready.sync().streams
+    assert _RECOVERY in (failed.hint or "")
+
+    ready.run(_DROP)
+    assert [one.message for one in _source(ready).findings(create=True) if one.what == "made"] == [
+        _CREATE
+    ]
+    ready.synced(anew=True)
+    ready.run(_CHANGE)
+    ready.synced()
+    assert [row[0] for row in ready.present("items", ("id",))] == [1, 2, 3, 4]
+    assert ready.agrees()
