@@ -257,6 +257,11 @@ class DeclarativeSource(Section):
         gt=0,
         description="Seconds that a whole answer may take.",
     )
+    response_memory_mib: int = Field(
+        default=512,
+        ge=1,
+        description="The memory that the values in one answer may take, in MiB.",
+    )
     allow_components: bool = Field(
         default=False,
         description="Whether Python classes of the connector may run, which stand in components.py "

@@ -110,6 +110,7 @@ def opened(
             mask=mask,
             log=log,
             longest=source.response_timeout,
+            memory=source.response_memory_mib << 20,
         )
         yield api_of(
             manifest,

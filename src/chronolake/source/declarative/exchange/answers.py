@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import httpx
-import orjson
 
 from chronolake.errors import SourceError
+from chronolake.source.declarative.exchange.jsontext import MEMORY, parsed
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -32,6 +32,7 @@ class Answer:
         may_lack_records: whether the manifest's error handler accepts it as it is, so that records
             are not missed where they should be.
         is_public: whether the request had no credentials, because of where it went.
+        memory: bytes that the values in it may take.
     """
 
     status: int
@@ -42,6 +43,7 @@ class Answer:
     file: IO[bytes] | None = None
     may_lack_records: bool = False
     is_public: bool = False
+    memory: int = MEMORY
 
     @property
     def ok(self) -> bool:
@@ -53,8 +55,9 @@ class Answer:
 
         Raises:
             ValueError: the body is no JSON.
+            SourceError: its values take too much memory.
         """
-        return orjson.loads(self.body)
+        return parsed(self.body, self.memory)
 
     def opened(self) -> io.BufferedReader[Any]:
         """The body from its beginning, to be read piece by piece."""

@@ -7,7 +7,6 @@ stands: no key or password is taken for a number because it looks like one.
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.exchange.injection import Injection
+from chronolake.source.declarative.exchange.jsontext import loads
 from chronolake.source.declarative.language.auth import (
     ApiKeyAuthenticator,
     BasicHttpAuthenticator,
@@ -128,7 +128,7 @@ class JwtAuthentication:
         self._context = {
             "config": config,
             "parameters": component.parameters,
-            "json_loads": json.loads,
+            "json_loads": loads,
         }
 
     def injection(self) -> Injection:

@@ -8,6 +8,9 @@ from typing import Final
 #: What requests say they understand, in this order.
 ACCEPTED: Final = "gzip, deflate"
 _PIECE: Final = 1 << 20
+#: Texts are seldom a hundred times as large as what they are packed in; so many bytes may be.
+_RATIO: Final = 200
+_SUSPICIOUS: Final = 64 << 20
 
 
 class CodingError(Exception):
@@ -44,6 +47,11 @@ class Decompression:
     def exceeded(self) -> bool:
         """Whether the body is larger than the limit."""
         return len(self.body) > self._limit
+
+    def is_bomb(self, packed: int) -> bool:
+        """Return whether the body is suspiciously large for so many bytes that have come."""
+        size = len(self.body)
+        return not self._plain and size > _SUSPICIOUS and size > _RATIO * packed
 
     def take(self, data: bytes) -> None:
         """Undoes one piece; stops where the limit is exceeded.

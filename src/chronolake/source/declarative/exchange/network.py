@@ -32,6 +32,7 @@ from chronolake.source.declarative.exchange.contentcoding import (
     Decompression,
     UnknownCodingError,
 )
+from chronolake.source.declarative.exchange.jsontext import MEMORY
 from chronolake.source.declarative.exchange.origins import (
     Origin,
     is_host_listed,
@@ -106,6 +107,7 @@ class Network:
         log: is told each request that was made.
         cancelled: ends waits, and the next request is not made.
         sleep: waits; None waits for `cancelled`.
+        memory: bytes that the values of an answer may take.
         now: the time in seconds since 1970.
         cookies: that servers have set, by origin.
     """
@@ -119,6 +121,7 @@ class Network:
     sleep: Callable[[float], None] | None = None
     now: Callable[[], float] = time.time
     longest: float = RESPONSE_TIMEOUT
+    memory: int = MEMORY
     cookies: Cookies = field(default_factory=Cookies, repr=False)
 
     def wait(self, seconds: float) -> None:
@@ -401,6 +404,7 @@ def _streamed(
             method=request.method,
             file=file,
             is_public=request.is_public,
+            memory=network.memory,
         )
 
 
@@ -421,6 +425,12 @@ def _whole_body(
                     f"{request.method} {network.path(request.url)} is answered with more than "
                     f"{limit} bytes.",
                     hint="Ask for smaller pages.",
+                )
+            if unpacked.is_bomb(response.num_bytes_downloaded):
+                raise SourceError(
+                    f"{request.method} {network.path(request.url)} is answered with what is "
+                    "hundreds of times as large once it is unpacked.",
+                    hint="Look at what the API answers, and ask for smaller pages.",
                 )
             network.go_on()
             time_left(None)

@@ -18,6 +18,8 @@ _REFERENCE: Final = "$ref"
 #: So many nodes a manifest may have with all references in their places.
 _MOST_NODES: Final = 400_000
 _DEEPEST: Final = 100
+#: So many levels may overflow the stack of what makes nodes.
+_OVERFLOWS: Final = 10_000
 #: These hold values of a configuration, which may look like references.
 _LITERAL: Final = ("config_overrides",)
 
@@ -72,7 +74,9 @@ def read(path: Path) -> Mapped:
     """
     loader_type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        loader = loader_type(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _expect_shallow(text, loader_type)
+        loader = loader_type(text)
         try:
             node = loader.get_single_node()
             found = None if node is None else _located(loader, node, {}, 0)
@@ -90,6 +94,19 @@ def read(path: Path) -> Mapped:
     if not isinstance(found, Mapped):
         raise ConfigurationError(f"{path} must hold keys and values.")
     return found
+
+
+def _expect_shallow(text: str, loader_type: Any) -> None:
+    """Refuse a text that is nested so deeply that its nodes would overflow the stack."""
+    if max(text.count("["), text.count("{"), text.count("- "), text.count(":")) < _OVERFLOWS:
+        return
+    depth = 0
+    for event in yaml.parse(text, loader_type):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            mark: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=mark)
 
 
 def _located(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int) -> Any:

@@ -27,7 +27,7 @@ from chronolake.source.declarative.language.reports import (
     DownloadExtractor,
     ResponseToFileExtractor,
 )
-from chronolake.source.declarative.records.bodies import decoded
+from chronolake.source.declarative.records.bodies import Memory, decoded
 from chronolake.source.declarative.records.expanding import Expansion, FetchOf
 from chronolake.source.declarative.records.fieldpaths import (
     MISSING,
@@ -42,6 +42,8 @@ from chronolake.source.declarative.records.fieldpaths import (
 
 #: So many bodies of a download are in memory at a time.
 _BATCH: Final = 5_000
+#: They take such a part of the memory that they may take, but for the last one.
+_BATCHES: Final = 8
 _TABLE: Final = GzipDecoder(
     type="GzipDecoder", decoder=CsvDecoder(type="CsvDecoder", encoding="utf-8-sig")
 )
@@ -128,15 +130,30 @@ def batches_of(
         extraction = extraction_of(component, decoder, config)
         return lambda answer: iter([extraction(answer)])
     if isinstance(component, ResponseToFileExtractor):
-        return lambda answer: _batches(decoded(_TABLE, answer), partial(_rows, component))
+        return _batches(_TABLE, partial(_rows, component))
     find = _finder(component, decoder, config)
-    return lambda answer: _batches(decoded(decoder, answer), find)
+    return _batches(decoder, find)
 
 
-def _batches(bodies: Iterable[Any], find: Find) -> Iterator[Extracted]:
-    iterator = iter(bodies)
-    while batch := list(itertools.islice(iterator, _BATCH)):
-        yield find(batch)
+def _batches(decoder: Decoder, find: Find) -> Callable[[Answer], Iterator[Extracted]]:
+    def batches(answer: Answer) -> Iterator[Extracted]:
+        memory = Memory(answer.memory)
+        iterator = iter(decoded(decoder, answer, memory))
+        known = memory.taken
+        while batch := list(_taken(iterator, memory, known)):
+            yield find(batch)
+            # What has been read is not kept.
+            memory.taken = known
+
+    return batches
+
+
+def _taken(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator[Any]:
+    """Bodies until they are enough, by their number or their size."""
+    for body in itertools.islice(iterator, _BATCH):
+        yield body
+        if memory.taken - known > memory.limit // _BATCHES:
+            return
 
 
 def _rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:

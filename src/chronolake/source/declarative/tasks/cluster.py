@@ -72,6 +72,7 @@ def cluster_for(
         may_repeat_tokens=api.may_repeat_tokens,
         allowed_hosts=network.allowed_hosts,
         longest=network.longest,
+        memory=network.memory,
         mask=network.mask,
         identity=files.identity,
         declared=files.shape.declared,

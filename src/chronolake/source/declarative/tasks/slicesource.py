@@ -75,7 +75,7 @@ class Assignment:
         config: what the user has set, as the manifest's rules make it.
         budget: how often the API may be called, or None.
         may_lack_records: as of `Api`; so is `may_repeat_tokens`.
-        allowed_hosts: as of `Network`; so are `longest` and `mask`.
+        allowed_hosts: as of `Network`; so are `longest`, `memory` and `mask`.
         mask: hides the configuration's secrets in a text.
         identity: what tells the records apart.
         declared: as of `Shape`; so is `nesting`.
@@ -92,6 +92,7 @@ class Assignment:
     may_repeat_tokens: frozenset[str]
     allowed_hosts: Collection[str] | None
     longest: float
+    memory: int
     mask: Callable[[str], str] = field(repr=False)
     identity: Identity
     declared: frozenset[str]
@@ -129,6 +130,7 @@ class Assignment:
                 allowed_hosts=self.allowed_hosts,
                 mask=self.mask,
                 longest=self.longest,
+                memory=self.memory,
             )
             # Whoever leaves early waits for no request.
             stack.callback(network.cancelled.set)

@@ -16,7 +16,13 @@ from zoneinfo import ZoneInfo
 
 from dateutil.parser import isoparse
 
-from chronolake.source.declarative.templating.times import duration, formatted, parsed
+from chronolake.source.declarative.templating.times import (
+    duration,
+    expect_narrow,
+    formatted,
+    parsed,
+    spelled,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +64,7 @@ def str_to_datetime(s: str) -> datetime:
 
 def day_delta(num_days: float, format: str = "%Y-%m-%dT%H:%M:%S.%f%z") -> str:  # noqa: A002
     """Now and so many days, in a format."""
-    return (datetime.now(UTC) + timedelta(days=num_days)).strftime(format)
+    return spelled(datetime.now(UTC) + timedelta(days=num_days), format)
 
 
 def format_datetime(
@@ -72,9 +78,10 @@ def format_datetime(
         ValueError: the text or number is not as its format says (ISO 8601; seconds since 1970).
     """
     if isinstance(dt, datetime):
-        return dt.strftime(format)
+        return spelled(dt, format)
     if isinstance(dt, int):
         return formatted(parsed(dt, input_format or "%s"), format)
+    expect_narrow(input_format or "")
     # The reference knows no format of its own here, only strptime's.
     moment = (
         datetime.strptime(dt, input_format)  # noqa: DTZ007 - `formatted` takes it for one in UTC

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import date
+from datetime import time as clock_time
 from functools import wraps
+from sys import getsizeof
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,13 +27,19 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
-from chronolake.source.declarative.templating.macros import FILTERS, MACROS
+from chronolake.source.declarative.templating.macros import (
+    FILTERS,
+    MACROS,
+    regex_search,
+    sanitize_url,
+)
 from chronolake.source.declarative.templating.syntax import parsed
+from chronolake.source.declarative.templating.times import expect_narrow
 
 if TYPE_CHECKING:
     from jinja2.environment import Template
 
-#: Steps and characters that one evaluation is allowed, and the characters an element is worth.
+#: Steps and bytes that one evaluation is allowed, and the bytes an element is worth.
 STEPS = 1_000_000
 SIZE = 32_000_000
 ELEMENT = 16
@@ -50,6 +59,20 @@ _STRUCTURAL = frozenset(
 )
 # No template can spell the names of these filters, which `_Measuring` puts into it.
 _ROUNDS, _MADE, _JOINED = "a round", "a made value", "joined values"
+_SLICED = "a sliced value"
+#: Filters that take texts to pieces, each of which is a text of its own.
+_TAKING_APART = frozenset(
+    {"dictsort", "groupby", "items", "list", "map", "max", "min", "reject", "rejectattr", "select"}
+    | {"selectattr", "sort", "sum", "title", "unique", "wordcount"}
+)
+#: The bytes of a piece of a text; of one ASCII letter, of which there is one copy only; and of what
+#: ends a line.
+_PIECE, _LETTER = 88, 16
+#: The bytes that a URL has for a byte of a text, beyond that.
+_GROWS = 4
+_LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+#: The longest regular expression; Python's own form of it takes a hundred bytes for a letter.
+PATTERN = 10_000
 
 _SPECIFIER = re.compile(r"%(?:\([^()]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")
 _NUMBER = re.compile(r"\d+")
@@ -82,11 +105,13 @@ class _Allowance:
             OverflowError: it is more than what is left; so is what contains itself.
         """
         if isinstance(value, str):
-            return len(value)
+            return _bytes_of(value)
         size, left = 0, [value]
         while left:
             each = left.pop()
-            if isinstance(each, str | bytes | bytearray):
+            if isinstance(each, str):
+                size += _bytes_of(each)
+            elif isinstance(each, bytes | bytearray):
                 size += len(each)
             elif isinstance(each, int):
                 size += each.bit_length() // 3
@@ -141,7 +166,13 @@ def compiled(text: str) -> Compiled:
 
 
 class _Measuring(NodeTransformer):
-    """Puts counters where Jinja lets no one else listen: into loops, literals and `~`."""
+    """Puts counters where Jinja lets no one else listen: into loops, literals, slices and `~`."""
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 - Jinja's name
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _piped(node.node, _SLICED)
+        return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's name
         if node.recursive:
@@ -191,7 +222,7 @@ class _Environment(SandboxedEnvironment):
             name: _counting(name, run)
             for name, run in {**GENERAL_FILTERS, **FILTERS, **_GROWING}.items()
             if name not in _LAYOUT
-        } | {_ROUNDS: _counted, _MADE: _measured, _JOINED: _joined}
+        } | {_ROUNDS: _counted, _MADE: _measured, _JOINED: _joined, _SLICED: _sliced}
         self.globals.update(MACROS)
         for name in _REFUSED_GLOBALS:
             del self.globals[name]
@@ -215,9 +246,15 @@ class _Environment(SandboxedEnvironment):
             _counted(each) if isinstance(each, GeneratorType | reversed) else each for each in args
         )
         allowance.step(sum(map(allowance.weigh, (*args, *options.values()))))
+        if obj is sanitize_url:
+            allowance.step(sum(_GROWS * allowance.weigh(each) for each in args))
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str | bytes | int):
             args = _method_checked(owner, obj.__name__, args, options)
+        if _is_of_times(owner):
+            for text in (*args, *options.values()):
+                if isinstance(text, str):
+                    expect_narrow(text)
         made = super().call(context, obj, *args, **options)
         allowance.step(_shallow(made))
         return made
@@ -245,13 +282,38 @@ class _Formatter(SandboxedFormatter):
         if any(int(number) > WIDTH for number in _NUMBER.findall(format_spec)):
             raise OverflowError("A template pads too widely.")
         allowance.step(allowance.weigh(value))
+        if isinstance(value, date | clock_time):
+            expect_narrow(format_spec)
         made = super().format_field(value, format_spec)
         allowance.step(len(made))
         return made
 
 
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else getsizeof(text)
+
+
 def _shallow(value: object) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict | set) else 0
+    if isinstance(value, str):
+        return _bytes_of(value)
+    return getsizeof(value) if isinstance(value, bytes | list | tuple | dict | set) else 0
+
+
+def _is_of_times(owner: object) -> bool:
+    """Whether a method is one of a moment's, a day's or a time's, or of their classes."""
+    kinds = (date, clock_time)
+    return isinstance(owner, kinds) or (isinstance(owner, type) and issubclass(owner, kinds))
+
+
+def _sliced(value: Any) -> Any:
+    """The value, of which a part is copied: counted without what its elements say."""
+    _allowance.get().step(_shallow(value))
+    return value
+
+
+def _pieces(text: str) -> int:
+    """The bytes of a text's letters, each by itself."""
+    return len(text) * (_LETTER if text.isascii() else _PIECE)
 
 
 def _integers_checked(operator: str, left: int, right: int) -> None:
@@ -288,6 +350,12 @@ def _method_checked(
         raise OverflowError("A template pads too widely.")
     if isinstance(owner, int):
         return args
+    if name in {"split", "rsplit"}:
+        by: Any = args[0] if args else options.get("sep")
+        allowance.step(_PIECE * (owner.count(by) if by else len(owner) // 2))
+    if name == "splitlines":
+        text = owner if isinstance(owner, str) else owner.decode("latin-1")
+        allowance.step(_PIECE * sum(map(text.count, _LINE_ENDS)))
     if name == "join" and args:
         parts = list(_counted(args[0], len(owner)))
         allowance.step(sum(map(allowance.weigh, parts)))
@@ -332,6 +400,11 @@ def _counting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
                 and not isinstance(each, Context)
             ):
                 allowance.step(allowance.weigh(each))
+        if name in _TAKING_APART and args:
+            # The environment or the context may come first.
+            allowance.step(sum(_pieces(each) for each in args[:2] if isinstance(each, str)))
+        if name == "urlencode":
+            allowance.step(sum(_GROWS * allowance.weigh(each) for each in args[:1]))
         made = run(*args, **options)
         allowance.step(_shallow(made))
         return made
@@ -371,8 +444,20 @@ def _tojson(context: Context, value: Any, indent: int | None = None) -> Any:
     return GENERAL_FILTERS["tojson"](context.eval_ctx, value, indent)
 
 
+def _expect_short(regex: str) -> None:
+    if len(regex) > PATTERN:
+        raise OverflowError("A template's regular expression is too long.")
+
+
+def _regex_search(value: str, regex: str) -> str:
+    """The first group of a pattern's first match, or an empty text."""
+    _expect_short(regex)
+    return regex_search(value, regex)
+
+
 def _regex_replace(value: str, regex: str, replacement: str) -> str:
     """A text with a pattern's matches replaced by a text that may name their groups."""
+    _expect_short(regex)
     groups = replacement.count("\\")
     _allowance.get().step(
         sum(len(replacement) + groups * len(found[0]) for found in re.finditer(regex, value))
@@ -385,6 +470,7 @@ _GROWING: dict[str, Callable[..., Any]] = {
     "format": _format,
     "join": _join,
     "regex_replace": _regex_replace,
+    "regex_search": _regex_search,
     "replace": _replace,
     "round": _round,
     "tojson": _tojson,

@@ -8,7 +8,6 @@ without a template is read as the reference reads it: "2.10" is 2.1.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -18,6 +17,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.templating.literals import literal_of
 from chronolake.source.declarative.templating.sandbox import ENVIRONMENT, Compiled, compiled
 from chronolake.source.declarative.templating.syntax import parsed
 
@@ -352,9 +352,14 @@ def _read(text: str, kinds: tuple[type, ...]) -> Any:
         return text
     else:
         try:
-            value = ast.literal_eval(text)
+            value = literal_of(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return text
+        except OverflowError as error:
+            raise ConfigurationError(
+                f"A template's text of {len(text)} characters holds too many values.",
+                hint="Let the manifest take less of the answer at once.",
+            ) from error
     if value is Ellipsis:
         return text
     return (

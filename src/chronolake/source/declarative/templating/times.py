@@ -27,6 +27,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Microseconds in one unit of the formats that count whole units since 1970.
 _UNITS = {"%s": _SECOND, "%ms": 1000, "%epoch_microseconds": 1}
 _DATE_LENGTH = 10
+_LONGEST_FORMAT = 1_000
+#: Widths of three digits and more.
+_PADDED = re.compile(r"%[-_0^#+EO]*\d{3}")
 _DASHES = 2  # in a date
 _KEPT = 20_000  # days of half a century
 _MILLISECONDS = re.compile("%(%|_ms)")
@@ -57,6 +60,7 @@ def parsed(value: Value, format: str) -> datetime:  # noqa: A002
         if format == "%s_as_float":
             return datetime.fromtimestamp(float(value), tz=UTC)
         plain = _MILLISECONDS.sub(_any_fraction, format) if "%_ms" in format else format
+        expect_narrow(plain)
         moment = datetime.strptime(str(value), plain)  # noqa: DTZ007 - set below
     except (ValueError, TypeError, OverflowError, OSError, re.error):
         # The value may be what a record holds, which no message may.
@@ -94,6 +98,7 @@ def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     if not {found[1] for found in _DIRECTIVE.finditer(format)} & _YEARS:
         raise ValueError("it does not tell the year, as %Y does")
     plain = _MILLISECONDS.sub(_any_fraction, format)
+    expect_narrow(plain)
     if not is_read:
         for found in _DIRECTIVE.finditer(plain):
             if found[1] not in _WRITTEN:
@@ -140,7 +145,30 @@ def formatted(value: datetime, format: str) -> str:  # noqa: A002
         format = _MILLISECONDS.sub(  # noqa: A001
             lambda found: digits if found[1] == "_ms" else found[0], format
         )
+    return spelled(moment, format)
+
+
+def spelled(moment: date, format: str) -> str:  # noqa: A002
+    """Return a moment, or a day, in a format of strftime's.
+
+    Raises:
+        ValueError: the format is too long, or pads too widely: `%999Y` has 999 characters.
+    """
+    expect_narrow(format)
     return moment.strftime(format)
+
+
+@lru_cache(maxsize=256)
+def expect_narrow(format: str) -> None:  # noqa: A002
+    """Refuse a format that makes long texts.
+
+    Raises:
+        ValueError: it has more than 1,000 characters, or a width of three digits.
+    """
+    if len(format) > _LONGEST_FORMAT:
+        raise ValueError("it is longer than 1,000 characters")
+    if _PADDED.search(format):
+        raise ValueError("it pads too widely")
 
 
 def formatted_exactly(value: datetime, format: str) -> str:  # noqa: A002
