@@ -40,6 +40,8 @@ class Version:
     active: bool
     modified: int
     fields: dict[str, Any]
+    #: False: only purges say that there was such a version; nothing is known of its fields.
+    has_data: bool = True
 
 
 def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -> list[Version]:
@@ -56,7 +58,7 @@ def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -
 def _of_record(
     key: Any, by_time: dict[int, list[LandedRow]], epsilon: int, *, erases: bool
 ) -> list[Version]:
-    told: list[tuple[LandedRow, list[int]]] = []
+    told: list[tuple[LandedRow, list[int], bool]] = []
     purges: list[int] = []
     deletions: list[int] = []
     for modified in sorted(by_time):
@@ -73,12 +75,15 @@ def _of_record(
                 deletions.append(modified)
         if telling:
             marks = [telling[-1].deleted, *(row.deleted for row in purging)]
-            told.append((telling[-1], [mark for mark in marks if mark is not None]))
+            told.append((telling[-1], [mark for mark in marks if mark is not None], True))
+        elif purging:
+            marks = [row.deleted for row in purging]
+            told.append((purging[-1], [mark for mark in marks if mark is not None], False))
     starts: list[int] = []
-    for row, _ in told:
+    for row, _, _ in told:
         starts.append(max(row.modified, starts[-1] + epsilon) if starts else row.modified)
     result = []
-    for number, (row, deleted) in enumerate(told):
+    for number, (row, deleted, has_data) in enumerate(told):
         start = starts[number]
         ends = deleted + [mark for mark in [*purges, *deletions] if mark >= row.modified]
         if number + 1 < len(told):
@@ -86,9 +91,14 @@ def _of_record(
         end = max(start, min(ends)) if ends else TMAX
         erased = erases and any(purge >= row.modified for purge in purges)
         fields = _with_untold(row, by_time, purged=max(purges, default=0) if erases else 0)
-        fields = dict.fromkeys(fields) if erased else fields
-        result.append(Version(key, start, end, not ends, row.modified, fields))
+        if erased or not has_data:
+            fields = dict.fromkeys(_every_field(by_time))
+        result.append(Version(key, start, end, not ends, row.modified, fields, has_data))
     return result
+
+
+def _every_field(by_time: dict[int, list[LandedRow]]) -> set[str]:
+    return {name for rows in by_time.values() for row in rows for name in row.fields}
 
 
 def _rank(row: LandedRow) -> tuple[int, str]:
@@ -127,12 +137,20 @@ class Current:
 
 
 def current(rows: Iterable[LandedRow], *, erases: bool = False) -> list[Current]:
-    """The newest version of each record, gone or not."""
+    """The newest version of each record, gone or not.
+
+    A version that only purges speak of counts where a record has no other.
+    """
     rows = list(rows)
     newest: dict[Any, Current] = {}
+    with_data: set[Any] = set()
     # Apart by nothing: what is newest, and whether it is gone, does not depend on where versions of
     # the same instant are moved.
     for version in versions(rows, 0, erases=erases):
+        if version.has_data:
+            with_data.add(version.key)
+        elif version.key in with_data:
+            continue
         newest[version.key] = Current(
             version.key, version.modified, not version.active, version.fields
         )

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,6 +32,7 @@ from chronolake.rawlake.reading import KEY
 from chronolake.table import migration
 from chronolake.types import (
     ACTIVE,
+    DELETED,
     START,
     TMAX_MICROS,
     Column,
@@ -273,6 +275,108 @@ def test_a_purge_may_erase_what_versions_said(pipeline: Pipeline) -> None:
         ("1", _T + 20 * _SECOND, TMAX_MICROS, True, "c", _T + 20 * _SECOND),
         ("2", _T + _SECOND, TMAX_MICROS, True, None, _T + _SECOND),
     ]
+
+
+def test_a_version_of_which_only_purges_speak_is_there_without_data(pipeline: Pipeline) -> None:
+    """As files are that were written after the purge; whatever comes first, and in any mode."""
+    purged = {"grax__purged": _T + 9 * _SECOND}
+    pipeline.source.write(
+        "Account",
+        [
+            _row("1", 1, "1", Name="a"),
+            _row("1", 5, "3", **purged),
+            _row("2", 3, "1", **purged),
+            _row("3", 2, "2", **purged, Name="must not stay"),
+        ],
+    )
+    pipeline.done()
+    expected = [
+        ("1", _T + _SECOND, _T + 5 * _SECOND - 1_000, False, "a"),
+        ("1", _T + 5 * _SECOND, _T + 9 * _SECOND, False, None),
+        ("2", _T + 3 * _SECOND, _T + 9 * _SECOND, False, None),
+        ("3", _T + 2 * _SECOND, _T + 9 * _SECOND, False, None),
+    ]
+    assert pipeline.versions("Name") == expected
+    # Data of such a version that comes late takes its place, although its sequence is smaller.
+    pipeline.source.write("Account", [_row("1", 5, "2", Name="b"), _row("2", 3, "1", **purged)])
+    pipeline.done()
+    expected[1] = (*expected[1][:4], "b")
+    assert pipeline.versions("Name") == expected
+    pipeline.configure("    mode: soft-delete\n")
+    pipeline.done()
+    found = {row["Id"]: (row["Name"], row[DELETED]) for row in pipeline.rows()}
+    assert found == {"1": ("b", True), "2": (None, True), "3": (None, True)}
+
+
+@pytest.mark.parametrize(
+    "empty", [pa.null(), pa.struct([("a", pa.int32())]), pa.list_(pa.int8())], ids=str
+)
+def test_a_column_without_values_may_have_any_type(pipeline: Pipeline, empty: pa.DataType) -> None:
+    """Files that have such a column are not read with its type elsewhere, or that elsewhere."""
+    pipeline.source.write(
+        "Account", [_row("1", 1, "1", Name=None, Size=None)], Name=empty, Size=empty
+    )
+    pipeline.source.write("Account", [_row("2", 1, "1", Name="x", Size="5", Size_i=5)])
+    pipeline.done()
+    assert {row["Id"]: (row["Name"], row["Size"]) for row in pipeline.rows()} == {
+        "1": (None, None),
+        "2": ("x", 5),
+    }
+
+
+def test_columns_that_hold_several_values_are_json(pipeline: Pipeline) -> None:
+    """And UUIDs, numbers of 16 bits and a field with the name of Spark's own are read as well."""
+    folder = pipeline.source.path("Account", 0).parent
+    folder.mkdir(parents=True)
+    halves = np.array([1.5, -0.0, 65504, 6e-8], np.float16)
+    at = datetime(2026, 1, 2, 3, 4, 5, 123456)
+    inner = pa.struct([("n", pa.int32()), ("a b`c", pa.string())])
+    nested = {
+        "Struct": pa.array(
+            [{"n": 1, "a b`c": None}, None, {"n": None, "a b`c": 'x"'}, None], inner
+        ),
+        "List": pa.array([[{"n": 2}], [], None, [None]], pa.list_(inner)),
+        "Map": pa.array([[("k", [1])], [], None, None], pa.map_(pa.string(), pa.list_(pa.int64()))),
+        "Times": pa.array([[at], None, None, None], pa.list_(pa.timestamp("us", "UTC"))),
+        "Nanos": pa.array([[at], None, None, None], pa.list_(pa.timestamp("ns"))),
+        "Clocks": pa.array(
+            [{"t": time(3, 4, 5)}] + 3 * [None], pa.struct([("t", pa.time64("us"))])
+        ),
+        "Half": pa.array(halves),
+        "Halves": pa.array([[h] for h in halves], pa.list_(pa.float16())),
+        "Uuid": pa.array([bytes(range(16))] * 4, pa.uuid()),
+        "_metadata": pa.array(["m", None, None, None]),
+    }
+    base = {
+        "Id": pa.array([str(number) for number in range(4)]),
+        "source__modified": pa.array([_T] * 4, pa.timestamp("us", tz="UTC")),
+        "grax__idseq": pa.array(["1"] * 4),
+    }
+    pq.write_table(pa.table({**base, **nested}), folder / "data-01.parquet")
+    # Another file has texts in their places.
+    texts = {name: ["text"] for name in nested}
+    second = pa.table({**{name: column.slice(0, 1) for name, column in base.items()}, **texts})
+    pq.write_table(second.set_column(0, "Id", [["9"]]), folder / "data-02.parquet")
+
+    pipeline.done()
+
+    rows = {row["Id"]: row for row in pipeline.rows()}
+    assert {name: rows["9"][name] for name in nested} == dict.fromkeys(nested, "text")
+    first = rows["0"]
+    assert [first[name] for name in ("Struct", "List", "Map")] == [
+        '{"n":1,"a b`c":null}',
+        '[{"n":2,"a b`c":null}]',
+        '{"k":[1]}',
+    ]
+    assert first["Times"] == '["2026-01-02T03:04:05.123456Z"]'
+    assert first["Nanos"] == '["2026-01-02T03:04:05.123456Z"]'
+    assert first["Clocks"] == '{"t":"03:04:05"}'
+    assert first["Uuid"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert first["_metadata"] == "m"
+    assert [float(rows[str(number)]["Half"]) for number in range(4)] == halves.tolist()
+    assert [rows[str(number)]["Halves"] for number in (0, 2)] == ["[1.5]", "[65504.0]"]
+    assert [rows[key]["Struct"] for key in "123"] == [None, '{"n":null,"a b`c":"x\\""}', None]
+    assert [rows[key]["List"] for key in "123"] == ["[]", None, "[null]"]
 
 
 def test_what_files_may_look_like(pipeline: Pipeline) -> None:

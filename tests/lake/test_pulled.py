@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final
 
@@ -200,7 +201,14 @@ def _check(
             for row in found
         )
         wanted = sorted(
-            (one.key, one.start, one.end, one.active, one.fields["Name"], one.fields["Size"])
+            (
+                one.key,
+                one.start,
+                one.end,
+                one.active,
+                one.fields.get("Name"),
+                one.fields.get("Size"),
+            )
             for one in landed.versions(rows, eps, erases=erases)
         )
         assert table.verify(lake, name).holds
@@ -211,7 +219,7 @@ def _check(
             for row in found
         )
         wanted = sorted(
-            (one.key, one.deleted, one.fields["Name"], one.fields["Size"])
+            (one.key, one.deleted, one.fields.get("Name"), one.fields.get("Size"))
             for one in landed.current(rows, erases=erases)
             if is_soft or not one.deleted
         )
@@ -305,6 +313,48 @@ def test_a_table_is_a_function_of_what_was_landed(
     # Applied once more, all of it changes nothing.
     write(list(rows))
     _check(lake, name, mode, rows, eps, erases=erases)
+
+
+@pytest.mark.parametrize("eps", [1, _MS])
+def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
+    """What docs/history.md says in SQL, at any instant, also between an end and the next start."""
+    rows = _random_log(7, keys=12, changes=160, step=400, purges=False)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps)
+    _write(lake, name, rows)
+    stored = _read(lake, name)
+    expected = landed.versions(rows, eps)
+    chance = random.Random(7)
+    edges = [edge for one in expected for edge in (one.start, one.end) if edge != landed.TMAX]
+    instants = {edge + near for edge in edges for near in (-1, 0, 1, eps // 2, eps - 1)}
+    instants |= {chance.randint(min(edges), max(edges)) for _ in range(500)}
+
+    def true_in_sql(at: int) -> list[tuple[Any, int]]:
+        return sorted((r["Id"], r[START]) for r in stored if r[START] <= at <= r[END])
+
+    in_between = 0
+    for at in sorted(instants):
+        begun = {one.key: one for one in expected if one.start <= at}
+        latest = {one.key: one.start for one in begun.values() if at < one.end + eps}
+        found = dict(true_in_sql(at))
+        assert len(found) == len(true_in_sql(at)), "a record has one version at an instant"
+        assert found.items() <= latest.items()
+        missed = latest.keys() - found.keys()
+        assert all(begun[key].end < at for key in missed), "only between an end and the next start"
+        in_between += bool(missed)
+    assert bool(in_between) is (eps > 1)
+    for at in chance.sample(sorted(instants), 4):
+        when = f"timestamp_micros({at}L)"
+        asked = lake.spark.sql(
+            f"SELECT Id, unix_micros({START}) FROM chronolake.{name.sql} "
+            f"WHERE {START} <= {when} AND {END} >= {when}"
+        )
+        assert sorted(tuple(row) for row in asked.collect()) == true_in_sql(at)
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at)
+        as_of = lake.table(name).as_of(moment).selectExpr("Id", f"unix_micros({START})").collect()
+        assert sorted(tuple(row) for row in as_of) == sorted(
+            (r["Id"], r[START]) for r in stored if r[START] <= at < r[END] + eps
+        )
 
 
 def _difference(chance: random.Random, number: int, at: int, keys: int) -> list[LandedRow]:

@@ -154,7 +154,7 @@ def test_files_that_agree_are_read_together() -> None:
     more = _fields(Id=pa.string(), A=pa.string(), A_b=pa.bool_(), C=pa.string())
     other = _fields(Id=pa.string(), A_b=pa.string())
 
-    groups = grouped([(one, [0, 3]), (more, [1]), (other, [2])])
+    groups = grouped([(one, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
 
     assert [group.files for group in groups] == [(0, 1, 3), (2,)]
     assert groups[0].fields["A_b"].name == "A"
@@ -174,7 +174,7 @@ def test_in_a_group_every_column_means_what_it_means_in_each_file(files: list[li
         _fields(**{name: kinds.get(name[-1], pa.string()) for name in names}) for names in files
     ]
 
-    groups = grouped([(schema, [number]) for number, schema in enumerate(schemas)])
+    groups = grouped([(schema, set(), [number]) for number, schema in enumerate(schemas)])
 
     assert sorted(itertools.chain(*(group.files for group in groups))) == list(range(len(files)))
     for group in groups:

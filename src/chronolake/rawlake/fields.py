@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pyarrow as pa
 
 from chronolake.rawlake.forms import Form
+from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from chronolake.types import ColumnType
 
@@ -48,11 +50,28 @@ class Physical:
         ddl: the Spark type to read it as, or None: it cannot be read.
         form: what its values are.
         per_second: for times that are read as numbers, how many of the unit are a second.
+        sql: what makes the value of what Spark reads, with `{}` for the latter; None: it is that.
     """
 
     ddl: str | None
     form: Form
     per_second: int | None = None
+    sql: str | None = None
+
+    def value(self, cell: str) -> str:
+        """Return SQL for the value of a cell: finer digits than microseconds are cut off."""
+        unit = self.per_second
+        if self.sql is not None:
+            return self.sql.replace("{}", cell)
+        if self.form is Form.TIMESTAMP and unit:
+            # Towards the past.
+            return f"timestamp_micros(CAST(floor({cell} / {unit // 10**6}BD) AS BIGINT))"
+        if self.form is Form.TIME and unit:
+            micros = f"CAST({cell} * {10**6}BD / {unit} AS BIGINT)"
+            # What stands after the date is the time of day, without the zeros that end its
+            # fraction.
+            return f"substring(CAST(timestamp_micros({micros}) AS STRING), 12)"
+        return cell
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,22 @@ _READ_AS: Final = (
     (lambda kind: pa.types.is_float32(kind) or pa.types.is_float64(kind), "double", Form.FLOAT),
     (pa.types.is_date, "date", Form.DATE),
 )
+#: UUIDs as people write them, of the 16 bytes that a file holds.
+_UUID: Final = "regexp_replace(lower(hex({})), '(.{8})(.{4})(.{4})(.{4})(.{12})', '$1-$2-$3-$4-$5')"
+_BITS: Final = "CAST(conv(hex(concat(substring({}, 2, 1), substring({}, 1, 1))), 16, 10) AS INT)"
+_FRACTION: Final = f"({_BITS} & 1023)"
+_EXPONENT: Final = f"(shiftright({_BITS}, 10) & 31)"
+#: Numbers of 16 bits (IEEE 754), of the two bytes that a file holds, the lower one first.
+_HALF: Final = (
+    f"(IF({_BITS} >= 32768, -1D, 1D) * CASE {_EXPONENT} WHEN 0 THEN {_FRACTION} * power(2D, -24) "
+    f"WHEN 31 THEN IF({_FRACTION} = 0, double('infinity'), double('NaN')) "
+    f"ELSE (1D + {_FRACTION} / 1024D) * power(2D, {_EXPONENT} - 15) END)"
+)
+_JSON: Final = (
+    "map('ignoreNullFields', 'false', "
+    "'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]XXX\", "
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]\")"
+)
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -110,6 +145,14 @@ def physical(kind: pa.DataType) -> Physical:
     """How Spark reads a column of an Arrow type."""
     if pa.types.is_dictionary(kind):
         return physical(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType):
+        return physical(kind.storage_type)
+    if pa.types.is_nested(kind):
+        return _nested(kind)
+    return _of_time(kind) or _of_one_value(kind)
+
+
+def _of_time(kind: pa.DataType) -> Physical | None:
     if pa.types.is_timestamp(kind):
         if kind.unit == "ns":
             return Physical("bigint", Form.TIMESTAMP, per_second=_PER_SECOND["ns"])
@@ -117,10 +160,71 @@ def physical(kind: pa.DataType) -> Physical:
     if pa.types.is_time(kind):
         ddl = "int" if pa.types.is_time32(kind) else "bigint"
         return Physical(ddl, Form.TIME, per_second=_PER_SECOND[kind.unit])
+    return None
+
+
+def _of_one_value(kind: pa.DataType) -> Physical:
+    if isinstance(kind, pa.UuidType):
+        return Physical("binary", Form.TEXT, sql=_UUID)
+    if pa.types.is_float16(kind):
+        return Physical("binary", Form.FLOAT, sql=_HALF)
     if pa.types.is_decimal(kind):
         return Physical(f"decimal({kind.precision},{kind.scale})", Form.TEXT)
     found = (Physical(ddl, form) for fits, ddl, form in _READ_AS if fits(kind))
     return next(found, Physical(None, Form.TEXT))
+
+
+# ------------------------------------------------------------------ values that hold values
+
+
+def _nested(kind: pa.DataType) -> Physical:
+    """How Spark reads a column of structs, lists or maps: as JSON, nulls included."""
+    ddl = _ddl(kind)
+    if ddl is None:
+        return Physical(None, Form.TEXT)
+    return Physical(ddl, Form.TEXT, sql=f"to_json({_whole(kind, '{}', 0)}, {_JSON})")
+
+
+def _ddl(kind: pa.DataType) -> str | None:
+    """The Spark type of a nested Arrow type; None: some part of it cannot be read."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, _ddl(field.type)) for field in kind]
+        told = [f"{quoted(name)}: {ddl}" for name, ddl in parts if ddl is not None]
+        return f"struct<{', '.join(told)}>" if told and len(told) == len(parts) else None
+    if pa.types.is_map(kind):
+        key, item = _ddl(kind.key_type), _ddl(kind.item_type)
+        return f"map<{key}, {item}>" if key and item else None
+    if pa.types.is_nested(kind):
+        item = _ddl(kind.value_type) if hasattr(kind, "value_type") else None
+        return f"array<{item}>" if item else None
+    return physical(kind).ddl
+
+
+def _whole(kind: pa.DataType, cell: str, depth: int) -> str:
+    """SQL for a nested value in which every part is what it means, and not what Spark reads."""
+    if not pa.types.is_nested(kind):
+        return physical(kind).value(cell)
+    one, other = f"one{depth}", f"other{depth}"
+    if pa.types.is_struct(kind):
+        parts = [
+            f"{literal(field.name)}, {_whole(field.type, f'{cell}.{quoted(field.name)}', depth)}"
+            for field in kind
+        ]
+        found = f"IF({cell} IS NULL, NULL, named_struct({', '.join(parts)}))"
+        changes = any(_changes(field.type) for field in kind)
+    elif pa.types.is_map(kind):
+        item = _whole(kind.item_type, other, depth + 1)
+        found = f"transform_values({cell}, ({one}, {other}) -> {item})"
+        changes = _changes(kind.item_type)
+    else:
+        found = f"transform({cell}, {one} -> {_whole(kind.value_type, one, depth + 1)})"
+        changes = _changes(kind.value_type)
+    return found if changes else cell
+
+
+def _changes(kind: pa.DataType) -> bool:
+    """Whether a value of a type, or some part of it, means something else than what Spark reads."""
+    return _whole(kind, "{}", 0) != "{}"
 
 
 def fields_of(columns: Mapping[str, Physical]) -> Fields:
@@ -170,25 +274,31 @@ class Group:
     files: tuple[int, ...]
 
 
-def grouped(schemas: Iterable[tuple[Fields, Sequence[int]]]) -> list[Group]:
+def grouped(
+    schemas: Iterable[tuple[Fields, AbstractSet[str], Sequence[int]]],
+) -> list[Group]:
     """Files in as few groups as possible, where columns mean one thing, and stand for one each.
 
     Args:
-        schemas: the fields of files, and the numbers of the files that have them.
+        schemas: the fields of files, the columns that they have besides and that are not read, and
+            the numbers of the files that have them.
     """
-    groups: list[tuple[Fields, _Places, list[int]]] = []
+    groups: list[tuple[Fields, _Places, set[str], list[int]]] = []
     # Those with most columns first: the others mostly fit into them.
-    for fields, files in sorted(schemas, key=lambda item: (-len(item[0]), tuple(item[1]))):
+    for fields, unread, files in sorted(schemas, key=lambda item: (-len(item[0]), tuple(item[2]))):
         places = {(field.name, field.form): column for column, field in fields.items()}
-        for known, known_places, members in groups:
-            if _agree(known, fields) and _agree(known_places, places):
+        for known, known_places, known_unread, members in groups:
+            # Spark refuses a column that a file has in a type other than the one it is read as.
+            is_read = not (unread & known.keys() or known_unread & fields.keys())
+            if is_read and _agree(known, fields) and _agree(known_places, places):
                 known.update(fields)
                 known_places.update(places)
+                known_unread.update(unread)
                 members.extend(files)
                 break
         else:
-            groups.append((dict(fields), places, list(files)))
-    return [Group(fields, tuple(sorted(files))) for fields, _, files in groups]
+            groups.append((dict(fields), places, set(unread), list(files)))
+    return [Group(fields, tuple(sorted(files))) for fields, _, _, files in groups]
 
 
 def _agree(known: Mapping[_Key, _Value], other: Mapping[_Key, _Value]) -> bool:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from chronolake.rawlake.layout import DataFile, ObjectFolder
 
 _FILES_PER_TASK: Final = 50
-#: Spark's own name for where a row stands.
-_METADATA: Final = "_metadata"
 _SCHEMA: Final = (
     "numbers array<int>, renamed int, schema binary, rows bigint, columns binary, problem string"
 )
@@ -76,6 +74,7 @@ class Footers:
 
     Attributes:
         fields: what their columns mean, under the names that they have by now.
+        unread: columns besides, which have no value and are not read.
         numbers: their numbers in the list that was read.
         rows: how many rows they have.
         columns: what their statistics know, by column.
@@ -89,6 +88,7 @@ class Footers:
     columns: dict[str, ColumnStatistics]
     declaration: Declaration = ()
     each_once: str | None = None
+    unread: frozenset[str] = frozenset()
 
 
 def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
@@ -126,7 +126,8 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
             fields = _fields(schema, first, columns, declaration, names)
             declaration = with_names(declaration, names)
             once = _each_once(schema)
-            read.append(Footers(fields, numbers, count, columns, declaration, once))
+            unread = frozenset(schema.names) - fields.keys()
+            read.append(Footers(fields, numbers, count, columns, declaration, once, unread))
     return read
 
 
@@ -271,7 +272,7 @@ def _fields(
         known = columns.get(field.name, ColumnStatistics(is_complete=False))
         is_empty = known.is_complete and not known.values
         is_wanted = pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
-        if physical[field.name].ddl is not None and is_wanted and field.name != _METADATA:
+        if physical[field.name].ddl is not None and is_wanted:
             continue
         if not is_empty and not pa.types.is_null(field.type):
             raise SourceError(

@@ -47,6 +47,11 @@ KEY: Final = Column(lake_fields.ID, ColumnType(Kind.STRING), primary_key=True)
 #: When the source says that a record was modified: a column where no history column tells it.
 SOURCE_TIME: Final = Column(lake_fields.MODIFIED, ColumnType(Kind.UTC_DATETIME))
 
+#: Where a row stands, as Spark tells it.
+_PLACE: Final = {LANDED_FILE: "file_name", LANDED_ROW: "row_index"}
+#: Fields of the lake's writer, about a version.
+_TELLS_OF_VERSION: Final = "grax__"
+
 _SIMPLE: Final = {
     Form.TEXT: Seen.TEXT,
     Form.BOOLEAN: Seen.BOOLEAN,
@@ -126,19 +131,33 @@ class Landing:
             PURGED_AT: _time(by_name, lake_fields.PURGED),
             TELLS: _tells(by_name),
             UNTOLD: _untold(by_name),
-            LANDED_FILE: "_metadata.file_name",
-            LANDED_ROW: "_metadata.row_index",
+            **{name: name for name in _PLACE},
         }
         data = {
             column.name: _value(by_name.get(column.name, {}), column.type) for column in columns
         }
+        if lake_fields.PURGED in by_name:
+            # What a purge says of its record is that nothing is to be said of it.
+            is_purge = f"{system[PURGED_AT]} IS NOT NULL"
+            data = {
+                name: f"IF({is_purge}, NULL, {value})" if self._is_erasable(name) else value
+                for name, value in data.items()
+            }
         identifier = group.fields.get(KEY.name)
         if identifier is not None and identifier.declared is None:
-            data[KEY.name] = f"nullif(CAST({quoted(KEY.name)} AS STRING), '')"
+            data[KEY.name] = f"nullif(CAST({_cell(identifier)} AS STRING), '')"
         if SOURCE_TIME.name in data:
             data[SOURCE_TIME.name] = f"timestamp_micros({system[MODIFIED]})"
         chosen = (f"{value} AS {quoted(name)}" for name, value in {**data, **system}.items())
-        return _read(self.spark, self.files, group).selectExpr(*chosen)
+        rows = _read(self.spark, self.files, group)
+        # A field of that name hides Spark's own column, but not from this way to it.
+        place = rows.metadataColumn("_metadata")
+        told = {name: place[part].alias(name) for name, part in _PLACE.items()}
+        return rows.select("*", *told.values()).selectExpr(*chosen)
+
+    def _is_erasable(self, name: str) -> bool:
+        """Whether a field is data of the record, and not what tells of it or of its version."""
+        return name not in {*self.key, SOURCE_TIME.name} and not name.startswith(_TELLS_OF_VERSION)
 
 
 def landing(
@@ -158,7 +177,7 @@ def landing(
     namings = namings or Namings()
     found = footers(spark, files, namings)
     key = _key_of(found, files)
-    groups = tuple(grouped((one.fields, one.numbers) for one in found))
+    groups = tuple(grouped((one.fields, one.unread, one.numbers) for one in found))
     # In the order in which the files brought them.
     seen: SeenByField = {}
     asked: set[str] = set()
@@ -274,19 +293,9 @@ def literally(path: Path) -> str:
 
 
 def _cell(field: Field) -> str:
-    """A column's value as SQL, times as Spark's own; an empty text is none."""
-    column = quoted(field.column)
-    unit = field.physical.per_second
-    if field.form is Form.TEXT:
-        return f"nullif(CAST({column} AS STRING), '')"
-    if field.form is Form.TIMESTAMP and unit:
-        # Finer digits than microseconds are cut off, towards the past.
-        return f"timestamp_micros(CAST(floor({column} / {unit // 10**6}BD) AS BIGINT))"
-    if field.form is Form.TIME and unit:
-        micros = f"CAST({column} * {10**6}BD / {unit} AS BIGINT)"
-        # What stands after the date is the time of day, without the zeros that end its fraction.
-        return f"substring(CAST(timestamp_micros({micros}) AS STRING), 12)"
-    return column
+    """Return SQL for a column's value, times as Spark's own; an empty text is null."""
+    value = field.physical.value(quoted(field.column))
+    return f"nullif(CAST({value} AS STRING), '')" if field.form is Form.TEXT else value
 
 
 def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:

@@ -53,6 +53,7 @@ from chronolake.table.succession import (
     REVEALED,
     STORED,
     of_landed,
+    of_purged,
     of_stored,
     states,
     succession,
@@ -207,13 +208,9 @@ def _stage(
     at_once = _at_once(write, pulled, layout, synced, watch)
     if at_once is not None:
         return at_once
-    events = [of_landed(pulled.view, layout)]
-    if not write.is_empty:
-        events.append(_reached(write, pulled, layout))
-    if not write.hidden.is_empty:
-        events.append(_hidden(write, pulled, layout))
+    events = _events(write, pulled, layout)
     resolved = write.spark.sql(succession(events, layout, synced_micros=synced))
-    if len(events) == 1:
+    if write.is_empty and write.hidden.is_empty:
         return _fill(write, resolved, pulled, layout)
     with ExitStack() as until_published:
         with watch.stage("resolve"):
@@ -234,6 +231,19 @@ def _stage(
         if found["concealed"]:
             write.hidden.append(_concealed(rows, layout))
     return _Outcome(found["added"], found["removed"], found["sketch"])
+
+
+def _events(write: StagedWrite, pulled: Pulled, layout: Layout) -> list[str]:
+    """Landed rows, and the stored ones that they can change, as queries."""
+    events = [of_landed(pulled.view, layout)]
+    if pulled.purges and layout.mode is not Mode.LIVE:
+        # A live table shows no purged record, whatever is known of its versions.
+        events.append(of_purged(pulled.view, layout))
+    if not write.is_empty:
+        events.append(_reached(write, pulled, layout))
+    if not write.hidden.is_empty:
+        events.append(_hidden(write, pulled, layout))
+    return events
 
 
 def _at_once(

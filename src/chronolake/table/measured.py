@@ -18,7 +18,7 @@ from chronolake.changes import (
 from chronolake.errors import BatchError
 from chronolake.table import usage
 from chronolake.table.incoming import ORDERED, bounds_of
-from chronolake.types import quoted
+from chronolake.types import Mode, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,8 @@ def measured(
     ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
     needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
-    sketch = usage.sketching(layout.counted, TELLS)
+    is_told = TELLS if layout.mode is Mode.LIVE else f"{TELLS} OR {PURGED_AT} IS NOT NULL"
+    sketch = usage.sketching(layout.counted, is_told)
     place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
     found = [
         "count(1) AS rows",

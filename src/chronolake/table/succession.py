@@ -5,9 +5,11 @@ pulled is a function of the set of rows that were landed for it:
 
 * Of the rows of one version, which key and modification time identify, the one with the greatest
   sequence counts. What it does not tell is as it was told last (`table/untold.py`).
-* Marks are apart: they say nothing about a version's data, and a version of which there are only
-  marks is none. Nothing takes a purge back; a deletion does not count if its own version has a
-  greater sequence: the record was there again.
+* Marks are apart: they say nothing about a version's data. A version of which there are only
+  deletions does not exist. One of which there are purges, and no row with data, exists without
+  data: in a history table, and in a soft-delete table if its record has no version with data.
+  Nothing takes a purge back; a deletion does not count if its own version has a greater sequence:
+  the record was there again.
 * Versions start at their modification time. Those that would start less than an epsilon after the
   one before are moved to the next free instant, in the order of their modification times.
 * A version ends an epsilon before the next one starts, or when it was deleted if that is earlier,
@@ -19,7 +21,8 @@ A table has state besides the rows that readers see: a mark ends versions that l
 live table a deleted record must not come back with an older version. Such rows are *hidden*: they
 stand on the branch `iceberg.HIDDEN`. Stored rows carry what tells them apart in the source, the
 column `_chronolake_version`: modification, deletion and purge time in microseconds since 1970 (or
-`-`), what was not told, and the sequence, with spaces between.
+`-`), what was not told, and the sequence, with spaces between. A version without data has the time
+of a purge there, as a mark has, but is no mark.
 
 Everything here is SQL text over relations; `chronolake.table.pulled` runs it.
 """
@@ -128,6 +131,20 @@ def of_landed(rows: str, layout: Layout) -> str:
     return f"SELECT {chosen} FROM {rows}"
 
 
+def of_purged(rows: str, layout: Layout) -> str:
+    """Landed purges as versions without data, as a query.
+
+    They count as such where no other row tells of the same version.
+
+    Args:
+        rows: as of `of_landed`; the data columns of purges are empty.
+        layout: as of `of_landed`.
+    """
+    told = ", ".join("true AS " + TELLS if name == TELLS else name for name in VERSION_COLUMNS)
+    purges = f"SELECT {listed(layout.data)}, {told} FROM {rows} WHERE {PURGED_AT} IS NOT NULL"
+    return of_landed(f"({purges})", layout)
+
+
 def of_stored(layout: Layout, *, hidden: bool) -> str:
     """The columns to select of a stored row, known as `sql.TABLE`: the other side."""
     version = f"{TABLE}.{VERSION}"
@@ -157,7 +174,7 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
             facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
     chosen = [f"{value} AS {name}" for name, value in facts.items()]
     own = (facts[MODIFIED], facts[SEQUENCE])
-    origins = untold.of_stored(layout.untold_columns, told, own)
+    origins = untold.of_stored(layout.untold_columns, told, facts[PURGED_AT], own)
     return ", ".join([listed(layout.data, of=TABLE), *chosen, *origins])
 
 
@@ -191,7 +208,8 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     """
     key = listed(layout.key)
     is_deletion = f"NOT {TELLS} AND {PURGED_AT} IS NULL"
-    # Rows that tell something come first, the greatest before the others; then marks. Marks that
+    # Rows with data come first, the greatest before the others; then purges as versions without;
+    # then marks. Marks that
     # say the same follow each other: deletions by their sequence, then stored ones first.
     order = [
         f"{TELLS} DESC",
@@ -212,7 +230,7 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         f"lag({name}) OVER ({in_version}) <=> {name}" for name in (TELLS, PURGED_AT, DELETED_AT)
     )
     # The first row of a version tells, if one does: its sequence is the greatest that does.
-    told = f"first_value(IF({TELLS}, {_RANK}, NULL)) OVER ({in_version} {so_far})"
+    told = f"first_value(IF({untold.HAS_DATA}, {_RANK}, NULL)) OVER ({in_version} {so_far})"
     is_void = f"({is_deletion} AND coalesce({told} > {_RANK}, false))"
     purge_deleted = f"IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})"
     of_version = (
@@ -227,7 +245,11 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     )
     # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
     stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
-    is_version = f"{TELLS} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST}) AS {_IS_VERSION}"
+    is_version = f"{TELLS} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST})"
+    if layout.mode is not Mode.HISTORY:
+        # What a record was last is more than that there was a later version of it.
+        has_data = f"max({untold.HAS_DATA}) OVER (PARTITION BY {key})"
+        is_version += f" AND ({untold.HAS_DATA} OR NOT {has_data})"
     says = ", ".join(_said(layout))
     in_record = f"PARTITION BY {key} ORDER BY {MODIFIED}"
     moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
@@ -251,10 +273,11 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
     return (
         f"WITH events AS ({' UNION ALL '.join(events)}), "
         # All that follows is by key: one shuffle and one sort serve it.
-        f"together AS (SELECT *, xxhash64({SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {says}) "
+        f"together AS (SELECT *, xxhash64({SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {says}, "
+        f"IF({TELLS}, {PURGED_AT}, NULL)) "
         f"AS {_SAYS} FROM events DISTRIBUTE BY {key}), "
         f"ranked AS (SELECT *, {of_version} FROM together), "
-        f"versions AS (SELECT *, {is_version} FROM ranked), "
+        f"versions AS (SELECT *, {is_version} AS {_IS_VERSION} FROM ranked), "
         f"telling AS (SELECT {facts} FROM versions WHERE {is_needed}), "
         f"counted AS (SELECT *, count_if({_IS_VERSION}) OVER ({in_record} {so_far}) AS {_NUMBER}, "
         f"{ends} AS {_MARKED}, {purged} AS {_PURGED} FROM telling), "

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from chronolake.changes import MODIFIED, RESERVED, SEQUENCE, TELLS, UNTOLD
+from chronolake.changes import MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS, UNTOLD
 from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ UNTOLD_PROPERTY: Final = "chronolake.untold"
 #: In `_chronolake_version`: every column was told; none was, the row is a mark.
 ALL_TOLD: Final = "-"
 NONE_TOLD: Final = "*"
+
+#: SQL: whether a row says what its fields were. A version of which only purges speak does not.
+HAS_DATA: Final = f"({TELLS} AND {PURGED_AT} IS NULL)"
 
 # What is known of a column that was not told: its name, and modification and sequence of its fact.
 _ORIGINS: Final = "array<struct<n:string,m:bigint,s:string>>"
@@ -55,8 +58,8 @@ class UntoldColumn:
 
     @property
     def value(self) -> str:
-        """What the cell holds; a mark's is empty."""
-        return f"IF({TELLS}, {self.fact}.v, NULL)"
+        """What the cell holds; a mark's is empty, and so is that of a version without data."""
+        return f"IF({HAS_DATA}, {self.fact}.v, NULL)"
 
     @property
     def is_told(self) -> str:
@@ -67,7 +70,7 @@ class UntoldColumn:
     def has_changed(self) -> str:
         """Whether the cell goes by another fact than it did."""
         same = (f"{self.fact}.{part} <=> {self.origin}.{part}" for part in "ms")
-        return f"({TELLS} AND NOT ({' AND '.join(same)}))"
+        return f"({HAS_DATA} AND NOT ({' AND '.join(same)}))"
 
 
 def numbered(names: Sequence[str]) -> tuple[UntoldColumn, ...]:
@@ -78,18 +81,21 @@ def numbered(names: Sequence[str]) -> tuple[UntoldColumn, ...]:
 def of_landed(columns: Sequence[UntoldColumn]) -> list[str]:
     """Columns to select of landed rows: the origins of their cells."""
     return [
-        f"IF({TELLS} AND NOT coalesce(array_contains({UNTOLD}, {literal(one.name)}), false), "
+        f"IF({HAS_DATA} AND NOT coalesce(array_contains({UNTOLD}, {literal(one.name)}), false), "
         f"{_OWN}, CAST(NULL AS {_PLACE})) AS {one.origin}"
         for one in columns
     ]
 
 
-def of_stored(columns: Sequence[UntoldColumn], told: str, own: tuple[str, str]) -> list[str]:
+def of_stored(
+    columns: Sequence[UntoldColumn], told: str, purged: str, own: tuple[str, str]
+) -> list[str]:
     """Columns to select of stored rows: the origins of their cells.
 
     Args:
         columns: the columns.
         told: SQL: what `_chronolake_version` says of them.
+        purged: SQL: the purge's time that it says, or null.
         own: SQL: the row's own modification and sequence.
     """
     modified, sequence = own
@@ -102,7 +108,8 @@ def of_stored(columns: Sequence[UntoldColumn], told: str, own: tuple[str, str]) 
     for one in columns:
         carried = f"get(filter({parsed}, one -> one.n = {literal(one.name)}), 0)"
         found.append(
-            f"CASE WHEN {told} = '{NONE_TOLD}' THEN CAST(NULL AS {_PLACE}) "
+            f"CASE WHEN {told} = '{NONE_TOLD}' OR {purged} IS NOT NULL "
+            f"THEN CAST(NULL AS {_PLACE}) "
             f"WHEN {carried} IS NULL THEN {place.format(modified, sequence)} "
             f"WHEN {carried}.m IS NOT NULL "
             f"THEN {place.format(f'{carried}.m', f'{carried}.s')} END AS {one.origin}"
@@ -140,6 +147,7 @@ def to_version(columns: Sequence[UntoldColumn]) -> str:
     # Texts that Spark encodes come in lines.
     encoded = f"replace(base64(CAST(to_json({carried}) AS BINARY)), '\\r\\n', '')"
     return (
-        f"CASE WHEN NOT {TELLS} THEN '{NONE_TOLD}' WHEN size({carried}) = 0 THEN '{ALL_TOLD}' "
+        f"CASE WHEN NOT {TELLS} THEN '{NONE_TOLD}' "
+        f"WHEN {PURGED_AT} IS NOT NULL OR size({carried}) = 0 THEN '{ALL_TOLD}' "
         f"ELSE {encoded} END"
     )
