@@ -32,7 +32,7 @@ show chronolake history crm.accounts --key Id=acc9001
 say "5. The accounts as they stood, and what the tables promise"
 show chronolake query \
   "SELECT City, count(*) AS accounts, sum(Employees) AS employees FROM crm.accounts
-   WHERE _fivetran_start <= TIMESTAMP'2026-01-15' AND _fivetran_end > TIMESTAMP'2026-01-15'
+   WHERE _fivetran_start <= TIMESTAMP'2026-01-15' AND _fivetran_end >= TIMESTAMP'2026-01-15'
    GROUP BY City ORDER BY City"
 show chronolake query \
   "SELECT Id, City, grax__restoredfrom FROM crm.accounts WHERE grax__restoredfrom IS NOT NULL"
