@@ -17,11 +17,13 @@ ChronolakeError
 │   ├── TypeChangeError       stored values do not fit the new type
 │   └── DuplicateKeyError     a new primary key would not be unique
 ├── SourceError               a source cannot be read, or gives what cannot be kept
+│   └── BadFileError          files of a data lake cannot be read, or hold what cannot be kept
 ├── PipelineBusyError         another process runs the pipeline (retryable)
 ├── LeaseLostError            another process took the pipeline over
 ├── CallCancelledError        the caller of the destination has gone (retryable)
 ├── StoppingError             the server is stopping and gave a call up (retryable)
 ├── BatchError                a request that no table state could satisfy
+│   ├── IncompleteRowsError   landed rows lack their key, time or sequence
 │   └── BatchFileError        a batch file cannot be read; nothing was written
 │       ├── FileAccessError   missing or unreadable
 │       │   └── RefusedPathError  outside the files root, or no regular file
@@ -42,7 +44,10 @@ to do (`hint`). Messages never hold keys, credentials or cell values.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class ChronolakeError(Exception):
@@ -170,6 +175,16 @@ class SourceError(ChronolakeError):
     """A source cannot be read, or gives what cannot be kept; the table is unchanged."""
 
 
+class BadFileError(SourceError):
+    """Files of a data lake cannot be read, or hold rows that cannot be kept.
+
+    Attributes:
+        files: each of them: `mark`, `reason` and `column`.
+    """
+
+    files: Sequence[Mapping[str, Any]] = ()
+
+
 class ReplicationProtocolError(SourceError):
     """A server's stream of changes is not understood."""
 
@@ -198,6 +213,16 @@ class StoppingError(ChronolakeError):
 
 class BatchError(ChronolakeError):
     """A request that no table state could satisfy; the table is unchanged."""
+
+
+class IncompleteRowsError(BatchError):
+    """Rows of files lack their key, their time or their sequence.
+
+    Attributes:
+        files: the names of the first thousand of these files.
+    """
+
+    files: Sequence[str] = ()
 
 
 class BatchFileError(BatchError):

@@ -24,10 +24,10 @@ class Pipeline:
         self.configure(more)
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
-    def configure(self, more: str = "") -> None:
+    def configure(self, more: str = "", *, source: str = "") -> None:
         self.project: Project = project(
             self.folder,
-            "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n" + more,
+            f"  crm:\n    source: {{type: data_lake_v2, path: source, org: X{source}}}\n{more}",
         )
 
     def sync(self, *only: str, **given: Any) -> RunResult:

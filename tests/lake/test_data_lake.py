@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from chronolake.types import (
     Mode,
     TableName,
 )
+from commands import ran_words
 from datalakes import DataLake, file_row, iceberg
 from landed import LandedRow
 from seeds import and_drawn
@@ -493,6 +495,90 @@ def test_one_failing_stream_does_not_stop_the_others(pipeline: Pipeline) -> None
     pipeline.source.write("Broken", [_row("1", 1, "1", Name="z")])
     pipeline.done()
     assert [row["Name"] for row in pipeline.rows("Broken")] == ["z"]
+
+
+def _write_bad(path: Path, flaw: str) -> None:
+    count = 2_000
+    rows = pa.table(
+        {
+            "Id": [str(number) for number in range(count)],
+            "source__modified": pa.array([_T] * count, pa.timestamp("us", tz="UTC")),
+            "grax__idseq": ["1"] * count,
+            "Name": [f"name {number * 7919}" for number in range(count)],
+            "Size": pa.array(range(count), pa.float64()),
+        }
+    )
+    if flaw == "null key":
+        rows = rows.set_column(0, "Id", [[None, *(str(number) for number in range(1, count))]])
+    options: dict[str, Any] = {"compression": "brotli" if flaw == "brotli" else "snappy"}
+    if flaw == "byte stream split":
+        options |= {"use_dictionary": False, "column_encoding": {"Size": "BYTE_STREAM_SPLIT"}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, path, **options)
+    content = path.read_bytes()
+    if flaw == "cut short":
+        path.write_bytes(content[:-100])
+    if flaw == "corrupt page":
+        column = pq.read_metadata(path).row_group(0).column(3)
+        begin = column.dictionary_page_offset or column.data_page_offset
+        path.write_bytes(content[: begin + 200] + b"\xff" * 200 + content[begin + 400 :])
+
+
+_FLAWS: Final = {
+    "cut short": "no Parquet file that can be read",
+    "corrupt page": "cannot be read",
+    "brotli": "compressed with Brotli",
+    "byte stream split": "encoded as BYTE_STREAM_SPLIT",
+    "null key": "1 rows lack their key",
+}
+
+
+def test_a_bad_file_stops_its_stream_or_is_left_out(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = {flaw: flaw.title().replace(" ", "") for flaw in _FLAWS}
+    bad = {}
+    for flaw, name in objects.items():
+        pipeline.source.write(name, [_row("good", 1, "1", Name="x")])
+        bad[flaw] = pipeline.source.path(name, 900)
+        _write_bad(bad[flaw], flaw)
+    errors = {one.stream: one.error or "" for one in pipeline.sync().streams}
+    for flaw, reason in _FLAWS.items():
+        assert reason in errors[objects[flaw]], flaw
+        assert bad[flaw].name in errors[objects[flaw]], flaw
+
+    pipeline.configure(source=", on_bad_file: quarantine")
+    pipeline.done()
+    for name in objects.values():
+        assert [row["Id"] for row in pipeline.rows(name)] == ["good"]
+    # What is known to be bad is not read again, and what comes later is.
+    assert [one.files for one in pipeline.sync().streams] == [0] * len(objects)
+    for name in objects.values():
+        pipeline.source.files = 1_000
+        pipeline.source.write(name, [_row("later", 1, "1", Name="y")])
+    pipeline.done()
+    project = str(pipeline.project.file)
+    told = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
+    assert {one["stream"]: [file["mark"] for file in one["quarantined"]] for one in told} == {
+        objects[flaw]: [f"{path.parent.name}/{path.name}"] for flaw, path in bad.items()
+    }
+    assert all(one["quarantined"][0]["reason"] for one in told)
+    streams = {stream.name: stream for stream in streams_of(pipeline.project, "crm")}
+    stream = streams[objects["cut short"]]
+    with leased(Store.open(pipeline.project.lake), "crm") as lease:
+        assert differences(pipeline.lake, stream, lease).count == 0
+        # Restored, the file is in the table that is made of all files.
+        _write_bad(bad["cut short"], "")
+        rebuild(pipeline.lake, stream, lease)
+        assert differences(pipeline.lake, stream, lease).count == 0
+    assert len(pipeline.rows(stream.name)) == 2_002
+    told = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
+    assert [one["quarantined"] for one in told if one["stream"] == stream.name] == [[]]
+    code, out, _ = ran_words(
+        capsys, "verify", f"crm.{objects['brotli']}", "--project", project, "--json"
+    )
+    assert code == 0
+    assert bad["brotli"].name in out
 
 
 def test_a_file_without_what_every_file_has_is_named(pipeline: Pipeline) -> None:

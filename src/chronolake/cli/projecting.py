@@ -183,6 +183,9 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
             failed = (row["error"], "red")
             hint = f"  {row['hint'] or ''}"
             console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
+        for file in row["quarantined"]:
+            told = f"  without {file['mark']}: {file['reason']}"
+            console().print(Text.assemble((row["table"], "bold"), (told, "yellow")))
         if compared := row["compared"]:
             age = _age((datetime.now(UTC) - compared["at"]).total_seconds())
             told = f"  compared with all of its source {age}: {compared['deleted']:,} deleted"
@@ -244,6 +247,7 @@ def _status_of(position: Position, lately: LastRuns | None) -> dict[str, Any]:
         "wanted_mode": stream.mode,
         "sees": position.sight or stream.offered.sight,
         "position": position.watermark,
+        "quarantined": [vars(file) for file in position.quarantine.files],
         "files_waiting": waiting.files,
         "bytes_waiting": waiting.bytes,
         "fresh_as_of": fresh,

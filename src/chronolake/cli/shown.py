@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chronolake.compare import Difference
+    from chronolake.rawlake import Quarantine
     from chronolake.table import MaintenancePlan, MaintenanceResult, SwitchPlan, VerifyReport
 
 
-def verified_json(report: VerifyReport) -> dict[str, Any]:
-    """A table's promises as JSON's own types."""
+def verified_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any]:
+    """A table's promises, and the files that it was made without, as JSON's own types."""
     return {
         "table": str(report.table),
         "mode": report.mode.value,
@@ -35,11 +36,12 @@ def verified_json(report: VerifyReport) -> dict[str, Any]:
             }
             for promise in report.promises
         ],
+        "quarantined": [vars(file) for file in quarantine.files],
     }
 
 
-def verified(report: VerifyReport) -> RenderableType:
-    """A table's promises, one a line."""
+def verified(report: VerifyReport, quarantine: Quarantine) -> RenderableType:
+    """A table's promises, and the files that it was made without, one a line."""
     title = Text.assemble(
         (name_of(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
     )
@@ -56,6 +58,8 @@ def verified(report: VerifyReport) -> RenderableType:
                 promise.text, f": {promise.broken:,} rows, such as ", cell(promise.sample)
             ),
         )
+    for file in quarantine.files:
+        grid.add_row(Text("  without", style="yellow"), Text(f"{file.mark}: {file.reason}"))
     return Group(title, grid)
 
 

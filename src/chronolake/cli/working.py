@@ -103,6 +103,7 @@ def verify(
 ) -> None:
     """Check what a table promises, with one Spark query; exit code 1 if a promise is broken."""
     from chronolake.cli.piping import compared, project_filling, stream_filling
+    from chronolake.pipeline.made import quarantine_of
     from chronolake.pipeline.verified import note_verified
     from chronolake.table import verify as checked
 
@@ -121,11 +122,12 @@ def verify(
         if stream is not None:
             reports = [compared(opened, report, stream) for report in reports]
         note_verified(opened.config, reports, against_lake=against_lake)
+        left_out = [quarantine_of(opened, report.table) for report in reports]
     if json:
-        print_json([shown.verified_json(report) for report in reports])
+        print_json(list(map(shown.verified_json, reports, left_out)))
     else:
-        for report in reports:
-            console().print(shown.verified(report))
+        for report, quarantine in zip(reports, left_out, strict=True):
+            console().print(shown.verified(report, quarantine))
     if not all(report.holds for report in reports):
         fail()
 

@@ -20,6 +20,15 @@ _HOST: Final = re.compile(
 )
 
 
+class OnBadFile(StrEnum):
+    """What becomes of a stream with a file that cannot be read, or holds what cannot be kept."""
+
+    #: The stream fails, and its table stays as it is.
+    FAIL = "fail"
+    #: The table goes on without the file, and names it.
+    QUARANTINE = "quarantine"
+
+
 class DataLakeSource(Section):
     """A Data Lake v2 that someone else writes."""
 
@@ -32,6 +41,11 @@ class DataLakeSource(Section):
     org: str = Field(min_length=1, description="The organisation: X in `org=X`.")
     objects: list[str] | None = Field(
         default=None, description="The objects to bring; every object there is when left out."
+    )
+    on_bad_file: OnBadFile = Field(
+        default=OnBadFile.FAIL,
+        description="fail: a stream with a file that cannot be read fails; quarantine: its table "
+        "goes on without the file, which `status` and `verify` list.",
     )
 
     @field_validator("path")

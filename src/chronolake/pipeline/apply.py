@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from chronolake.description import describe_loaded
+from chronolake.errors import ChronolakeError
 from chronolake.failpoints import reach
 from chronolake.pipeline.erasing import erase_purged
 from chronolake.pipeline.filling import (
@@ -22,21 +23,28 @@ from chronolake.pipeline.filling import (
     write,
 )
 from chronolake.pipeline.made import MadeOf
+from chronolake.pipeline.properties import LEASE_PROPERTY
 from chronolake.pipeline.rebuild import rebuild
+from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.rawlake import (
     Control,
     ControlKind,
     DataFile,
     Landing,
     Namings,
+    Quarantine,
     applied_of,
+    bad_files_in,
     land_control,
     landing,
     namings_of,
+    refuse,
+    rows_in,
     united,
 )
 from chronolake.table.alter import alter
 from chronolake.table.convert import is_in_place
+from chronolake.table.publishing import publish
 from chronolake.table.pulled import with_system_columns
 from chronolake.types import Kind
 
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
+    from chronolake.rawlake import BadFile
     from chronolake.rawlake.reading import SeenByField
     from chronolake.types import Column
 
@@ -115,23 +124,89 @@ def apply(
             log.info("stream_reconfigured", table=str(stream.table), mode=wanted.mode)
             filling = replace(filling, stream=wanted)
             _settle(filling, namings)
-        table = lake.catalog.find(stream.table)
-        landed = _landing(filling, step, namings)
-        reach("sync.surveyed")
-        if landed.is_silent:
-            yield _applied(None if table is None else MadeOf.told_by(table).watermark, landed)
-        elif table is None:
-            yield _applied(landed.watermark, landed, written=_begin(filling, landed))
-        elif (columns := _columns(filling, table, landed)).are_in_place:
-            written = _go_on(filling, table, landed, columns)
-            yield _applied(landed.watermark, landed, written=written)
-        else:
-            is_last = done + len(step) == len(files)
-            left = landed if is_last else _landing(filling, files[done:], namings)
+        applied = _apply_step(filling, _Step(tuple(step)), namings)
+        if applied is None:
+            left = files[done:]
             rebuilt = rebuild(lake, filling.stream, lease, upto=files[-1])
-            yield _applied(left.watermark, left, written=rebuilt.written)
+            rows = rows_in(file for file in left if file in rebuilt.files)
+            yield _applied(left[-1].mark, left, rows=rows, written=rebuilt.written)
             return
+        yield applied
         done += len(step)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Files that are applied together.
+
+    Attributes:
+        files: in the order of their writing.
+        bad: those of them that cannot be read, and are left out.
+    """
+
+    files: tuple[DataFile, ...]
+    bad: tuple[BadFile, ...] = ()
+
+    @property
+    def good(self) -> list[DataFile]:
+        """The files that are read."""
+        return Quarantine(self.bad).readable(self.files)
+
+
+def _apply_step(filling: Filling, step: _Step, namings: Namings) -> Applied | None:
+    """Apply files, without those that turn out to be bad where the stream goes on without them.
+
+    Returns:
+        What it did; None: the table has to be made anew of all files.
+
+    Raises:
+        BadFileError: files cannot be read, and the stream does not go on without them; or none of
+            the files can, and there is no table that could name them.
+    """
+    while True:
+        try:
+            return _apply_good(filling, step, namings)
+        except ChronolakeError as failure:
+            known = {file.mark for file in step.bad}
+            bad = [file for file in bad_files_in(failure, step.good) if file.mark not in known]
+            if not (bad and filling.stream.offered.quarantines):
+                raise
+            warn_of_quarantine(filling.stream, bad)
+            step = replace(step, bad=(*step.bad, *bad))
+
+
+def _apply_good(filling: Filling, step: _Step, namings: Namings) -> Applied | None:
+    table = filling.lake.catalog.find(filling.stream.table)
+    if not step.good:
+        if table is None:
+            raise refuse(step.files, step.bad)
+        return _leave_out(filling, table, step)
+    landed = _landing(filling, step.good, namings)
+    reach("sync.surveyed")
+    last = step.files[-1].mark
+    if landed.is_silent and not (step.bad and table is not None):
+        mark = None if table is None else MadeOf.told_by(table).watermark
+        return _applied(mark, step.files, rows=landed.rows)
+    if table is None:
+        return _applied(last, step.files, rows=landed.rows, written=_begin(filling, landed, step))
+    columns = _columns(filling, table, landed)
+    if not columns.are_in_place:
+        return None
+    written = _go_on(filling, table, landed, columns, step)
+    return _applied(last, step.files, rows=landed.rows, written=written)
+
+
+def _leave_out(filling: Filling, table: IcebergTable, step: _Step) -> Applied:
+    """Let a table name files of which none can be read."""
+
+    def left_out(current: IcebergTable) -> object:
+        filling.lease.guard(current)
+        made = MadeOf.told_by(current).with_files(step.files, step.bad)
+        return current.builder().setProperties(current.catalog.map(made.properties))
+
+    with filling.lake.writing(filling.stream.table):
+        publish(table, left_out, {LEASE_PROPERTY: str(filling.lease.token)})
+    return _applied(step.files[-1].mark, step.files, rows=0)
 
 
 def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterator[list[DataFile]]:
@@ -160,9 +235,10 @@ def _landing(filling: Filling, files: Sequence[DataFile], namings: Namings) -> L
     return landing(spark, files, namings)
 
 
-def _applied(watermark: str | None, landed: Landing, *, written: int = 0) -> Applied:
-    size = sum(file.size for file in landed.files)
-    return Applied(watermark, len(landed.files), size, landed.rows, written)
+def _applied(
+    watermark: str | None, files: Sequence[DataFile], *, rows: int, written: int = 0
+) -> Applied:
+    return Applied(watermark, len(files), sum(file.size for file in files), rows, written)
 
 
 @dataclass(frozen=True)
@@ -192,7 +268,7 @@ def _columns(filling: Filling, table: IcebergTable, landed: Landing) -> _Columns
     return _Columns(seen, every, is_kept and not _needs_rebuild(table, every))
 
 
-def _begin(filling: Filling, landed: Landing) -> int:
+def _begin(filling: Filling, landed: Landing, step: _Step) -> int:
     """Make the table of its first files; gives the number of rows that were written."""
     stream = filling.stream
     columns = columns_for(stream, landed.seen, landed.key)
@@ -201,10 +277,13 @@ def _begin(filling: Filling, landed: Landing) -> int:
     filling.create(stream.table, columns, properties=filling.properties)
     reach("sync.table-ready")
     erase_purged(filling, None, landed)
-    return write(filling, stream.table, landed, landed.seen, made=MadeOf().with_files(landed.files))
+    made = MadeOf().with_files(step.files, step.bad)
+    return write(filling, stream.table, landed, landed.seen, made=made)
 
 
-def _go_on(filling: Filling, table: IcebergTable, landed: Landing, columns: _Columns) -> int:
+def _go_on(
+    filling: Filling, table: IcebergTable, landed: Landing, columns: _Columns, step: _Step
+) -> int:
     """Apply files to a table whose columns can hold them; gives the number of rows written."""
     stream = filling.stream
     erase_purged(filling, table, landed)
@@ -212,7 +291,7 @@ def _go_on(filling: Filling, table: IcebergTable, landed: Landing, columns: _Col
     # Fields keep their place; new ones come last.
     alter(filling.lake, stream.table, wanted, drop_columns=False, guard=filling.lease.guard)
     reach("sync.table-ready")
-    made = MadeOf.told_by(table).with_files(landed.files)
+    made = MadeOf.told_by(table).with_files(step.files, step.bad)
     return write(filling, stream.table, landed, columns.seen, made=made)
 
 

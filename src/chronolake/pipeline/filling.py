@@ -27,7 +27,7 @@ from chronolake.pipeline.properties import (
     SIGHT_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
-from chronolake.rawlake import Landing, columns_of, mark
+from chronolake.rawlake import Landing, columns_of, mark, naming_bad_files
 from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.source.offered import Sight
 from chronolake.table.landed import write_versions
@@ -111,29 +111,30 @@ def write(
     # A column that somebody else gave the table is none of the source's: new rows have null there.
     ordered = [by_name.get(column) or description.by_name[column] for column in layout.data]
     marks = {field: sorted(map(str, every)) for field, every in seen.items() if every}
-    result = write_versions(
-        filling.lake,
-        name,
-        landed.versions(ordered),
-        synced_micros=now_micros(),
-        batch=f"{stream.identity}-{uuid4().hex[:8]}",
-        properties={
-            **made.properties,
-            FIELDS_PROPERTY: orjson.dumps(marks).decode(),
-            NAMES_PROPERTY: _names_to_json(landed.namings.now),
-            **filling.properties,
-        },
-        guard=filling.lease.guard,
-        counts=counts,
-        has_each_once=landed.has_each_once,
-        not_hashed=(SOURCE_TIME.name,),
-        erased=_erased(stream, layout),
-    )
+    with naming_bad_files(landed.files):
+        result = write_versions(
+            filling.lake,
+            name,
+            landed.versions(ordered),
+            synced_micros=now_micros(),
+            batch=f"{stream.identity}-{uuid4().hex[:8]}",
+            properties={
+                **made.properties,
+                FIELDS_PROPERTY: orjson.dumps(marks).decode(),
+                NAMES_PROPERTY: _names_to_json(landed.namings.now),
+                **filling.properties,
+            },
+            guard=filling.lease.guard,
+            counts=counts,
+            has_each_once=landed.has_each_once,
+            not_hashed=(SOURCE_TIME.name,),
+            erased=_erased(stream, layout),
+        )
     log.info(
         "files_applied",
         table=str(stream.table),
         batch=result.batch,
-        watermark=landed.watermark,
+        watermark=made.watermark,
         files=len(landed.files),
         rows=landed.rows,
         written=result.written,

@@ -16,14 +16,16 @@ from chronolake.pipeline.properties import (
     LAKE_PROPERTY,
     WATERMARK_PROPERTY,
 )
-from chronolake.rawlake import applied_of
+from chronolake.rawlake import QUARANTINED_PROPERTY, Quarantine, applied_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
     from chronolake.pipeline.streams import Stream
-    from chronolake.rawlake import DataFile
+    from chronolake.rawlake import BadFile, DataFile
+    from chronolake.types import TableName
 
 
 @dataclass(frozen=True)
@@ -34,39 +36,52 @@ class MadeOf:
         watermark: files that were written after it are applied next; None: all of them are.
         furthest: the last file that was ever applied; None: none was.
         files: how many files the table is made of.
+        quarantine: the files up to the furthest one that it is made without; None: none ever was.
     """
 
     watermark: str | None = None
     furthest: str | None = None
     files: int = 0
+    quarantine: Quarantine | None = None
 
     @classmethod
     def told_by(cls, table: IcebergTable) -> Self:
         """What a table says of itself."""
         watermark = table.property_of(WATERMARK_PROPERTY)
         furthest = table.property_of(FURTHEST_PROPERTY) or watermark
-        return cls(watermark, furthest, int(table.property_of(FILES_PROPERTY) or 0))
+        told = table.property_of(QUARANTINED_PROPERTY)
+        quarantine = None if told is None else Quarantine.from_json(told)
+        return cls(watermark, furthest, int(table.property_of(FILES_PROPERTY) or 0), quarantine)
 
     @property
     def properties(self) -> dict[str, str]:
         """What the table says then; without a watermark, that property has to go."""
         told = {WATERMARK_PROPERTY: self.watermark, FURTHEST_PROPERTY: self.furthest}
         known = {name: mark for name, mark in told.items() if mark is not None}
+        if self.quarantine is not None:
+            known[QUARANTINED_PROPERTY] = self.quarantine.to_json()
         return {**known, FILES_PROPERTY: str(self.files)}
 
-    def with_files(self, files: Sequence[DataFile]) -> Self:
+    def with_files(self, files: Sequence[DataFile], bad: Sequence[BadFile] = ()) -> Self:
         """The same with more files.
 
         Args:
             files: in the order of their writing, at least one.
+            bad: those of them that cannot be read, and are left out.
         """
+        known = self.quarantine or Quarantine()
+        before = {file.mark for file in applied_of(files, self.furthest)} - known.marks
+        left_out = {file.mark for file in bad}
+        read = [file for file in files if file.mark not in left_out]
+        new = sum(file.mark not in before for file in read) - len(before & left_out)
         later = files[len(applied_of(files, self.furthest)) :]
-        furthest = later[-1].mark if later else self.furthest
+        found = known.without(read).with_files(bad)
         return replace(
             self,
             watermark=files[-1].mark,
-            furthest=furthest,
-            files=self.files + len(later),
+            furthest=later[-1].mark if later else self.furthest,
+            files=self.files + new,
+            quarantine=None if self.quarantine is None and not found.files else found,
         )
 
     def moved(self, watermark: str | None, files: Sequence[DataFile]) -> Self:
@@ -79,6 +94,15 @@ class MadeOf:
         skipped = applied_of(files, watermark)[len(applied_of(files, self.furthest)) :]
         found = self.with_files(skipped) if skipped else self
         return replace(found, watermark=watermark)
+
+
+def quarantine_of(lake: Lake, name: TableName) -> Quarantine:
+    """Return the files that a table was made without.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+    """
+    return Quarantine.from_json(lake.catalog.load(name).property_of(QUARANTINED_PROPERTY))
 
 
 def is_of_lake(table: IcebergTable, stream: Stream) -> bool:

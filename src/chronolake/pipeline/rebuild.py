@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from chronolake.description import describe_loaded
-from chronolake.errors import ConfigurationError, SourceError, TableNotFoundError
+from chronolake.errors import (
+    ChronolakeError,
+    ConfigurationError,
+    SourceError,
+    TableNotFoundError,
+)
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.pipeline.erasing import erase_all
 from chronolake.pipeline.filling import (
@@ -24,7 +29,16 @@ from chronolake.pipeline.filling import (
 )
 from chronolake.pipeline.made import MadeOf, expect_same_lake, is_of_lake
 from chronolake.pipeline.snapshot import PRESENT
-from chronolake.rawlake import applied_of, landing, namings_of, united
+from chronolake.pipeline.streams import warn_of_quarantine
+from chronolake.rawlake import (
+    Quarantine,
+    applied_of,
+    bad_files_in,
+    landing,
+    namings_of,
+    refuse,
+    united,
+)
 from chronolake.rawlake.fields import MODIFIED as SOURCE_TIME
 from chronolake.session import CATALOG
 from chronolake.table.aside import (
@@ -50,7 +64,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
-    from chronolake.rawlake import DataFile
+    from chronolake.rawlake import BadFile, DataFile
 
 log = structlog.get_logger(__name__)
 
@@ -117,7 +131,7 @@ def rebuild(
     if last is not None:
         erase_all(filling, last)
     began = now_micros()
-    with _made_of_lake(filling, table, last) as made:
+    with _made_of_lake(filling, table, last, tries_all=True) as made:
         _warn_of_dropped(table, made.table)
         with lake.writing(stream.table):
             take_place(table, made.table, began_micros=began, expect=unmoved)
@@ -238,8 +252,18 @@ class _Made:
 
 
 @contextmanager
-def _made_of_lake(filling: Filling, table: IcebergTable, last: str | None) -> Iterator[_Made]:
-    """A hidden table of all files up to one; it lives as long as the block."""
+def _made_of_lake(
+    filling: Filling, table: IcebergTable, last: str | None, *, tries_all: bool = False
+) -> Iterator[_Made]:
+    """A hidden table of all files up to one; it lives as long as the block.
+
+    Args:
+        filling: the stream.
+        table: its table.
+        last: the last file.
+        tries_all: whether files that the table was made without are read again, and others left out
+            where the stream goes on without them; by default the files are those of the table.
+    """
     lake, stream = filling.lake, filling.stream
     every = stream.folder.files()
     place = next((number for number, file in enumerate(every) if file.mark == last), None)
@@ -254,26 +278,56 @@ def _made_of_lake(filling: Filling, table: IcebergTable, last: str | None) -> It
         )
     files = every[: place + 1]
     _expect_all_there(table, stream, every)
-    spark = lake.session_for_versions(stream.table, sum(file.size for file in files))
+    bad = () if tries_all else (MadeOf.told_by(table).quarantine or Quarantine()).files
+    hidden: list[TableName] = []
+    try:
+        while True:
+            hidden.append(TableName(SCRATCH_SCHEMA, stage_name()))
+            try:
+                made = _fill(filling, table, hidden[-1], files, bad)
+                break
+            except ChronolakeError as failure:
+                more = bad_files_in(failure, Quarantine(tuple(bad)).readable(files))
+                if not (more and tries_all and stream.offered.quarantines):
+                    raise
+                warn_of_quarantine(stream, more)
+                bad = (*bad, *more)
+        yield made
+    finally:
+        # Its files are the table's by now, or orphans in its folder that maintenance removes.
+        for name in hidden:
+            lake.catalog.drop(name, purge=False)
+
+
+def _fill(
+    filling: Filling,
+    table: IcebergTable,
+    hidden: TableName,
+    files: Sequence[DataFile],
+    bad: Sequence[BadFile],
+) -> _Made:
+    """Create a hidden table and fill it with files, without bad ones among them."""
+    lake, stream = filling.lake, filling.stream
+    good = Quarantine(tuple(bad)).readable(files)
+    if not good:
+        raise refuse(files, bad)
+    spark = lake.session_for_versions(stream.table, sum(file.size for file in good))
     namings = namings_of(stream.folder)
-    landed = landing(spark, files, namings)
+    landed = landing(spark, good, namings)
     # Columns stay where they are in the table.
     now = renamed(table, namings)
     seen = united({now.get(name, name): frozenset() for name in seen_of(table)}, landed.seen)
-    hidden = TableName(SCRATCH_SCHEMA, stage_name())
-    try:
-        filling.create(
-            hidden,
-            columns_for(stream, seen, landed.key),
-            properties=lasting_properties(table),
-            location=folder_in(table),
-        )
-        made = MadeOf().with_files(files)
-        written = write(filling, hidden, landed, seen, made=made, counts=False)
-        yield _Made(lake.catalog.load(hidden), landed.files, landed.rows, written, spark)
-    finally:
-        # Its files are the table's by now, or orphans in its folder that maintenance removes.
-        lake.catalog.drop(hidden, purge=False)
+    filling.create(
+        hidden,
+        columns_for(stream, seen, landed.key),
+        properties=lasting_properties(table),
+        location=folder_in(table),
+    )
+    made = MadeOf().with_files(files, bad)
+    if made.quarantine is None and MadeOf.told_by(table).quarantine is not None:
+        made = replace(made, quarantine=Quarantine())
+    written = write(filling, hidden, landed, seen, made=made, counts=False)
+    return _Made(lake.catalog.load(hidden), landed.files, landed.rows, written, spark)
 
 
 def _expect_all_there(table: IcebergTable, stream: Stream, files: Sequence[DataFile]) -> None:
@@ -285,7 +339,8 @@ def _expect_all_there(table: IcebergTable, stream: Stream, files: Sequence[DataF
     if not is_of_lake(table, stream):
         return
     made = MadeOf.told_by(table)
-    gone = made.files - len(applied_of(files, made.furthest))
+    there = (made.quarantine or Quarantine()).readable(applied_of(files, made.furthest))
+    gone = made.files - len(there)
     if gone > 0:
         raise SourceError(
             f"Of the {made.files:,} files that the table was made of, {gone:,} are not in the lake "

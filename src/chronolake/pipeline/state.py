@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chronolake import look
@@ -15,6 +15,7 @@ from chronolake.pipeline.properties import (
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by
+from chronolake.rawlake import QUARANTINED_PROPERTY, Quarantine
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Position:
         mode: the table's mode, or None: there is no table yet.
         sight: what the table says that its stream can see.
         owner: `pipeline/stream` that fills the table, or None.
+        quarantine: the files that the table is made without.
     """
 
     stream: Stream
@@ -45,6 +47,7 @@ class Position:
     mode: Mode | None = None
     sight: str | None = None
     owner: str | None = None
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
 
 def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[Position]:
@@ -74,6 +77,7 @@ def _position(config: LakeConfig, stream: Stream) -> Position:
         found.mode,
         told.get(SIGHT_PROPERTY),
         told.get(STREAM_PROPERTY),
+        Quarantine.from_json(told.get(QUARANTINED_PROPERTY)),
     )
 
 

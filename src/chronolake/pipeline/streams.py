@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import structlog
+
 from chronolake.changes import expect_unreserved
 from chronolake.config import (
     DeclarativeSource,
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chronolake.config import PipelineConfig, Project
-    from chronolake.rawlake import ObjectFolder
+    from chronolake.rawlake import BadFile, ObjectFolder
     from chronolake.source.offered import OfferedStream, Source
     from chronolake.types import Mode
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -271,3 +275,15 @@ def _stream(
         keep_source_timestamp=config.keep_source_timestamp if kept is None else kept,
         on_purge=own.on_purge or config.on_purge,
     )
+
+
+def warn_of_quarantine(stream: Stream, bad: Sequence[BadFile]) -> None:
+    """Log the files that a table goes on without."""
+    for file in bad:
+        log.warning(
+            "file_quarantined",
+            table=str(stream.table),
+            file=file.mark,
+            reason=file.reason,
+            column=file.column,
+        )

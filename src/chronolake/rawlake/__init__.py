@@ -5,9 +5,18 @@ order, repeat some, and have names that only increase. `layout` knows where they
 their columns mean, `forms` which type holds the values of a field, and `reading` makes record
 versions (`chronolake.changes`) of them. `writing` lands versions in a raw lake of our own, where
 `naming` lets files appear, `declared` says in their footers what their columns are, `control` tells
-what happened besides, and `erasing` takes what purged records said out of them.
+what happened besides, and `erasing` takes what purged records said out of them. `bad_file` says
+which files cannot be read.
 """
 
+from chronolake.rawlake.bad_file import (
+    QUARANTINED_PROPERTY,
+    BadFile,
+    Quarantine,
+    bad_files_in,
+    naming_bad_files,
+    refuse,
+)
 from chronolake.rawlake.control import (
     Control,
     ControlKind,
@@ -26,6 +35,8 @@ from chronolake.rawlake.spelling import identifier, spelled, widened
 from chronolake.rawlake.writing import declare, land
 
 __all__ = [
+    "QUARANTINED_PROPERTY",
+    "BadFile",
     "Control",
     "ControlKind",
     "DataFile",
@@ -34,8 +45,10 @@ __all__ = [
     "Landing",
     "Namings",
     "ObjectFolder",
+    "Quarantine",
     "Seen",
     "applied_of",
+    "bad_files_in",
     "columns_of",
     "controls_of",
     "declare",
@@ -47,9 +60,11 @@ __all__ = [
     "landing",
     "literally",
     "mark",
+    "naming_bad_files",
     "namings_of",
     "objects_of",
     "purges_in",
+    "refuse",
     "rows_in",
     "spelled",
     "type_of",

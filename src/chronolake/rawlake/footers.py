@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
+from chronolake.rawlake.bad_file import BadFile, refuse
 from chronolake.rawlake.declared import (
     DECLARATION,
     Declaration,
@@ -36,8 +37,15 @@ if TYPE_CHECKING:
     from chronolake.rawlake.layout import DataFile, ObjectFolder
 
 _FILES_PER_TASK: Final = 50
+#: Compressions and encodings that Spark has no code for.
+_UNSUPPORTED: Final = {
+    "BROTLI": "compressed with Brotli",
+    "LZO": "compressed with LZO",
+    "BYTE_STREAM_SPLIT": "encoded as BYTE_STREAM_SPLIT",
+}
 _SCHEMA: Final = (
-    "numbers array<int>, renamed int, schema binary, rows bigint, columns binary, problem string"
+    "numbers array<int>, renamed int, schema binary, rows bigint, columns binary, "
+    "problem string, is_lost boolean"
 )
 
 
@@ -100,15 +108,25 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
         namings: how fields that they declare are called by now.
 
     Raises:
-        SourceError: a file cannot be read, lacks a column that every file has, or has a column that
+        BadFileError: files cannot be read, lack a column that every file has, or have a column that
             cannot be read.
+        SourceError: a file is gone or may not be read.
     """
     found: dict[tuple[int, bytes], list[Any]] = {}
+    bad: list[BadFile] = []
     before = [namings.before(file) for file in files]
     for row in _read(spark, files, before):
-        if row["problem"] is not None:
-            raise _unreadable(files[row["numbers"][0]], row["problem"])
-        found.setdefault((row["renamed"], bytes(row["schema"])), []).append(row)
+        if row["problem"] is None:
+            found.setdefault((row["renamed"], bytes(row["schema"])), []).append(row)
+            continue
+        file = files[row["numbers"][0]]
+        if row["is_lost"]:
+            raise SourceError(
+                f"The file cannot be opened: {row['problem']}.",
+                file=str(file.path),
+                hint="Check that it is there and may be read, and sync again.",
+            )
+        bad.append(BadFile(file.mark, row["problem"]))
     read = []
     for (renamed, text), rows in found.items():
         numbers = tuple(sorted(number for row in rows for number in row["numbers"]))
@@ -121,22 +139,26 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
         count = sum(row["rows"] for row in rows)
         first = files[numbers[0]]
         declaration = _declaration(schema, first)
-        if count or declaration:
-            names = namings.since(renamed, (one.column.name for one in declaration))
-            fields = _fields(schema, first, columns, declaration, names)
-            declaration = with_names(declaration, names)
-            once = _each_once(schema)
-            unread = frozenset(schema.names) - fields.keys()
-            read.append(Footers(fields, numbers, count, columns, declaration, once, unread))
+        if not (count or declaration):
+            continue
+        if flaw := _flaw_in(schema, columns):
+            column, reason = flaw
+            bad += [BadFile(files[number].mark, reason, column) for number in numbers]
+            continue
+        names = namings.since(renamed, (one.column.name for one in declaration))
+        fields = _fields(schema, declaration, names)
+        declaration = with_names(declaration, names)
+        once = _each_once(schema)
+        unread = frozenset(schema.names) - fields.keys()
+        read.append(Footers(fields, numbers, count, columns, declaration, once, unread))
+    if bad:
+        places = {file.mark: number for number, file in enumerate(files)}
+        raise refuse(files, sorted(bad, key=lambda one: places[one.mark]))
     return read
 
 
-def _unreadable(file: DataFile, words: str) -> SourceError:
-    return SourceError(
-        f"The file is no Parquet file that can be read: {words}.",
-        file=str(file.path),
-        hint="Restore the file, or remove it if nothing of it was applied.",
-    )
+def _unreadable(words: str) -> str:
+    return f"The file is no Parquet file that can be read: {words}."
 
 
 def _read(
@@ -166,15 +188,22 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     by_schema: dict[
         tuple[int, bytes], tuple[list[int], list[int], dict[str, ColumnStatistics]]
     ] = {}
-    problems: list[tuple[int, str]] = []
+    problems: list[tuple[int, str, bool]] = []
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("number", "renamed", "path"))
         for number, renamed, path in zip(*columns, strict=True):
             try:
                 footer = pq.read_metadata(path)
                 schema = _schema_of(footer)
+                problem = _unsupported_in(footer)
             except (OSError, pa.ArrowException) as failure:
-                problems.append((number, str(failure).partition("\n")[0]))
+                is_lost = isinstance(failure, OSError) and failure.errno is not None
+                words = str(failure).partition("\n")[0]
+                problem = words if is_lost else _unreadable(words)
+                problems.append((number, problem, is_lost))
+                continue
+            if problem is not None:
+                problems.append((number, problem, False))
                 continue
             key = renamed, schema.serialize().to_pybytes()
             numbers, rows, sums = by_schema.setdefault(key, ([], [], {}))
@@ -182,16 +211,17 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows.append(footer.num_rows)
             for name, known in _statistics(footer):
                 sums[name] = known.with_(sums.get(name, ColumnStatistics()))
-    told: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None]] = [
-        (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None)
+    told: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None, bool]] = [
+        (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None, False)
         for (renamed, schema_text), (numbers, rows, sums) in by_schema.items()
     ]
-    told += [([number], 0, None, 0, None, problem) for number, problem in problems]
+    told += [([number], 0, None, 0, None, problem, lost) for number, problem, lost in problems]
     kinds = [pa.list_(pa.int32()), pa.int32(), pa.binary(), pa.int64(), pa.binary(), pa.string()]
+    kinds.append(pa.bool_())
     found = zip(*told, strict=True) if told else [[]] * len(kinds)
     yield pa.RecordBatch.from_arrays(
         [pa.array(list(column), kind) for column, kind in zip(found, kinds, strict=True)],
-        names=["numbers", "renamed", "schema", "rows", "columns", "problem"],
+        names=["numbers", "renamed", "schema", "rows", "columns", "problem", "is_lost"],
     )
 
 
@@ -204,17 +234,33 @@ def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
     # What other tools keep beside a schema says nothing about it.
     told = footer.metadata or {}
     kept = {DECLARATION: told[DECLARATION]} if DECLARATION in told else None
-    schema = footer.schema.to_arrow_schema().with_metadata(kept)
-    for number, field in enumerate(schema):
-        if field.type == pa.timestamp("ns") and _is_int96(footer, field.name):
-            # Spark reads these as its own timestamps, and not as numbers.
-            schema = schema.set(number, pa.field(field.name, pa.timestamp("us")))
-    return schema
+    schema = footer.schema.to_arrow_schema()
+    if pa.timestamp("ns") in schema.types:
+        columns = (footer.schema.column(number) for number in range(len(footer.schema)))
+        int96 = {one.path for one in columns if one.physical_type == "INT96"}
+        # Spark reads these as its own timestamps, and not as numbers.
+        schema = pa.schema(
+            pa.field(field.name, pa.timestamp("us"))
+            if field.type == pa.timestamp("ns") and field.name in int96
+            else field
+            for field in schema
+        )
+    return schema.with_metadata(kept)
 
 
-def _is_int96(footer: pq.FileMetaData, name: str) -> bool:
-    columns = (footer.schema.column(number) for number in range(len(footer.schema)))
-    return any(one.path == name and one.physical_type == "INT96" for one in columns)
+def _unsupported_in(footer: pq.FileMetaData) -> str | None:
+    """Why Spark cannot read a file of which the footer is in order, or None."""
+    for group in range(footer.num_row_groups):
+        found = footer.row_group(group)
+        for number in range(found.num_columns):
+            column = found.column(number)
+            how = {column.compression, *column.encodings} & _UNSUPPORTED.keys()
+            for name in how:
+                return (
+                    f"The column {column.path_in_schema} is {_UNSUPPORTED[name]}, which Spark "
+                    "cannot read."
+                )
+    return None
 
 
 def _statistics(footer: pq.FileMetaData) -> Iterator[tuple[str, ColumnStatistics]]:
@@ -252,37 +298,35 @@ def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
     return () if told is None else from_json(told, file=str(file.path))
 
 
+def _flaw_in(schema: pa.Schema, columns: Mapping[str, ColumnStatistics]) -> tuple[str, str] | None:
+    """Why files of a schema cannot be read, and in which column; None: they can."""
+    there = set(schema.names)
+    for name in GUARANTEED:
+        if name not in there:
+            return name, f"The file has no column {name}, which every file of a data lake has."
+    for field in schema:
+        if not (_is_read(field) or _is_void(field, columns)):
+            return field.name, f"A column of the Parquet type {field.type} cannot be read here."
+    return None
+
+
+def _is_read(field: pa.Field) -> bool:
+    is_wanted = pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
+    return is_wanted and lake_fields.physical(field.type).ddl is not None
+
+
+def _is_void(field: pa.Field, columns: Mapping[str, ColumnStatistics]) -> bool:
+    """Whether a column has no value: then it may have any type."""
+    known = columns.get(field.name, ColumnStatistics(is_complete=False))
+    return pa.types.is_null(field.type) or (known.is_complete and not known.values)
+
+
 def _fields(
     schema: pa.Schema,
-    file: DataFile,
-    columns: Mapping[str, ColumnStatistics],
     declaration: Declaration,
     names: Mapping[str, str],
 ) -> Fields:
-    physical = {field.name: lake_fields.physical(field.type) for field in schema}
-    for name in GUARANTEED:
-        if name not in physical:
-            raise SourceError(
-                f"The file has no column {name}, which every file of a data lake has.",
-                file=str(file.path),
-                column=name,
-                hint="Check that the folder is a Data Lake v2.",
-            )
-    for field in schema:
-        known = columns.get(field.name, ColumnStatistics(is_complete=False))
-        is_empty = known.is_complete and not known.values
-        is_wanted = pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
-        if physical[field.name].ddl is not None and is_wanted:
-            continue
-        if not is_empty and not pa.types.is_null(field.type):
-            raise SourceError(
-                f"A column of the Parquet type {field.type} cannot be read here.",
-                file=str(file.path),
-                column=field.name,
-                hint="Fields are texts, with typed values beside them; times are timestamps.",
-            )
-        # A field without any value may have any type.
-        del physical[field.name]
+    physical = {field.name: lake_fields.physical(field.type) for field in schema if _is_read(field)}
     if not declaration:
         return fields_of(physical)
     return fields_declared(declaration, physical, names)
@@ -301,7 +345,11 @@ def landed_micros(folder: ObjectFolder) -> int:
         try:
             times = pq.read_table(file.path, columns=[lake_fields.MODIFIED]).column(0)
         except (OSError, pa.ArrowException) as failure:
-            raise _unreadable(file, str(failure)) from failure
+            raise SourceError(
+                _unreadable(str(failure)),
+                file=str(file.path),
+                hint="Restore the file, or remove it if nothing of it was applied.",
+            ) from failure
         found = pc.max(times)
         if found.is_valid:
             return int(found.cast(pa.timestamp("us")).cast(pa.int64()).as_py())

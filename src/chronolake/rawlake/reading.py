@@ -25,6 +25,7 @@ from chronolake.changes import (
 )
 from chronolake.errors import SourceError
 from chronolake.rawlake import fields as lake_fields
+from chronolake.rawlake.bad_file import naming_bad_files
 from chronolake.rawlake.control import Namings
 from chronolake.rawlake.declared import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.rawlake.fields import Group, by_field, grouped, is_field
@@ -171,8 +172,10 @@ def landing(
         namings: how fields were called; all is told under the names of now.
 
     Raises:
-        SourceError: a file cannot be read, lacks a column that every file has, or has a column that
-            cannot be read; or the files do not agree on what identifies a record.
+        BadFileError: files cannot be read, lack a column that every file has, or have a column that
+            cannot be read.
+        SourceError: a file is gone or may not be read, or the files do not agree on what identifies
+            a record.
     """
     namings = namings or Namings()
     found = footers(spark, files, namings)
@@ -186,7 +189,8 @@ def landing(
         seen, asked = united(seen, told), asked | unknown
     for group in groups:
         if any(field.name in asked for field in group.fields.values()):
-            seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
+            with naming_bad_files(files):
+                seen = united(seen, _seen_in(_read(spark, files, group), group, asked))
     rows = sum(one.rows for one in found)
     landings = {one.each_once for one in found if one.rows}
     has_each_once = len(landings) == 1 and None not in landings

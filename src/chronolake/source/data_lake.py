@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chronolake.config import OnBadFile
 from chronolake.errors import ConfigurationError
 from chronolake.limits import StreamTraits
 from chronolake.rawlake import ObjectFolder, objects_of
@@ -49,6 +50,7 @@ class DataLake:
                 sight=Sight.OBSERVED_CHANGES,
                 epsilon_micros=EPSILON_MICROS,
                 folder=ObjectFolder(root, self.config.org, name),
+                quarantines=self.config.on_bad_file is OnBadFile.QUARANTINE,
             )
             for name in names
         ]

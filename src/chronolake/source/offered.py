@@ -50,6 +50,7 @@ class OfferedStream:
         default_table: what its table is called if the configuration does not say; the stream's
             name, if None.
         cursor: the field by which it is read incrementally; None: it is not, or there is a log.
+        quarantines: whether its table goes on without files that cannot be read.
     """
 
     traits: StreamTraits
@@ -60,6 +61,7 @@ class OfferedStream:
     key: tuple[str, ...] = ("Id",)
     default_table: str | None = None
     cursor: str | None = None
+    quarantines: bool = False
 
 
 class Source(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chronolake.changes import (
     DELETED_AT,
@@ -15,7 +15,7 @@ from chronolake.changes import (
     TELLS,
     UNTOLD,
 )
-from chronolake.errors import BatchError
+from chronolake.errors import IncompleteRowsError
 from chronolake.table import usage
 from chronolake.table.incoming import ORDERED, bounds_of
 from chronolake.types import Mode, quoted
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
     from chronolake.description import TableDescription
     from chronolake.table.layout import Layout
+
+
+#: Of more files with incomplete rows the names are not told.
+_FILES: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def measured(
         has_each_once: whether it is known that no two rows are of one record.
 
     Raises:
-        BatchError: a row lacks its key, its time or its sequence.
+        IncompleteRowsError: a row lacks its key, its time or its sequence.
     """
     ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
     needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
@@ -97,6 +101,7 @@ def measured(
     is_told = TELLS if layout.mode is Mode.LIVE else f"{TELLS} OR {PURGED_AT} IS NOT NULL"
     sketch = usage.sketching(layout.counted, is_told)
     place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
+    sorted_files = f"array_sort(collect_set({LANDED_FILE}) FILTER (WHERE {incomplete}))"
     found = [
         "count(1) AS rows",
         f"min({place}) FILTER (WHERE {incomplete}) AS place",
@@ -107,6 +112,7 @@ def measured(
         f"max(greatest({MODIFIED}, {DELETED_AT}, {PURGED_AT})) AS latest",
         f"array_distinct(flatten(collect_set({UNTOLD}))) AS untold",
         f"count_if({incomplete}) AS incomplete",
+        f"slice({sorted_files}, 1, {_FILES}) AS files",
         f"min({MODIFIED}) AS since",
         f"{sketch} AS sketch",
     ]
@@ -115,7 +121,7 @@ def measured(
         found += [f"min({column}) AS least{number}", f"max({column}) AS greatest{number}"]
     (row,) = spark.sql(f"SELECT {', '.join(found)} FROM {view}").collect()
     if row["incomplete"]:
-        raise BatchError(
+        error = IncompleteRowsError(
             f"{row['incomplete']} rows lack their key, modification time or sequence; this is the "
             "first.",
             table=str(description.name),
@@ -123,6 +129,8 @@ def measured(
             row=row["place"]["row"] + 1,
             hint=f"Every row needs {', '.join(layout.key)}, a time and a sequence.",
         )
+        error.files = row["files"]
+        raise error
     return Pulled(
         view=view,
         rows=row["rows"],
