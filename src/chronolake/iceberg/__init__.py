@@ -4,7 +4,7 @@ Nothing here decides anything about rows. Everything dynamic about Java objects 
 package.
 """
 
-from chronolake.iceberg.catalog import Catalog
+from chronolake.iceberg.catalog import Catalog, type_name
 from chronolake.iceberg.table import (
     COLUMNS_PROPERTY,
     HIDDEN,
@@ -32,4 +32,5 @@ __all__ = [
     "java_class_of",
     "java_message_of",
     "spark_words",
+    "type_name",
 ]

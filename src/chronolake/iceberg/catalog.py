@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import orjson
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -21,19 +22,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TYPES: Final = {
-    Kind.BOOLEAN: "BooleanType",
-    Kind.SHORT: "IntegerType",
-    Kind.INT: "IntegerType",
-    Kind.LONG: "LongType",
-    Kind.FLOAT: "FloatType",
-    Kind.DOUBLE: "DoubleType",
-    Kind.NAIVE_DATE: "DateType",
-    Kind.BINARY: "BinaryType",
-    Kind.STRING: "StringType",
-    Kind.JSON: "StringType",
-    Kind.XML: "StringType",
-    Kind.NAIVE_TIME: "StringType",
+    Kind.BOOLEAN: "boolean",
+    Kind.SHORT: "int",
+    Kind.INT: "int",
+    Kind.LONG: "long",
+    Kind.FLOAT: "float",
+    Kind.DOUBLE: "double",
+    Kind.NAIVE_DATE: "date",
+    Kind.NAIVE_DATETIME: "timestamp",
+    Kind.UTC_DATETIME: "timestamptz",
+    Kind.BINARY: "binary",
+    Kind.STRING: "string",
+    Kind.JSON: "string",
+    Kind.XML: "string",
+    Kind.NAIVE_TIME: "string",
 }
+
+
+def type_name(column_type: ColumnType) -> str:
+    """Return the Iceberg type that columns of a logical type are stored in, without spaces."""
+    if column_type.kind is Kind.DECIMAL:
+        return f"decimal({column_type.precision},{column_type.scale})"
+    return _TYPES[column_type.kind]
 
 
 class Guard(Protocol):
@@ -65,6 +75,7 @@ class Catalog:
         self._metadata: Any = self.jvm.org.apache.iceberg.TableMetadata
         self._namespaces: Any = self.jvm.org.apache.iceberg.catalog.Namespace
         self._identifiers: Any = self.jvm.org.apache.iceberg.catalog.TableIdentifier
+        self._types: Any = self.jvm.org.apache.iceberg.types.Types
         self._maps: Any = self.jvm.java.util.HashMap
         self._strings: Any = self.jvm.java.lang.String
         session = spark._jsparkSession  # noqa: SLF001
@@ -254,27 +265,25 @@ class Catalog:
             io.deletePrefix(table.location)
 
     def schema(self, columns: Sequence[Column]) -> Any:
-        """A Java `Schema` of nullable columns with the ids 1, 2, …, in the order given."""
-        optional = self.jvm.org.apache.iceberg.types.Types.NestedField.optional
-        fields = self.jvm.java.util.ArrayList()
-        for number, column in enumerate(columns, start=1):
-            fields.add(optional(number, column.name, self.type(column.type)))
-        return self.jvm.org.apache.iceberg.Schema(fields)
+        """A Java `Schema` of nullable columns with the ids 1, 2, …, in the order given.
+
+        One call, however many columns there are.
+        """
+        fields = [
+            {"id": number, "name": column.name, "required": False, "type": type_name(column.type)}
+            for number, column in enumerate(columns, start=1)
+        ]
+        told = {"type": "struct", "schema-id": 0, "fields": fields}
+        return self.schema_parser.fromJson(orjson.dumps(told).decode())
+
+    def fields(self, schema: Any) -> list[dict[str, Any]]:
+        """The top-level fields of a Java `Schema`, as its JSON has them, in one call."""
+        found: list[dict[str, Any]] = orjson.loads(self.schema_parser.toJson(schema))["fields"]
+        return found
 
     def type(self, column_type: ColumnType) -> Any:
         """The Java type that columns of a logical type are stored in."""
-        types = self.jvm.org.apache.iceberg.types.Types
-        if column_type.kind is Kind.DECIMAL:
-            return types.DecimalType.of(column_type.precision, column_type.scale)
-        if column_type.kind is Kind.UTC_DATETIME:
-            return types.TimestampType.withZone()
-        if column_type.kind is Kind.NAIVE_DATETIME:
-            return types.TimestampType.withoutZone()
-        return getattr(types, _TYPES[column_type.kind]).get()
-
-    def type_name(self, column_type: ColumnType) -> str:
-        """The name of that type in a schema, without spaces."""
-        return str(self.type(column_type).toString()).replace(" ", "")
+        return self._types.fromPrimitiveName(type_name(column_type))
 
     def map(self, items: Mapping[str, str]) -> Any:
         """A Java map of strings."""

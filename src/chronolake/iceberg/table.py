@@ -200,11 +200,9 @@ class IcebergTable:
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The current columns, in table order."""
-        # One call, however many columns there are.
-        text = self.catalog.schema_parser.toJson(self.metadata.schema())
         return tuple(
             Field(int(field["id"]), field["name"], field["type"])
-            for field in json.loads(text)["fields"]
+            for field in self.catalog.fields(self.metadata.schema())
         )
 
     def branches(self) -> dict[str, int]:

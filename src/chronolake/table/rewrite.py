@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from chronolake.changes import RESERVED
 from chronolake.errors import LakeError
 from chronolake.failpoints import reach
-from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of
+from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of, type_name
 from chronolake.presence import expect_stored
 from chronolake.session import CATALOG
 from chronolake.table.create import check_columns, column_properties
@@ -54,15 +54,21 @@ def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str
     transaction = table.java.newTransaction()
     update = transaction.updateSchema().caseSensitive(True)
     stored = {field.name: field for field in table.fields}
-    wanted = [column.name for column in columns]
+    wanted = dict.fromkeys(column.name for column in columns)
     for name in stored:
         if name not in wanted or name in replaced:
             update.deleteColumn(name)
+    new = [column for column in columns if column.name not in stored]
+    if new:
+        # One call, however many there are.
+        update.unionByNameWith(catalog.schema(new))
     for column in columns:
-        if column.name not in stored or column.name in replaced:
+        if column.name in replaced:
             # With a parent, though it is none: otherwise a dot in the name would mean one.
             update.addColumn(None, column.name, catalog.type(column.type))
-        elif catalog.type_name(column.type) != stored[column.name].type.replace(" ", ""):
+        elif column.name in stored and (
+            type_name(column.type) != stored[column.name].type.replace(" ", "")
+        ):
             update.updateColumn(column.name, catalog.type(column.type))
     if replaced:
         for before, name in zip([None, *wanted], wanted, strict=False):
@@ -153,7 +159,7 @@ def _create_scratch(
     Iceberg numbers the columns of a new table 1, 2, …: columns that nobody needs stand where the
     schema has gaps, and are dropped at once.
     """
-    by_id = {int(field.fieldId()): str(field.name()) for field in schema.columns()}
+    by_id = {int(field["id"]): str(field["name"]) for field in table.catalog.fields(schema)}
     types = {column.name: column.type for column in columns}
     wanted = [
         Column(by_id[number], types[by_id[number]])
