@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pyarrow as pa
 
 from chronolake.rawlake.forms import Form
-from chronolake.types import literal, quoted
+from chronolake.types import MAX_PRECISION, literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -168,7 +168,7 @@ def _of_one_value(kind: pa.DataType) -> Physical:
         return Physical("binary", Form.TEXT, sql=_UUID)
     if pa.types.is_float16(kind):
         return Physical("binary", Form.FLOAT, sql=_HALF)
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind) and kind.precision <= MAX_PRECISION:
         return Physical(f"decimal({kind.precision},{kind.scale})", Form.TEXT)
     found = (Physical(ddl, form) for fits, ddl, form in _READ_AS if fits(kind))
     return next(found, Physical(None, Form.TEXT))
