@@ -38,27 +38,42 @@ def _free_port() -> int:
         return port
 
 
-class _Place:
-    """A folder in which a server of a version runs.
+class Cluster:
+    """A folder in which a server of a version runs, stops, and gets other contents.
 
     PostgreSQL refuses to run as root, so that root runs it as `nobody`.
+
+    Attributes:
+        url: the server's URL without a database; it stays the same.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, settings: Mapping[str, str]) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
         self.data = str(self.folder / "data")
         self._version = version
+        self._settings = dict(settings)
+        self._port = _free_port()
+        self.url = f"postgresql://me:{_QUOTED}@127.0.0.1:{self._port}"
         self._as_user: dict[str, int] = {}
+        self._is_running = False
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             self._as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid}
             os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
 
+    @property
+    def address(self) -> str:
+        """The URL of the database named `lake`."""
+        return f"{self.url}/lake"
+
     def run(self, program: str, *words: str) -> None:
         """Run one of the server's programs to its end."""
+        self._run(str(_binaries(self._version) / program), *words)
+
+    def _run(self, *words: str) -> None:
         with (self.folder / "run.log").open("ab") as log:
             subprocess.run(
-                [str(_binaries(self._version) / program), *words],
+                words,
                 check=True,
                 cwd=self.folder,
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
@@ -69,51 +84,85 @@ class _Place:
                 **self._as_user,  # type: ignore[call-overload]
             )
 
-    @contextmanager
-    def started(self, settings: Mapping[str, str]) -> Iterator[str]:
-        """Run the server on its data; gives its URL without a database."""
-        port = _free_port()
-        options = f"-p {port} -h 127.0.0.1 -k {self.folder} -c fsync=off"
-        options += "".join(f" -c {name}={value}" for name, value in settings.items())
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        options = f"-p {self._port} -h 127.0.0.1 -k {self.folder} -c fsync=off"
+        options += "".join(f" -c {name}={value}" for name, value in self._settings.items())
         log = str(self.folder / "server.log")
         self.run("pg_ctl", "-D", self.data, "-w", "-l", log, "-o", options, "start")
+        self._is_running = True
+
+    def stop(self, how: str = "fast") -> None:
+        """Stop the server: `fast` is clean, `immediate` is like a crash."""
+        self._is_running = False
+        self.run("pg_ctl", "-D", self.data, "-m", how, "-w", "stop")
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self.run("pg_ctl", "-D", self.data, "-w", "promote")
+
+    def save(self) -> str:
+        """Copy the files of the server, which is stopped; gives the copy's name."""
+        name = str(self.folder / f"saved-{len(list(self.folder.glob('saved-*')))}")
+        self._run("cp", "-a", self.data, name)
+        return name
+
+    def restore(self, name: str) -> None:
+        """Replace the files of the server, which is stopped, with a copy."""
+        self._run("rm", "-rf", self.data)
+        self._run("cp", "-a", name, self.data)
+
+    def delete(self) -> None:
+        """Stop the server if it runs, and delete its files."""
         try:
-            yield f"postgresql://me:{_QUOTED}@127.0.0.1:{port}"
+            if self._is_running:
+                self.stop("immediate")
         finally:
-            self.run("pg_ctl", "-D", self.data, "-m", "immediate", "-w", "stop")
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager
-def _place(version: int) -> Iterator[_Place]:
-    place = _Place(version)
+def cluster(version: int = 18, **settings: str) -> Iterator[Cluster]:
+    """Run a server that wants a password, with a database named `lake`."""
+    place = Cluster(version, settings)
     try:
-        yield place
-    finally:
-        shutil.rmtree(place.folder, ignore_errors=True)
-
-
-@contextmanager
-def server(version: int = 18, **settings: str) -> Iterator[str]:
-    """Run a server that wants a password; gives the URL of a database named `lake`."""
-    with _place(version) as place:
         password = place.folder / "password"
         password.write_text(PASSWORD)
         password.chmod(0o644)
         place.run("initdb", "-D", place.data, "-U", "me", "-A", "scram-sha-256",
                   "--pwfile", str(password), "--no-sync")  # fmt: skip
-        with place.started(settings) as address:
-            place.run("psql", f"{address}/postgres", "-c", "CREATE DATABASE lake")
-            yield f"{address}/lake"
+        place.start()
+        place.run("psql", f"{place.url}/postgres", "-c", "CREATE DATABASE lake")
+        yield place
+    finally:
+        place.delete()
+
+
+@contextmanager
+def server(version: int = 18, **settings: str) -> Iterator[str]:
+    """Run a server that wants a password; gives the URL of a database named `lake`."""
+    with cluster(version, **settings) as place:
+        yield place.address
+
+
+@contextmanager
+def standby_cluster(primary: str, version: int = 18, **settings: str) -> Iterator[Cluster]:
+    """Run a standby of a server."""
+    place = Cluster(version, settings)
+    try:
+        place.run("pg_basebackup", "-d", primary, "-D", place.data, "-R", "-c", "fast",
+                  "--no-sync")  # fmt: skip
+        place.start()
+        yield place
+    finally:
+        place.delete()
 
 
 @contextmanager
 def standby(primary: str, version: int = 18) -> Iterator[str]:
     """Run a standby of a server; gives the URL of its database named `lake`."""
-    with _place(version) as place:
-        place.run("pg_basebackup", "-d", primary, "-D", place.data, "-R", "-c", "fast",
-                  "--no-sync")  # fmt: skip
-        with place.started({}) as address:
-            yield f"{address}/lake"
+    with standby_cluster(primary, version) as place:
+        yield place.address
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from datalakes import iceberg, project
 
 _PIPELINE: Final = """  shop:
     mode: {mode}
-    source: {{type: postgres, dsn: '{dsn}', method: {method}, snapshot_timeout: {timeout}}}
+    source: {{type: postgres, dsn: '{dsn}', method: {method}{more}}}
     streams: {streams}
 """
 
@@ -43,12 +43,13 @@ class Shop:
         mode: str = "history",
         method: str = "logical_replication",
         streams: str = "{}",
-        timeout: int = 60,
+        more: str = "",
     ) -> None:
-        """Write the configuration; `streams` is what is different for single ones."""
-        told = _PIPELINE.format(
-            mode=mode, dsn=self.dsn, method=method, streams=streams, timeout=timeout
-        )
+        """Write the configuration; `streams` is what is different for single ones.
+
+        `more` is what else is said of the source, after a comma.
+        """
+        told = _PIPELINE.format(mode=mode, dsn=self.dsn, method=method, streams=streams, more=more)
         self.project: Project = project(self.folder, told)
 
     def run(self, *statements: str) -> None:

@@ -196,7 +196,7 @@ def test_what_has_to_be_read_again_waits_and_the_others_go_on(shop: Shop) -> Non
         "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
     )
     shop.synced()
-    shop.configure(timeout=3)
+    shop.configure(more=", snapshot_timeout: 3")
     shop.run(
         *again.values(),
         "ALTER PUBLICATION chronolake_shop ADD TABLE unpublished",

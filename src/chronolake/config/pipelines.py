@@ -95,6 +95,11 @@ class PostgresSource(Section):
     publication: str | None = Field(
         default=None, min_length=1, description="The publication; the slot's name when left out."
     )
+    failover: bool = Field(
+        default=False,
+        description="Whether the slot is a failover slot (PostgreSQL 17 or later), which standbys "
+        "keep a copy of: one that is promoted is read on from where the lake is.",
+    )
     snapshot_timeout: int = Field(
         default=60,
         ge=1,

@@ -18,7 +18,7 @@ from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.publication import has_gap, recovery_of, was_missing
-from chronolake.source.postgres.slot import Slot, confirmed, exists
+from chronolake.source.postgres.slot import END_OF_LOG, HAS_FAILOVER, Slot, confirmed, exists
 from chronolake.source.postgres.snapshot import oldest_transaction
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.identity import IdentityProblem
 
+#: From this version on, the log of a standby can be decoded.
+_DECODES_ON_STANDBY: Final = 160_000
 _PUBLISHED: Final = "insert, update, delete, truncate"
 #: Statements wait for open transactions no longer than this.
 _PATIENCE_SECONDS: Final = 60
@@ -103,13 +105,8 @@ class Checkup:
         Raises:
             SourceError: the server refuses.
         """
-        flags = self._flags()
-        statements = [self._create_publication()] if flags is None else []
-        if flags is not None and not all(flags):
-            statements.append(self._set_options())
-        missing = self._unpublished()
-        if missing and flags is not None:
-            statements.append(self._add_tables(missing))
+        # A standby has the publications of its primary.
+        statements = [] if self._is_standby else self._publishing()
         # The publication comes first: what changed before it would be left out of the slot.
         has_slot = exists(self.connection, self.slot)
         if not has_slot:
@@ -118,7 +115,20 @@ class Checkup:
         for statement in statements:
             self._run(statement)
         self.has_made_slot = not has_slot
+        if self._wants_failover and not self._is_failover():
+            run.append(self._set_failover())
         return run
+
+    def _publishing(self) -> list[sql.Composable]:
+        """Return the statements that make the publication what it has to be."""
+        flags = self._flags()
+        if flags is None:
+            return [self._create_publication()]
+        statements: list[sql.Composable] = [] if all(flags) else [self._set_options()]
+        missing = self._unpublished()
+        if missing:
+            statements.append(self._add_tables(missing))
+        return statements
 
     def _run(self, statement: sql.Composable) -> None:
         """Run a statement, unless open transactions keep it waiting for too long.
@@ -153,12 +163,14 @@ class Checkup:
         )
         yield Finding(
             "server",
-            Level.FAILED if is_standby else Level.OK,
+            Level.FAILED if is_standby and not self._decodes_on_standby else Level.OK,
             version_of(self.connection) + (", a standby" if is_standby else ""),
-            "Take the primary server: a standby has no publications of its own."
-            if is_standby
+            "Take the primary server: the log of a standby can be read from PostgreSQL 16 on."
+            if is_standby and not self._decodes_on_standby
             else None,
         )
+        if is_standby:
+            yield from self._standby()
         yield Finding(
             "wal_level",
             Level.OK if level == "logical" else Level.FAILED,
@@ -189,6 +201,38 @@ class Checkup:
             if is_limited
             else self._how_to_set("max_slot_wal_keep_size", "50GB", "SELECT pg_reload_conf();"),
         )
+
+    @property
+    def _decodes_on_standby(self) -> bool:
+        return self.connection.info.server_version >= _DECODES_ON_STANDBY
+
+    @cached_property
+    def _is_standby(self) -> bool:
+        return self._ask("SELECT pg_is_in_recovery()") == (True,)
+
+    def _standby(self) -> Iterator[Finding]:
+        """Say what lets a primary remove what a standby's slot needs, which ends the slot."""
+        feedback, slot = self._ask(
+            "SELECT current_setting('hot_standby_feedback'), current_setting('primary_slot_name')"
+        )
+        wanted = {
+            "hot_standby_feedback": (feedback == "on", "on"),
+            "primary_slot_name": (bool(slot), "a physical slot of the primary"),
+        }
+        for name, (is_set, value) in wanted.items():
+            if not is_set:
+                yield Finding(
+                    name,
+                    Level.WARNING,
+                    "is not set: the primary may remove what the standby's slot needs, and the "
+                    "slot is lost then",
+                    self._how_to_set(name, value, "SELECT pg_reload_conf();"),
+                )
+
+    def _on_primary(self, statement: sql.Composable) -> str:
+        """Return a statement as it is to be run: a standby takes none that writes."""
+        where = "On the primary: " if self._is_standby else ""
+        return f"{where}{statement.as_string(self.connection)};"
 
     def _how_to_set(self, name: str, value: str, then: str) -> str:
         """Return how a setting of the server is changed: managed services have their own ways."""
@@ -268,7 +312,7 @@ class Checkup:
         what = f"publication {self.slot.publication}"
         flags = self._flags()
         if flags is None:
-            fix = f"{self._create_publication().as_string(self.connection)};"
+            fix = self._on_primary(self._create_publication())
             if exists(self.connection, self.slot):
                 fix += (
                     f" What changed without it is not in the slot's log: {recovery_of(self.slot)}"
@@ -280,13 +324,13 @@ class Checkup:
                 what,
                 Level.FAILED,
                 "does not publish every kind of change, or partitions by themselves",
-                f"{self._set_options().as_string(self.connection)};",
+                self._on_primary(self._set_options()),
             )
         missing = self._unpublished()
         if missing:
             names = ", ".join(table.stream for table in missing)
-            statement = self._add_tables(missing).as_string(self.connection)
-            yield Finding(what, Level.FAILED, f"has not {names}", f"{statement};")
+            fix = self._on_primary(self._add_tables(missing))
+            yield Finding(what, Level.FAILED, f"has not {names}", fix)
         there = catalog.published(self.connection, self.slot.publication)
         cut = [table.stream for table in self.tables if table.is_cut_by(there.get(table.oid))]
         if cut:
@@ -322,15 +366,57 @@ class Checkup:
         )
 
     def _create_slot(self) -> sql.Composed:
-        return sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(
-            sql.Literal(self.slot.name)
+        more = ", failover => true" if self._wants_failover else ""
+        return sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{})").format(
+            sql.Literal(self.slot.name), sql.SQL(more)
         )
+
+    @property
+    def _wants_failover(self) -> bool:
+        is_known = self.connection.info.server_version >= HAS_FAILOVER
+        return self.slot.is_failover and is_known and not self._is_standby
+
+    def _is_failover(self) -> bool:
+        return self._ask(
+            "SELECT failover FROM pg_replication_slots WHERE slot_name = %s", self.slot.name
+        ) == (True,)
+
+    def _set_failover(self) -> str:
+        """Make a slot one that standbys keep a copy of; gives the command."""
+        command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(
+            sql.Identifier(self.slot.name)
+        )
+        with connected(self.dsn, replication="database") as connection, understood():
+            connection.execute(command.as_bytes(connection))
+        return command.as_string(self.connection)
+
+    def _failover(self, what: str) -> Iterator[Finding]:
+        if not self.slot.is_failover:
+            return
+        if not self._wants_failover:
+            yield Finding(
+                what,
+                Level.FAILED,
+                "cannot be a failover slot: that takes a primary of PostgreSQL 17 or later",
+                "Take `failover: true` out of chronolake.yml.",
+            )
+        elif not self._is_failover():
+            fix = "`chronolake check --create` makes it one"
+            yield Finding(what, Level.FAILED, "is no failover slot", fix)
+        elif self._ask("SELECT current_setting('synchronized_standby_slots') = ''") == (True,):
+            yield Finding(
+                "synchronized_standby_slots",
+                Level.WARNING,
+                "is not set: a standby that takes over may lack changes that have been read",
+                self._how_to_set(
+                    "synchronized_standby_slots",
+                    "the standbys' physical slots",
+                    "SELECT pg_reload_conf();",
+                ),
+            )
 
     def _slot(self) -> Iterator[Finding]:
         what = f"slot {self.slot.name}"
-        (is_standby,) = self._ask("SELECT pg_is_in_recovery()")
-        if is_standby:
-            return
         if not exists(self.connection, self.slot):
             statement = self._create_slot().as_string(self.connection)
             yield Finding(what, Level.FAILED, "is not there", f"{statement};")
@@ -352,8 +438,9 @@ class Checkup:
                 "A run will say.",
             )
         yield from self._reader(what)
+        yield from self._failover(what)
         retained, safe = self._ask(
-            "SELECT pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), "
+            f"SELECT pg_size_pretty(pg_wal_lsn_diff({END_OF_LOG}, restart_lsn)), "
             "safe_wal_size <= 0 FROM pg_replication_slots WHERE slot_name = %s",
             self.slot.name,
         )

@@ -40,18 +40,34 @@ _OTHER_NAME: Final = (
 )
 
 
+#: How far a server's log can be read, as SQL.
+END_OF_LOG: Final = (
+    "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
+    "ELSE pg_current_wal_flush_lsn() END"
+)
+#: From this version on, standbys may keep copies of slots.
+HAS_FAILOVER: Final = 170_000
+
+
 @dataclass(frozen=True)
 class Slot:
-    """A slot of the plugin pgoutput, and the publication that is read through it."""
+    """A slot of the plugin pgoutput, and the publication that is read through it.
+
+    Attributes:
+        name: the slot's name.
+        publication: the publication's name.
+        is_failover: whether standbys should keep a copy of the slot.
+    """
 
     name: str
     publication: str
+    is_failover: bool = False
 
 
 def slot_of(config: PostgresSource, pipeline: str) -> Slot:
     """The slot and the publication of a pipeline."""
     name = config.slot_for(pipeline)
-    return Slot(name, config.publication or name)
+    return Slot(name, config.publication or name, config.failover)
 
 
 def exists(connection: psycopg.Connection, slot: Slot) -> bool:
@@ -95,9 +111,12 @@ def lsn_number(text: str) -> int:
 
 
 def written_upto(connection: psycopg.Connection) -> int:
-    """How far the server's log is durable: what is read up to there is never taken back."""
+    """How far the server's log is durable: what is read up to there is never taken back.
+
+    Of a standby: how far it has replayed its primary's log.
+    """
     with understood():
-        (text,) = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
+        (text,) = connection.execute(f"SELECT ({END_OF_LOG})::text").fetchone() or ("",)
     return lsn_number(str(text))
 
 
@@ -107,11 +126,13 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
     Raises:
         SourceError: there is no such slot, or it is none that can be read here.
     """
+    has_failover = connection.info.server_version >= HAS_FAILOVER
+    is_copy = "synced AND pg_is_in_recovery()" if has_failover else "false"
     with understood():
         row = connection.execute(
             "SELECT confirmed_flush_lsn::text, coalesce(plugin, 'none: it is a physical slot'), "
-            "coalesce(database = current_database(), true), two_phase, wal_status "
-            "FROM pg_replication_slots WHERE slot_name = %s",
+            "coalesce(database = current_database(), true), two_phase, wal_status, "
+            f"{is_copy} FROM pg_replication_slots WHERE slot_name = %s",
             (slot.name,),
         ).fetchone()
     if row is None:
@@ -119,7 +140,13 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
             f"The server has no replication slot {slot.name}.",
             hint="`chronolake check --create` makes publication and slot.",
         )
-    begins, plugin, is_of_this, two_phase, wal_status = row
+    begins, plugin, is_of_this, two_phase, wal_status, is_synced = row
+    if is_synced:
+        raise SourceError(
+            f"The replication slot {slot.name} is a copy that this standby keeps of its primary's.",
+            hint="Read the primary, or this server when it has been promoted. To read the standby, "
+            "give the pipeline a slot of its own there: `slot: …` below `source`.",
+        )
     if not is_of_this:
         raise SourceError(
             f"The replication slot {slot.name} is of another database, and may be read there.",
@@ -153,8 +180,8 @@ def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
     confirmed(connection, slot)
     with understood():
         row = connection.execute(
-            "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), confirmed_flush_lsn)::bigint, "
-            "pg_wal_lsn_diff(pg_current_wal_flush_lsn(), restart_lsn)::bigint, wal_status, "
+            f"SELECT pg_wal_lsn_diff({END_OF_LOG}, confirmed_flush_lsn)::bigint, "
+            f"pg_wal_lsn_diff({END_OF_LOG}, restart_lsn)::bigint, wal_status, "
             "safe_wal_size, pg_size_pretty(safe_wal_size) "
             "FROM pg_replication_slots WHERE slot_name = %s",
             (slot.name,),

@@ -210,6 +210,13 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
         SourceError: the server cannot be reached.
     """
     with connected(dsn) as connection, understood():
+        if row_of(connection, "SELECT pg_is_in_recovery()") == (True,):
+            return OpenTransaction(
+                "a standby waits until its primary has logged which transactions are open",
+                "SELECT pg_log_standby_snapshot(); on the primary makes it do so at once, unless "
+                "transactions stay open there",
+                {},
+            )
         oldest = connection.execute(
             "SELECT pid, usename, application_name, datname, "
             "extract(epoch FROM clock_timestamp() - xact_start)::bigint FROM pg_stat_activity "

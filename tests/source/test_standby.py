@@ -1,0 +1,192 @@
+"""The log of a standby, and a pipeline that goes on with a standby that has taken over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from databases import Shop
+from postgresql import server, standby_cluster
+
+from chronolake.errors import SourceError
+from chronolake.pipeline.streams import source_of
+from chronolake.source.offered import CheckedSource, Finding, Level
+from chronolake.source.postgres.slot import lsn_number, written_upto
+
+_ITEMS = "CREATE TABLE items (id int PRIMARY KEY, note text)"
+_STANDBY = {"hot_standby_feedback": "on", "primary_slot_name": "standby", "wal_level": "logical"}
+
+
+def _run(address: str, *statements: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def _findings(shop: Shop, *, create: bool = False) -> list[Finding]:
+    source = source_of(shop.project, "shop")
+    assert isinstance(source, CheckedSource)
+    return list(source.findings(create=create, positions={}))
+
+
+def _wrong(findings: list[Finding]) -> dict[str, str]:
+    return {one.what: f"{one.message} {one.fix}" for one in findings if one.level is Level.FAILED}
+
+
+@contextmanager
+def _logging_snapshots(primary: str) -> Iterator[None]:
+    """Let a primary log which transactions are open, as one that is in use does by itself."""
+    done = threading.Event()
+
+    def log() -> None:
+        while not done.wait(0.3):
+            _run(primary, "SELECT pg_log_standby_snapshot()")
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _await_replayed(primary: str, standby: str) -> None:
+    with psycopg.connect(primary) as one, psycopg.connect(standby, autocommit=True) as other:
+        (text,) = one.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
+        while written_upto(other) < lsn_number(text):
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("version", [18, pytest.param(16, marks=pytest.mark.long)])
+def test_the_log_of_a_standby_is_read(version: int, tmp_path: Path) -> None:
+    with server(version, wal_level="logical") as primary:
+        _run(primary, _ITEMS, "SELECT pg_create_physical_replication_slot('standby')")
+        with standby_cluster(primary, version, **_STANDBY) as standby:
+            shop = Shop(tmp_path, standby.address)
+            missing = _wrong(_findings(shop))
+            assert missing.keys() == {"publication chronolake_shop", "slot chronolake_shop"}
+            statement = missing["publication chronolake_shop"]
+            assert "On the primary: CREATE PUBLICATION" in statement
+            _run(primary, statement.partition("On the primary: ")[2])
+            _await_replayed(primary, standby.address)
+            with _logging_snapshots(primary):
+                assert _wrong(_findings(shop, create=True)) == {}
+                _run(primary, "INSERT INTO items VALUES (1, 'a'), (2, 'a')")
+                _await_replayed(primary, standby.address)
+                shop.synced()
+            _run(
+                primary,
+                "UPDATE items SET note = 'b' WHERE id = 1",
+                "UPDATE items SET note = 'c' WHERE id = 1",
+                "DELETE FROM items WHERE id = 2",
+                "INSERT INTO items VALUES (3, 'a')",
+            )
+            _await_replayed(primary, standby.address)
+            shop.synced()
+            assert shop.versions("items", ("id", "note")) == [
+                (1, "a", False),
+                (1, "b", False),
+                (1, "c", True),
+                (2, "a", False),
+                (3, "a", True),
+            ]
+            assert shop.agrees()
+
+
+def test_a_standby_that_may_lose_its_slot_is_warned_about(tmp_path: Path) -> None:
+    with (
+        server(wal_level="logical") as primary,
+        standby_cluster(primary, wal_level="logical") as standby,
+    ):
+        shop = Shop(tmp_path, standby.address)
+        warned = {one.what for one in _findings(shop) if one.level is Level.WARNING}
+        assert {"hot_standby_feedback", "primary_slot_name"} <= warned
+
+
+def test_a_slot_on_a_standby_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronolake.source.postgres.check._PATIENCE_SECONDS", 1)
+    with server(wal_level="logical") as primary:
+        _run(primary, _ITEMS, "SELECT pg_create_physical_replication_slot('standby')")
+        with standby_cluster(primary, **_STANDBY) as standby:
+            shop = Shop(tmp_path, standby.address)
+            with pytest.raises(SourceError, match="waits until its primary has logged") as failed:
+                _findings(shop, create=True)
+            assert "pg_log_standby_snapshot" in (failed.value.hint or "")
+
+
+def test_a_slot_that_is_no_failover_slot_becomes_one(tmp_path: Path) -> None:
+    with server(wal_level="logical") as primary:
+        shop = Shop(tmp_path, primary)
+        shop.run(_ITEMS)
+        assert _wrong(_findings(shop, create=True)) == {}
+        shop.configure(more=", failover: true")
+        assert "no failover slot" in _wrong(_findings(shop))["slot chronolake_shop"]
+        found = _findings(shop, create=True)
+        assert _wrong(found) == {}
+        assert shop.rows("SELECT failover FROM pg_replication_slots") == [(True,)]
+        assert "synchronized_standby_slots" in {one.what for one in found}
+
+
+@pytest.mark.long
+def test_a_server_that_has_no_failover_slots_is_reported(tmp_path: Path) -> None:
+    with server(16, wal_level="logical") as primary:
+        shop = Shop(tmp_path, primary)
+        shop.run(_ITEMS)
+        shop.configure(more=", failover: true")
+        assert "PostgreSQL 17" in _wrong(_findings(shop, create=True))["slot chronolake_shop"]
+
+
+def _await_copied(shop: Shop, standby: str) -> None:
+    """Wait until a standby has a copy of the slot that outlives its primary."""
+    query = "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = %s"
+    until = time.monotonic() + 120
+    with psycopg.connect(standby, autocommit=True) as connection:
+        while connection.execute(query, ("chronolake_shop",)).fetchone() != (True,):
+            assert time.monotonic() < until, "no copy of the slot"
+            # A copy begins where the standby is, and the slot has to get there.
+            shop.synced()
+            time.sleep(0.5)
+
+
+def test_a_pipeline_goes_on_with_the_standby_that_took_over(tmp_path: Path) -> None:
+    with server(wal_level="logical", synchronized_standby_slots="standby") as primary:
+        _run(primary, _ITEMS, "SELECT pg_create_physical_replication_slot('standby')")
+        with standby_cluster(primary, sync_replication_slots="on", **_STANDBY) as standby:
+            shop = Shop(tmp_path, primary)
+            shop.configure(more=", failover: true")
+            assert _wrong(_findings(shop, create=True)) == {}
+            shop.run("INSERT INTO items VALUES (1, 'a'), (2, 'a')")
+            with _logging_snapshots(primary):
+                shop.synced()
+                _await_copied(shop, standby.address)
+            # Changes that the lake has not read, and nothing but the log has.
+            shop.run(
+                "UPDATE items SET note = 'b' WHERE id = 1",
+                "UPDATE items SET note = 'c' WHERE id = 1",
+                "DELETE FROM items WHERE id = 2",
+            )
+            _await_replayed(primary, standby.address)
+            shop.dsn = standby.address
+            shop.configure(more=", failover: true")
+            wrong = _wrong(_findings(shop))
+            assert "a copy that this standby keeps" in wrong["slot chronolake_shop"]
+
+            standby.promote()
+            shop.run("UPDATE items SET note = 'd' WHERE id = 1")
+            shop.synced()
+            assert shop.versions("items", ("id", "note")) == [
+                (1, "a", False),
+                (1, "b", False),
+                (1, "c", False),
+                (1, "d", True),
+                (2, "a", False),
+            ]
+            assert shop.agrees()
