@@ -141,7 +141,6 @@ VALUES: list[tuple[str, object]] = [
     ("{{ config.none > 1 }}", "{{ config.none > 1 }}"),
     ("{{ config.n }}{# c #}", 5),
     ("{ config.n }", "{ config.n }"),
-    ("{{ config.d.l.append(3) }}{{ config.d.l.pop() }}", "None3"),
     ("{{ config.recs | map(attribute='t') | join(', ') }}", "x, y"),
     ("{{ config.recs | join(', ', attribute='id') }}", (1, 2)),
     ("{{ config.recs | selectattr('t','equalto','y') | map(attribute='id') | first }}", 2),

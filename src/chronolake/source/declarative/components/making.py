@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
 
@@ -83,8 +84,9 @@ def _made_here(
         return setting.reading(described) if found is None else found
 
     fields = {
-        "config": dict(setting.config),
-        "parameters": dict(component.parameters),
+        # What a class does to its own stays its own.
+        "config": deepcopy(dict(setting.config)),
+        "parameters": deepcopy(component.parameters),
         **_handled(component, hints, handle),
         **given,
     }
@@ -103,11 +105,13 @@ def _made_by_cdk(
         "type": component.type,
         # The module is there by this name, whatever the manifest calls it.
         "class_name": f"{kind.__module__}.{kind.__qualname__}",
-        "$parameters": dict(component.parameters),
+        "$parameters": deepcopy(component.parameters),
     }
     factory = by_cdk(lambda: importlib.import_module(_FACTORY)).ModelToComponentFactory()
     model = getattr(importlib.import_module(_MODELS), component.type)
-    return factory.create_component(model, described, dict(setting.config), **{**objects, **given})
+    return factory.create_component(
+        model, described, deepcopy(dict(setting.config)), **{**objects, **given}
+    )
 
 
 _PLAIN: Final = (dict, str, int, float, bool, type(None))

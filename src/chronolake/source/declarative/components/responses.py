@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from copy import deepcopy
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -112,5 +113,5 @@ class _Seen(StreamSlice):
 
 
 def slice_seen(one: StreamSlice) -> StreamSlice:
-    """A slice as classes know it: one with nothing in it is false."""
-    return _Seen(one.partition, one.cursor_slice, one.extra_fields)
+    """A slice as classes know it: one with nothing in it is false, and changes stay theirs."""
+    return _Seen(*map(deepcopy, (one.partition, one.cursor_slice, one.extra_fields)))

@@ -39,6 +39,7 @@ from chronolake.source.declarative.exchange.origins import (
     is_origin_listed,
     origin_of,
 )
+from chronolake.source.declarative.exchange.requesting import as_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -278,7 +279,7 @@ def _redirected(
     network: Network, request: Encoded, status: int, location: str, secrets: Collection[str]
 ) -> Encoded:
     try:
-        url = urljoin(request.url, location)
+        url = as_sent(urljoin(request.url, location))
     except ValueError as error:
         raise SourceError(
             f"{request.method} {network.path(request.url)} is redirected to what is no URL.",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlencode, urljoin, urlsplit, urlunsplit
 
+import requests
+
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.exchange.injection import Injection, merged
 from chronolake.source.declarative.exchange.origins import own_origins
@@ -169,7 +171,7 @@ def encoded(request: Request) -> Encoded:
     """
     headers = _header_fields(request.headers)
     try:
-        url = _with_params(request.url, request.params)
+        url = as_sent(_with_params(request.url, request.params))
     except ValueError as error:
         raise _no_url() from error
     body, kind = _body(request)
@@ -187,6 +189,19 @@ def _url(requester: HttpRequester, context: Context, path: str | None) -> str:
         return urljoin(base if base.endswith("/") else f"{base}/", path)
     except ValueError as error:
         raise _no_url() from error
+
+
+def as_sent(url: str) -> str:
+    """Return a URL with everything percent-encoded that RFC 3986 reserves no place for.
+
+    What is encoded already stays so. A URL that is not one comes back as it is.
+    """
+    prepared = requests.PreparedRequest()
+    try:
+        prepared.prepare_url(url, None)
+    except (requests.RequestException, ValueError):
+        return url
+    return prepared.url or url
 
 
 def _mixes(requester: HttpRequester, path: str | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -232,7 +233,8 @@ def _conversion(
     """What converts a record's values in place; None: nothing does."""
     if isinstance(how, CustomSchemaNormalization):
         calls = how.calls
-        return lambda record: calls.call("transform", record, schema)
+        own = deepcopy(dict(schema))
+        return lambda record: calls.call("transform", record, own)
     return converter_of(schema).within if how == "Default" else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import lru_cache, partial
 from typing import Any, assert_never
 
@@ -86,10 +87,14 @@ def step_of(component: Transformation, config: Mapping[str, Any]) -> Step:
 def _own(component: CustomTransformation) -> Step:
     """What a class of the connector's own does to records; what it returns does not count."""
     calls = component.calls
+    own: list[Any] = []
 
     def of_page(context: Context) -> Change:
+        if not own:
+            # What the class does to it is seen by nobody else.
+            own.append(deepcopy(dict(context["config"])))
         told = {
-            "config": context["config"],
+            "config": own[0],
             "stream_state": {},
             "stream_slice": slice_seen(context["stream_slice"]),
         }

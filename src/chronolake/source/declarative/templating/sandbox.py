@@ -4,6 +4,8 @@ Jinja's own sandbox keeps a template from Python's insides, and so from files. W
 is measured here: each call, filter, operator and round of a loop is a step, and what they make has
 a size. A template that needs more than its allowance is stopped by an OverflowError. Steps that can
 make much of little (`'a' * 10**9`) are measured before they are taken.
+
+A template can read what it is given and not change it: others have the same values.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import meta, nodes, pass_context
-from jinja2.exceptions import TemplateSyntaxError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.filters import FILTERS as GENERAL_FILTERS
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
@@ -71,6 +73,12 @@ _PIECE, _LETTER = 88, 16
 #: The bytes that a URL has for a byte of a text, beyond that.
 _GROWS = 4
 _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+#: Methods that change what they belong to.
+_CHANGING = frozenset(
+    {"add", "append", "appendleft", "clear", "difference_update", "discard", "extend"}
+    | {"extendleft", "insert", "intersection_update", "pop", "popitem", "popleft", "remove"}
+    | {"reverse", "rotate", "setdefault", "sort", "symmetric_difference_update", "update"}
+)
 #: The longest regular expression; Python's own form of it takes a hundred bytes for a letter.
 PATTERN = 10_000
 
@@ -79,13 +87,32 @@ _NUMBER = re.compile(r"\d+")
 
 
 class _Allowance:
-    """What an evaluation has left."""
+    """What an evaluation has left, and what it has been given."""
 
-    __slots__ = ("size", "steps")
+    __slots__ = ("_given", "_shared", "size", "steps")
 
-    def __init__(self) -> None:
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         self.steps = STEPS
         self.size = SIZE
+        self._given = given or {}
+        self._shared: set[int] | None = None
+
+    def is_given(self, owner: object) -> bool:
+        """Return whether a value is one of the variables, or within one: others have it, too."""
+        if self._shared is None:
+            self._shared = set()
+            left: list[Any] = list(self._given.values())
+            while left:
+                each = left.pop()
+                if isinstance(each, str | bytes | int | float | None) or id(each) in self._shared:
+                    continue
+                self._shared.add(id(each))
+                if isinstance(each, Mapping):
+                    left += each.values()
+                elif isinstance(each, Sequence | AbstractSet):
+                    left += each
+                left += getattr(each, "__dict__", {}).values()
+        return id(owner) in self._shared
 
     def step(self, size: int = 0) -> None:
         """Take a step that makes so much.
@@ -148,7 +175,7 @@ class Compiled:
             OverflowError: it takes more steps, or makes more, than is allowed.
             Exception: whatever a template's own steps raise.
         """
-        _allowance.set(_Allowance())
+        _allowance.set(_Allowance(context))
         return self.template.render(context)
 
 
@@ -246,6 +273,10 @@ class _Environment(SandboxedEnvironment):
             _counted(each) if isinstance(each, GeneratorType | reversed) else each for each in args
         )
         allowance.step(sum(map(allowance.weigh, (*args, *options.values()))))
+        _expect_unchanged(obj, args)
+        if any(getattr(each, "__name__", "") in _CHANGING for each in (*args, *options.values())):
+            # `max(key=config.pop)` would call it.
+            raise SecurityError("What changes values cannot be passed on.")
         if obj is sanitize_url:
             allowance.step(sum(_GROWS * allowance.weigh(each) for each in args))
         owner = getattr(obj, "__self__", None)
@@ -287,6 +318,16 @@ class _Formatter(SandboxedFormatter):
         made = super().format_field(value, format_spec)
         allowance.step(len(made))
         return made
+
+
+def _expect_unchanged(method: Any, args: tuple[Any, ...]) -> None:
+    """Refuse a method that would change what the template was given."""
+    if getattr(method, "__name__", "") not in _CHANGING:
+        return
+    owner = getattr(method, "__self__", None)
+    # `dict.clear(config)` has its owner as an argument.
+    if _allowance.get().is_given(owner) or any(map(_allowance.get().is_given, args[:1])):
+        raise SecurityError("A template may not change what it is given.")
 
 
 def _bytes_of(text: str) -> int:
