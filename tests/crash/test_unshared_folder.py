@@ -170,7 +170,10 @@ def _sent(process: subprocess.Popen[str], line: str) -> str:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
-    return _line(process.stdout)
+    # The log goes there, too.
+    while (answer := _line(process.stdout)) and not answer.startswith(("done ", "refused ")):
+        pass
+    return answer
 
 
 @pytest.mark.long
