@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from py4j.java_gateway import is_instance_of
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from chronolake import variables
 from chronolake.errors import LakeError, MissingRequirementError
+from chronolake.masking import holds_secret, is_secret
 from chronolake.sockets import acknowledge_at_once
 from chronolake.types import RELIED_ON
 
@@ -74,6 +75,20 @@ _STATIC: Final[dict[str, str]] = {
     # more and can even fail; without optimisations it is 48 MiB, filled in half a minute.
     _JAVA_OPTIONS: "-XX:ReservedCodeCacheSize=512m",
 }
+
+#: What Spark reads while its JVM starts: all else can be told to it later.
+_AT_START: Final = (
+    "spark.master",
+    "spark.driver.",
+    "spark.jars",
+    "spark.files",
+    "spark.archives",
+    "spark.submit.",
+    "spark.pyspark.",
+    "spark.yarn.",
+    "spark.kubernetes.",
+    "spark.kerberos.",
+)
 
 _OPEN_FIRST: Final = (
     "Open the lake before anything else starts Spark, or start it with "
@@ -329,6 +344,8 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
         settings[_JAVA_OPTIONS] = f"{_STATIC[_JAVA_OPTIONS]} {conf[_JAVA_OPTIONS]}"
     for key, value in settings.items():
         builder = builder.config(key, value)
+    at_start = {"spark.master": master, **settings}
+    _start_java({key: text for key, text in at_start.items() if _is_for_command_line(key, text)})
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
@@ -337,6 +354,22 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
         raise LakeError("A Spark session ran in this process without Iceberg.", hint=_OPEN_FIRST)
     _write_no_checksum_files(session)
     return session
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start the JVM with what it needs on its command line, which every user of the machine sees.
+
+    All other settings reach it afterwards, over the connection to it.
+    """
+    if SparkContext._gateway is None:  # noqa: SLF001 - nothing else starts it with less
+        conf = SparkConf(loadDefaults=False)
+        conf.setAll(list(settings.items()))
+        SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001
+
+
+def _is_for_command_line(key: str, value: str) -> bool:
+    is_needed = key in _STATIC or key.startswith(_AT_START)
+    return is_needed and not is_secret(key, keys=True) and not holds_secret(value)
 
 
 def _write_no_checksum_files(session: SparkSession) -> None:
