@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import random
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,7 +208,7 @@ def test_a_destination_answers_with_the_path(disk: SmallDisk, tmp_path: Path) ->
         assert caller.write("t", columns, replace=rows(500)).success
 
 
-def test_maintain_goes_on_after_a_table_that_fails(
+def test_maintain_and_verify_go_on_after_a_table_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "lake"
@@ -224,3 +227,38 @@ def test_maintain_goes_on_after_a_table_that_fails(
     assert "s.b" in out
     assert "table s.a" in err
     assert "s.b" not in err
+    code, out, err = ran(folder, capsys, "verify", "--all")
+    assert code == 1
+    assert "s.b" in out
+    assert "table s.a" in err
+
+
+def test_a_folder_that_others_own_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="chronolake-"))
+    (folder / "chronolake.yml").write_text("pipelines: {}\n")
+    words = ["check", "--project", str(folder)]
+    try:
+        # Everything is imported now, which another user might not be allowed to do.
+        assert ran_words(capsys, *words)[0] == 0
+        folder.chmod(0o555)
+        with _as_nobody():
+            code, out, err = ran_words(capsys, *words)
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+    assert code == 1
+    assert "Permission denied" in out
+    assert str(folder) in _last_line(out, err)
+
+
+@contextmanager
+def _as_nobody() -> Iterator[None]:
+    """Run a block without the rights of root, who may write anywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
@@ -30,6 +31,12 @@ from chronolake.cli.app import (
     table_name,
 )
 from chronolake.errors import ChronolakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chronolake.table import VerifyReport
+    from chronolake.types import TableName
 
 
 @app.command(
@@ -101,7 +108,10 @@ def verify(
     config: ConfigOption = None,
     settings: SettingOption = None,
 ) -> None:
-    """Check what a table promises, with one Spark query; exit code 1 if a promise is broken."""
+    """Check what a table promises, with one Spark query; exit code 1 if a promise is broken.
+
+    A table that cannot be read does not stop the others; failures are listed at the end.
+    """
     from chronolake.cli.piping import compared, project_filling, stream_filling
     from chronolake.pipeline.made import quarantine_of
     from chronolake.pipeline.verified import note_verified
@@ -118,7 +128,11 @@ def verify(
         filling = project_filling(stored, project, lake, config)
         stream = stream_filling(filling, named[0], json=json)
     with existing(stored, *named, json=json) as opened:
-        reports = [checked(opened, name) for name in named or opened.tables()]
+        failures: list[ChronolakeError] = []
+        reports: list[VerifyReport] = []
+        for name in named or opened.tables():
+            with _collected(failures, name):
+                reports.append(checked(opened, name))
         if stream is not None:
             reports = [compared(opened, report, stream) for report in reports]
         note_verified(opened.config, reports, against_lake=against_lake)
@@ -128,8 +142,24 @@ def verify(
     else:
         for report, quarantine in zip(reports, left_out, strict=True):
             console().print(shown.verified(report, quarantine))
-    if not all(report.holds for report in reports):
+    for failed in failures:
+        show_error(failed, json=json)
+    if failures or not all(report.holds for report in reports):
         fail()
+
+
+@contextmanager
+def _collected(failures: list[ChronolakeError], table: TableName) -> Iterator[None]:
+    """Add what fails in the block to `failures`, for the other tables must not suffer from it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ChronolakeError, Py4JError, PySparkException, OSError) as failure:
+        failures.append(failure_of(failure, table))
 
 
 @app.command(epilog="Example: chronolake maintain sales.customers")
@@ -158,9 +188,6 @@ def maintain(
 
     A table that fails does not stop the others; failures are listed at the end, with exit code 1.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     from chronolake import table as core
 
     failures: list[ChronolakeError] = []
@@ -175,16 +202,12 @@ def maintain(
                 else:
                     screen.print(shown.plan(plan))
                 continue
-            try:
+            with _collected(failures, name):
                 result = core.maintain(opened, name, only_if_needed=only_if_needed)
-            except (ChronolakeError, Py4JError, PySparkException, OSError) as failure:
-                # The other tables must not suffer.
-                failures.append(failure_of(failure, name))
-                continue
-            if json:
-                print_json(shown.maintained_json(result), pretty=False)
-            else:
-                screen.print(shown.maintained(result))
+                if json:
+                    print_json(shown.maintained_json(result), pretty=False)
+                else:
+                    screen.print(shown.maintained(result))
     for failed in failures:
         show_error(failed, json=json)
     if failures:
