@@ -75,7 +75,6 @@ class Catalog:
         self._metadata: Any = self.jvm.org.apache.iceberg.TableMetadata
         self._namespaces: Any = self.jvm.org.apache.iceberg.catalog.Namespace
         self._identifiers: Any = self.jvm.org.apache.iceberg.catalog.TableIdentifier
-        self._types: Any = self.jvm.org.apache.iceberg.types.Types
         self._maps: Any = self.jvm.java.util.HashMap
         self._strings: Any = self.jvm.java.lang.String
         session = spark._jsparkSession  # noqa: SLF001
@@ -283,7 +282,7 @@ class Catalog:
 
     def type(self, column_type: ColumnType) -> Any:
         """The Java type that columns of a logical type are stored in."""
-        return self._types.fromPrimitiveName(type_name(column_type))
+        return self.schema([Column("value", column_type)]).findType("value")
 
     def map(self, items: Mapping[str, str]) -> Any:
         """A Java map of strings."""
