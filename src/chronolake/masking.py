@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +61,31 @@ def masked_text(text: str) -> str:
     if _hints(text):
         text = _GIVEN.sub(rf"\1{MASKED}", _BEARER.sub(rf"\1 {MASKED}", text))
     return text
+
+
+def is_broken_by_password(address: str) -> bool:
+    """Return whether a URL's user or password has a sign that ends another part of it.
+
+    With `postgresql://user:p@ss@host/db` or `…:p/ss@host/db` a part of the password would be taken
+    for the host or the database, and shown as such.
+    """
+    rest = address.partition("://")[2]
+    before, _, query = rest.partition("?")
+    user, at, _ = before.rpartition("@")
+    if at:
+        return any(sign in user for sign in "@/#")
+    return "@" in query and "=" not in query.partition("@")[0]
+
+
+def may_show_password(url: str) -> bool:
+    """Return whether a URL of the web may show a part of a password where its host or path is."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return True
+    begins = parts.query.partition("@")
+    return ("@" in parts.netloc and "@" in parts.path) or (bool(begins[1]) and "=" not in begins[0])
 
 
 def _hints(text: str) -> bool:

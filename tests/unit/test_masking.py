@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
+from pydantic import ValidationError
 
-from chronolake.masking import holds_secret, masked_text
+from chronolake.config import CatalogConfig
+from chronolake.errors import SourceError
+from chronolake.masking import holds_secret, is_broken_by_password, masked_text
+from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.postgres.connection import connected
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,40 @@ def test_no_long_text_takes_long(part: str) -> None:
     masked_text(text)
     holds_secret(text)
     assert time.process_time() - begun < 5
+
+
+_PASSWORDS = ["fox@yak", "fox/yak", "fox@yak/elk", "fox@yak@elk", "fox#yak@elk", "fox/yak?elk",
+              "12?yak", "fox%40yak", "fox", "fox:yak"]  # fmt: skip
+
+
+@pytest.mark.parametrize("password", _PASSWORDS)
+@pytest.mark.parametrize("scheme", ["postgresql", "https"])
+def test_no_part_of_a_password_in_an_address_is_shown(password: str, scheme: str) -> None:
+    address = f"{scheme}://user:{password}@db.example:5432/lake"
+    parts = [one for one in re.split(r"[@/?#:]", password) if one]
+
+    assert is_broken_by_password(address) == any(sign in password for sign in "@/?#")
+    own = f"postgresql://user:{password}@127.0.0.1:1/lake"
+    with pytest.raises(SourceError) as caught, connected(own):
+        pass
+    shown = [str(caught.value)]
+    try:
+        shown.append(CatalogConfig(uri=address).label)
+    except ValidationError as failure:
+        shown.append(str(failure.errors(include_input=False)[0]["msg"]))
+    with http_client() as client:
+        shown.append(Network(client).shown(address))
+    for text in shown:
+        assert not any(part in text for part in parts if part.isalpha())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://db.example/lake?application_name=a@b",
+        "postgresql://user@db.example/lake",
+        "postgresql://user:p@db.example:5432/lake?options=-c%20a",
+    ],
+)
+def test_an_address_that_is_whole_is_not_refused(address: str) -> None:
+    assert not is_broken_by_password(address)

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from chronolake.location import is_inside
+from chronolake.masking import may_show_password
 from chronolake.types import RELIED_ON
 
 
@@ -86,6 +87,11 @@ class CatalogConfig(Section):
     def _known(cls, uri: str | None) -> str | None:
         if uri is None:
             return None
+        if may_show_password(uri):
+            raise ValueError(
+                "the user or password has a sign that ends another part of the URL; write @ as "
+                "%40, / as %2F, ? as %3F and # as %23"
+            )
         try:
             parts = urlsplit(uri)
             whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)

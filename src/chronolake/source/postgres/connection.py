@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from chronolake.errors import SourceError
+from chronolake.masking import is_broken_by_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -79,6 +80,8 @@ def connected(
     """
     options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
     with understood():
+        if "://" in dsn and is_broken_by_password(dsn):
+            raise _broken()
         given = psycopg.conninfo.conninfo_to_dict(dsn)
         # What a user's own options say comes first, and cannot change how values read.
         both = f"{given.pop('options', '') or ''} {options}".strip()
@@ -142,11 +145,15 @@ def _expect_whole(given: Mapping[str, Any]) -> None:
     """
     host, port = str(given.get("host") or ""), str(given.get("port") or "0")
     if "@" in host or not all(one.isdigit() for one in port.split(",") if one):
-        raise SourceError(
-            "The address of the server is not understood: its host or port has other characters "
-            "than such names have.",
-            hint="In a password, write @ as %40, / as %2F and : as %3A.",
-        )
+        raise _broken()
+
+
+def _broken() -> SourceError:
+    return SourceError(
+        "The address of the server is not understood: its host or port has other characters "
+        "than such names have.",
+        hint="In a password, write @ as %40, / as %2F, ? as %3F, # as %23 and : as %3A.",
+    )
 
 
 @contextmanager

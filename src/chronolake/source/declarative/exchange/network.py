@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, unquote_plus, urljoin, urlsplit
 import httpx
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.masking import may_show_password
 from chronolake.source.declarative.exchange.answers import Answer
 from chronolake.source.declarative.exchange.connections import (
     DeadlineError,
@@ -182,6 +183,8 @@ class Network:
 
     def shown(self, url: str, hidden: Collection[str] = ()) -> str:
         """A URL for people: without secrets, and without the values of some parameters."""
+        if may_show_password(url):
+            return f"{url.partition('://')[0]}://{_HIDDEN}"
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         query = "&".join(
