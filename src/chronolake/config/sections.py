@@ -87,16 +87,16 @@ class CatalogConfig(Section):
     def _known(cls, uri: str | None) -> str | None:
         if uri is None:
             return None
-        if may_show_password(uri):
-            raise ValueError(
-                "the user or password has a sign that ends another part of the URL; write @ as "
-                "%40, / as %2F, ? as %3F and # as %23"
-            )
         try:
             parts = urlsplit(uri)
             whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
             raise ValueError("this is not a URL") from None
+        if may_show_password(uri):
+            raise ValueError(
+                "the user or password has a sign that ends another part of the URL; write @ as "
+                "%40, / as %2F, ? as %3F and # as %23"
+            )
         if parts.scheme == "postgres":
             uri = "postgresql" + uri.removeprefix("postgres")
         elif parts.scheme not in {"postgresql", "http", "https"}:
