@@ -33,6 +33,8 @@ Versions that are landed in our own raw lake have no file yet. They may do witho
 only purges are marks, and without `UNTOLD`, and they may have
 
 * `OPERATED` (string): what the source did, in its own words, for those who read the lake.
+* `FOLLOWS` (string): null, or the `SEQUENCE` of a mark. The row's record is that one under another
+  key, and `UNTOLD` columns are as they were there. They are filled in before the row lands.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ PURGED_AT: Final = "__chronolake_purged_at"
 LANDED_FILE: Final = "__chronolake_file_name"
 LANDED_ROW: Final = "__chronolake_file_row"
 OPERATED: Final = "__chronolake_operated"
+FOLLOWS: Final = "__chronolake_follows"
 VERSION_COLUMNS: Final = (
     MODIFIED,
     SEQUENCE,

@@ -14,6 +14,7 @@ from psycopg import sql
 from chronolake.pipeline.store import Status
 from chronolake.source.offered import Sight
 from chronolake.source.postgres.connection import connected
+from chronolake.types import ACTIVE, DELETED
 
 
 def test_every_committed_change_is_a_version(shop: Shop) -> None:
@@ -48,6 +49,11 @@ def test_every_committed_change_is_a_version(shop: Shop) -> None:
 
 
 _LARGE = "repeat(md5(random()::text), 3000)"
+_SWAPPED = (
+    "UPDATE notes SET id = -3 WHERE id = 3",
+    "UPDATE notes SET id = 3, size = 1 WHERE id = 1",
+    "UPDATE notes SET id = 1 WHERE id = -3",
+)
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
@@ -74,7 +80,7 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
 
     bodies |= dict(shop.rows("SELECT id, body FROM notes"))
     found = shop.versions("notes", ("id", "size", "body"))
-    assert [row[:2] for row in found if row[2] is not None] == [
+    assert [row[:2] for row in found] == [
         (1, 0),
         (1, 1),
         (1, 2),
@@ -84,7 +90,62 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
         (4, 0),
         (4, 9),
     ]
-    assert all(row[2] in {None, bodies[row[0]]} for row in found)
+    assert all(row[2] == bodies[row[0]] for row in found)
+    assert shop.agrees()
+
+
+@pytest.mark.parametrize(
+    "mode", ["history", "live", pytest.param("soft_delete", marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("failpoint", ["land.done", pytest.param("", marks=pytest.mark.long)])
+def test_a_record_that_gets_another_key_keeps_large_values(
+    shop: Shop, mode: str, failpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.configure(mode=mode)
+    shop.run(
+        "CREATE TABLE notes (shop text, id int, size int, body text, raw bytea, "
+        "PRIMARY KEY (shop, id))",
+        "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL, ALTER raw SET STORAGE EXTERNAL",
+        f"INSERT INTO notes SELECT 'a', n, 0, n || {_LARGE}, convert_to(n || {_LARGE}, 'UTF8') "
+        "FROM generate_series(1, 3) n",
+    )
+    shop.prepare()
+    shop.synced()
+    names = "shop, id, size, body, raw"
+    seen = set(shop.rows(f"SELECT {names} FROM notes"))
+    statements = [
+        "UPDATE notes SET id = 11 WHERE id = 1",
+        # Others have the key by then.
+        f"INSERT INTO notes VALUES ('a', 1, 0, {_LARGE}, NULL)",
+        "UPDATE notes SET id = 12, shop = 'b' WHERE id = 11",
+        "UPDATE notes SET size = 5 WHERE id = 12",
+        "UPDATE notes SET id = 13 WHERE id = 12",
+        f"UPDATE notes SET body = {_LARGE} WHERE id = 2",
+        "UPDATE notes SET id = 22 WHERE id = 2",
+        f"BEGIN; {'; '.join(_SWAPPED)}; COMMIT",
+        "UPDATE notes SET raw = NULL WHERE id = 22",
+    ]
+    for statement in statements:
+        shop.run(statement)
+        seen |= set(shop.rows(f"SELECT {names} FROM notes"))
+    with structlog.testing.capture_logs() as logged:
+        if failpoint:
+            with monkeypatch.context() as patched:
+                patched.setenv("CHRONOLAKE_FAILPOINT", f"{failpoint}=raise")
+                assert shop.sync().status is Status.FAILED
+        shop.synced()
+    assert not [one for one in logged if one["event"] == "table_read_again"]
+    found = shop.table("notes").to_pylist()
+    told = [tuple(row[name] for name in names.split(", ")) for row in found]
+    is_there = [row.get(ACTIVE, not row.get(DELETED)) for row in found]
+    now = [row for row, is_so in zip(told, is_there, strict=True) if is_so]
+    assert sorted(now, key=repr) == sorted(shop.rows(f"SELECT {names} FROM notes"), key=repr)
+    if mode == "history":
+        # And the one that was there within a transaction only.
+        within = [row for row in told if row[1] == -3]
+        assert len(within) == 1
+        assert {row for row in told if row[1] != -3} == seen
+        assert (within[0][3], within[0][4]) in {row[3:] for row in seen if row[1] == 3}
     assert shop.agrees()
 
 
@@ -525,6 +586,58 @@ def test_a_key_that_changes_wants_another_table(shop: Shop) -> None:
     shop.run("DELETE FROM orders WHERE code = 'c'")
     shop.synced()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, False), ("d", 3, True)]
+    assert shop.agrees()
+
+
+def test_a_copy_reads_each_row_once(shop: Shop) -> None:
+    columns = ("n numeric(10,2)", "at timestamp", "utc timestamptz", "on_day date")
+    shop.run(
+        f"CREATE TABLE items (id int PRIMARY KEY, {', '.join(columns)})",
+        "INSERT INTO items SELECT n, n, now(), now(), now() FROM generate_series(1, 100) n",
+    )
+    shop.prepare()
+    shop.synced()
+    query = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'items'"
+    assert shop.rows(query) == [(100,)]
+    assert "decimal" in str(shop.table("items").schema.field("n").type)
+    # A table that is read once more, with values that no column of its type can hold.
+    shop.run(
+        "ALTER TABLE items ADD b numeric(4,2) DEFAULT 'NaN', ADD c date DEFAULT 'infinity', "
+        "ADD d timestamptz DEFAULT '2024-01-01', ADD e date DEFAULT '2024-01-01'",
+    )
+    shop.synced()
+    assert shop.rows(query) == [(200,)]
+    found = set(shop.present("items", ("b", "c", "e")))
+    assert [(b, c, str(e)) for b, c, e in found] == [("NaN", "infinity", "2024-01-01")]
+    before = shop.table("items").num_rows
+    shop.run("VACUUM FULL items")
+    shop.synced()
+    assert shop.table("items").num_rows == before, "nothing differs"
+    assert shop.agrees()
+
+
+@pytest.mark.parametrize("rows", [3, pytest.param(300_000, marks=pytest.mark.long)])
+def test_columns_become_texts_where_some_row_needs_it(shop: Shop, rows: int) -> None:
+    shop.run(
+        "CREATE TABLE items (id int PRIMARY KEY, n numeric(10,2), at timestamp, on_day date)",
+        f"INSERT INTO items SELECT n, CASE n WHEN {rows} THEN 'NaN' ELSE n END, "
+        f"CASE n WHEN {rows} THEN 'infinity' ELSE '2024-01-01 10:00:00.5'::timestamp END, "
+        f"'2024-01-01' FROM generate_series(1, {rows}) n",
+        # A key with such values, too.
+        "CREATE TABLE days (on_day date PRIMARY KEY)",
+        "INSERT INTO days VALUES ('-infinity'), ('2024-01-01')",
+    )
+    shop.prepare()
+    shop.synced()
+    types = {name: str(shop.table("items").schema.field(name).type) for name in ("n", "on_day")}
+    assert "string" in types["n"]
+    assert "date" in types["on_day"]
+    told = set(shop.rows("SELECT id, n::text, at::text FROM items"))
+    assert set(shop.present("items", ("id", "n", "at"))) == told
+    assert shop.present("days", ["on_day"]) == [("-infinity",), ("2024-01-01",)]
+    shop.synced(anew=True)
+    assert shop.table("items").num_rows == rows, "nothing differs"
+    assert shop.table("days").num_rows == len(("-infinity", "2024-01-01"))
     assert shop.agrees()
 
 

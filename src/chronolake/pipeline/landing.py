@@ -19,6 +19,7 @@ from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
 from chronolake.pipeline.census import Compared, expect_empty
 from chronolake.pipeline.filling import expect_same_key
+from chronolake.pipeline.key_changes import with_carried
 from chronolake.pipeline.snapshot import versions_of
 from chronolake.pipeline.unchanged import changed
 from chronolake.rawlake import (
@@ -192,13 +193,17 @@ class _Landing:
         self._expect_same_key(self.lake.catalog.find(self.stream.table), piece.columns)
         if piece.versions is None:
             return declare(piece.columns, self.stream.folder, guard=self.lease.expect_held)
-        versions = piece.versions
+        versions, columns = piece.versions, piece.columns
+        if piece.has_followers:
+            self.complete(self.stream.name)
+            table = self.lake.catalog.load(self.stream.table)
+            versions, columns = with_carried(self.lake, versions, columns, table)
         if piece.is_undated or (piece.may_repeat and self._had_table):
             # It is compared with all that has landed.
             self.complete(self.stream.name)
-            table = self.lake.catalog.find(self.stream.table)
-            versions = changed(self.lake, to_spark(versions), piece.columns, table)
-        return self._land(versions, piece.columns, each_once=piece.is_distinct)
+            known = self.lake.catalog.find(self.stream.table)
+            versions = changed(self.lake, to_spark(versions), columns, known)
+        return self._land(versions, columns, each_once=piece.is_distinct)
 
     @cached_property
     def _had_table(self) -> bool:
@@ -223,6 +228,7 @@ class _Landing:
             columns,
             each_once=snapshot.is_distinct,
             has_new_columns=any(column.name not in known for column in columns),
+            texts=snapshot.texts,
         )
         return files, table is None
 
@@ -276,6 +282,7 @@ class _Landing:
         *,
         each_once: bool = False,
         has_new_columns: bool = False,
+        texts: Mapping[str, str] | None = None,
     ) -> list[DataFile]:
         return land(
             versions,
@@ -284,6 +291,7 @@ class _Landing:
             guard=self.lease.expect_held,
             each_once=each_once,
             has_new_columns=has_new_columns,
+            texts=texts,
         )
 
     def _name(self, numbers: Mapping[str, int] | None) -> None:

@@ -117,11 +117,11 @@ def versions_of(
 
     Returns:
         Record versions, and their data columns: the snapshot's. A key that was stored in a wider
-        type than the source has by now is told in that one.
+        type than the source has by now is told in that one. Columns with texts beside them
+        (`Snapshot.texts`) have them here, too.
     """
-    columns = list(snapshot.columns)
     if table is None:
-        return _all_of(snapshot), columns
+        return _all_of(snapshot), list(snapshot.columns)
 
     at = (
         f"{snapshot.at_micros}L AS {MODIFIED}",
@@ -130,6 +130,7 @@ def versions_of(
     )
     is_there = "true" if snapshot.present is None else quoted(snapshot.present)
     description = describe_loaded(table)
+    rows, columns = _as_stored(snapshot, description)
     hashed = _hashed(columns, table, description)
     sides = Sides.of(columns, description)
     common, by_name = sides.common, sides.by_name
@@ -140,13 +141,14 @@ def versions_of(
         says, said = sides.says, sides.said
     else:
         says, said = hash_of(hashed, quoted), quoted(HASH)
-    now = to_spark(snapshot.rows).selectExpr(
+    now = rows.selectExpr(
         f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
         f"IF({is_there}, {says}, NULL) AS {_SAYS}",
         *(
             f"{widened(one, common[one.name])} AS {name}"
             for one, name in zip(key, keys, strict=True)
         ),
+        *snapshot.texts.values(),
     )
     before = (
         lake.spark.table(f"{CATALOG}.{table.name.sql}")
@@ -161,6 +163,8 @@ def versions_of(
         )
     )
     differs = f"NOT ({_SAYS} <=> {_SAID}) OR ({_NOW} IS NULL) <> ({_WAS} IS NULL)"
+    # The table has no value that its type cannot hold.
+    differs += "".join(f" OR {name} IS NOT NULL" for name in snapshot.texts.values())
     cells = [f"{_NOW}.c{number} AS {quoted(one.name)}" for number, one in enumerate(columns)]
     for one, name in zip(key, keys, strict=True):
         number = columns.index(one)
@@ -172,7 +176,25 @@ def versions_of(
         f"IF({_NOW} IS NULL, {snapshot.at_micros}L, NULL) AS {DELETED_AT}",
         f"{_NOW} IS NOT NULL AS {TELLS}",
     )
-    return found.selectExpr(*cells, *at, *gone), columns
+    return found.selectExpr(*cells, *at, *gone, *snapshot.texts.values()), columns
+
+
+def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataFrame, list[Column]]:
+    """A snapshot's rows, and their columns: as texts where the table has texts."""
+    columns = list(snapshot.columns)
+    rows = to_spark(snapshot.rows)
+    merged = {}
+    for number, one in enumerate(columns):
+        stored = description.by_name.get(one.name)
+        if one.name in snapshot.texts and stored is not None and stored.type.kind is Kind.STRING:
+            text = snapshot.texts[one.name]
+            merged[one.name] = f"coalesce({text}, {widened(one, stored.type)})"
+            merged[text] = "CAST(NULL AS STRING)"
+            columns[number] = replace(one, type=stored.type)
+    if not merged:
+        return rows, columns
+    cells = (f"{merged.get(name, quoted(name))} AS {quoted(name)}" for name in rows.columns)
+    return rows.selectExpr(*cells), columns
 
 
 def _hashed(

@@ -5,12 +5,14 @@ Spark's tasks write the files, in parallel and out of sight; `naming` lets them 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chronolake.arrowrows import to_arrow, to_spark
@@ -21,16 +23,16 @@ from chronolake.rawlake import fields as lake_fields
 from chronolake.rawlake.declared import DECLARATION, declared, to_json
 from chronolake.rawlake.naming import make_durable, publish, staging
 from chronolake.rawlake.shaping import EMPTY, incomplete, rows_of_file
+from chronolake.rawlake.spelling import texts_of
+from chronolake.types import Column, ColumnType, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
     from chronolake.arrowrows import ArrowRows
-    from chronolake.rawlake.declared import Declaration
     from chronolake.rawlake.layout import DataFile, ObjectFolder
-    from chronolake.types import Column
 
 #: Rows of so many bytes in memory make a file, which is smaller: at most 100 MiB, as
 #: `seeds/data-lake-v2.txt` has it.
@@ -46,6 +48,7 @@ def land(
     guard: Callable[[], None],
     each_once: bool = False,
     has_new_columns: bool = False,
+    texts: Mapping[str, str] | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> list[DataFile]:
     """Append record versions to an object of a raw lake.
@@ -62,6 +65,9 @@ def land(
             process must not write to the lake any more.
         each_once: whether the source vouches that no two of the versions are of one record.
         has_new_columns: whether the columns are to be known even if there are no versions.
+        texts: for some columns, a column of the versions with the texts of values that the declared
+            type cannot hold, which are null in the column itself. Files with such values declare
+            the column as a text.
         file_bytes: how many bytes of rows make a file.
 
     Returns:
@@ -81,8 +87,9 @@ def land(
         write = partial(
             _written,
             folder=str(place),
-            declaration=declaration,
-            footer=to_json(declaration, each_once=uuid4().hex if each_once else None),
+            columns=tuple(columns),
+            texts=texts or {},
+            each_once=uuid4().hex if each_once else None,
             limit=file_bytes,
         )
         told = to_spark(to_arrow(versions).then(write, _TOLD)).collect()
@@ -137,15 +144,28 @@ def _written(
     versions: Iterable[pa.RecordBatch],
     *,
     folder: str,
-    declaration: Declaration,
-    footer: bytes,
+    columns: tuple[Column, ...],
+    texts: Mapping[str, str],
+    each_once: str | None,
     limit: int,
 ) -> Iterator[pa.RecordBatch]:
     """Write a partition's versions to files, and tell their names."""
     pending: list[pa.RecordBatch] = []
     size = 0
+    declaration = declared(columns)
+    footer = to_json(declaration, each_once=each_once)
+    beyond: set[str] = set()
     for batch in versions:
-        for piece in _pieces(rows_of_file(batch, declaration), limit):
+        found = {name for name, text in texts.items() if batch[text].null_count < batch.num_rows}
+        if found - beyond:
+            if pending:
+                yield _file(pending, folder, footer)
+                pending, size = [], 0
+            beyond |= found
+            declaration = declared([_text_if(beyond, column) for column in columns])
+            footer = to_json(declaration, each_once=each_once)
+        rows = rows_of_file(_with_texts(batch, columns, texts, beyond), declaration)
+        for piece in _pieces(rows, limit):
             if pending and size + piece.nbytes > limit:
                 yield _file(pending, folder, footer)
                 pending, size = [], 0
@@ -153,6 +173,23 @@ def _written(
             size += piece.nbytes
     if pending:
         yield _file(pending, folder, footer)
+
+
+def _text_if(beyond: set[str], column: Column) -> Column:
+    return replace(column, type=ColumnType(Kind.STRING)) if column.name in beyond else column
+
+
+def _with_texts(
+    batch: pa.RecordBatch, columns: Iterable[Column], texts: Mapping[str, str], beyond: set[str]
+) -> pa.RecordBatch:
+    """Versions with texts in place of the values of some columns."""
+    for column in columns:
+        if column.name in beyond:
+            place = batch.schema.get_field_index(column.name)
+            spelled = texts_of(batch.column(place).cast(column.type.arrow), column.type.kind)
+            whole = pc.coalesce(batch[texts[column.name]], spelled)
+            batch = batch.set_column(place, column.name, whole)
+    return batch
 
 
 def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -94,6 +94,8 @@ class Piece:
         may_repeat: whether `versions` may say of a record what was brought before: then only those
             land that say something else than the one before them.
         is_undated: whether the same may be so of two of `versions`.
+        has_followers: whether some of `versions` go on with another record's values
+            (`changes.FOLLOWS`).
     """
 
     stream: str
@@ -104,6 +106,7 @@ class Piece:
     is_distinct: bool = False
     may_repeat: bool = False
     is_undated: bool = False
+    has_followers: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ class Snapshot:
         is_distinct: whether the source vouches that no record is among `rows` twice.
         may_be_empty: False: there are no rows, and that is not to be believed of a stream that has
             had some.
+        texts: for some columns, a column of `rows` beside the data columns with the texts of values
+            that the declared type cannot hold; the value itself is null there.
     """
 
     stream: str
@@ -136,6 +141,7 @@ class Snapshot:
     present: str | None = None
     is_distinct: bool = True
     may_be_empty: bool = True
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 #: What a position says of the last time that a table was compared with all that its source has, if
@@ -227,10 +233,12 @@ class Described:
     Attributes:
         stream: its name.
         columns: its data columns, the key among them; more may come with the records.
+        numbers: as of a piece.
     """
 
     stream: str
     columns: Sequence[Column]
+    numbers: Mapping[str, int] | None = None
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ year 1 or beyond 9999, infinity, NaN in a decimal) makes the column a text: noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _KINDS: Final = {
     16: Kind.BOOLEAN,
@@ -53,13 +53,6 @@ _BEYOND: Final = {
     Kind.NAIVE_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.UTC_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.DECIMAL: "[A-Za-z]",
-}
-_IS_BEYOND: Final = {
-    Kind.NAIVE_DATE: "{0} < '0001-01-01' OR {0} > '9999-12-31'",
-    Kind.NAIVE_DATETIME: "{0} < '0001-01-01' OR {0} >= '10000-01-01'",
-    Kind.UTC_DATETIME: "{0} < '0001-01-01' OR {0} >= '10000-01-01'",
-    # It has digits to lose: the server refuses infinity.
-    Kind.DECIMAL: "{0} = 'NaN'",
 }
 
 
@@ -104,11 +97,6 @@ class SourceColumn:
         """What texts look like that the type cannot hold, as a regular expression, or None."""
         return _BEYOND.get(self.type.kind)
 
-    @property
-    def is_beyond(self) -> str | None:
-        """The same as a condition of the server, with `{0}` for the column, or None."""
-        return _IS_BEYOND.get(self.type.kind)
-
 
 def _decimal(modifier: int) -> ColumnType:
     if modifier < _HEADER:
@@ -140,27 +128,44 @@ class Typing:
         columns: the columns as the source has them.
         wanted: the same with the types that are wanted; STRING takes every text as it is.
         others: columns that stay as they are, as a Spark schema.
+        beyond: for some columns, another one that has the texts of those values which the wanted
+            type cannot hold; the value is null there. Other columns have no such values.
     """
 
     columns: tuple[SourceColumn, ...]
     wanted: tuple[Column, ...]
     others: str = ""
+    beyond: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schema(self) -> str:
         """The columns that it gives, as a Spark schema."""
         mine = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
-        return ", ".join(filter(None, [*mine, self.others]))
+        texts = [f"{quoted(name)} string" for name in self.beyond.values()]
+        return ", ".join(filter(None, [*mine, *texts, self.others]))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Give batches with these columns as values, and the others as they are."""
         for batch in batches:
-            values = {
-                column.name: _values(column, batch[column.name], one.type)
-                for column, one in zip(self.columns, self.wanted, strict=True)
-            }
+            values, beyond = {}, {}
+            for column, one in zip(self.columns, self.wanted, strict=True):
+                texts = batch[column.name]
+                if column.name in self.beyond:
+                    texts, texts_beyond = _held(column, texts)
+                    beyond[self.beyond[column.name]] = texts_beyond
+                values[column.name] = _values(column, texts, one.type)
             others = {name: batch[name] for name in batch.schema.names if name not in values}
-            yield pa.RecordBatch.from_pydict(values | others)
+            yield pa.RecordBatch.from_pydict(values | beyond | others)
+
+
+def _held(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The texts of values that the column's type can hold, and those of the others."""
+    never = pa.nulls(len(texts), pa.string())
+    if is_held(column, texts):
+        return texts, never
+    is_beyond = pc.match_substring_regex(texts, column.beyond)
+    spelled = _values(column, texts, ColumnType(Kind.STRING))
+    return pc.if_else(is_beyond, never, texts), pc.if_else(is_beyond, spelled, never)
 
 
 def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array:

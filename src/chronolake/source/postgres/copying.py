@@ -19,6 +19,7 @@ from psycopg.pq import ExecStatus
 from pyarrow import csv as pa_csv
 
 from chronolake.arrowrows import ArrowRows
+from chronolake.changes import RESERVED
 from chronolake.errors import SourceError
 from chronolake.source.offered import Failure, Snapshot
 from chronolake.source.postgres import catalog
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.source.postgres.catalog import Part, SourceTable
-    from chronolake.source.postgres.columns import SourceColumn
     from chronolake.source.postgres.position import LogPosition
 
 #: So many pages of 8 KiB are one range: 64 MiB.
@@ -96,10 +96,12 @@ def copied(
     try:
         with held_table(dsn, snapshot, table) as held:
             now = held.table
-            beyond = {one.name for one in columns_beyond(dsn, held)}
             key = RowKey.of(now)
-            columns = key.declared(now.columns, beyond=beyond)
-            rows = key.typed(texts_of(spark, dsn, held), now.columns, columns)
+            columns = key.declared(now.columns, beyond=set())
+            # Whether types hold all values is seen while they are copied.
+            doubtful = [one.name for one in now.columns if one.beyond is not None]
+            beyond = {name: f"{RESERVED}text{number}" for number, name in enumerate(doubtful)}
+            rows = key.typed(texts_of(spark, dsn, held), now.columns, columns, beyond=beyond)
             done = position.copied(now, snapshot, server=server, fingerprints=fingerprints)
             at = done.last_micros
             yield Snapshot(
@@ -112,6 +114,7 @@ def copied(
                 done.numbers(now.columns),
                 # A row that has moved into one of them is there twice.
                 is_distinct=not held.has_new_parts,
+                texts=beyond,
             )
     except SourceError as failure:
         yield Failure(table.stream, failure)
@@ -169,26 +172,6 @@ def _lock(connection: psycopg.Connection, table: SourceTable) -> None:
 
 def _identifier(table: SourceTable) -> sql.Identifier:
     return sql.Identifier(table.schema, table.name)
-
-
-def columns_beyond(dsn: str, snapshot: TableSnapshot) -> list[SourceColumn]:
-    """The columns that have values which their types cannot hold.
-
-    Raises:
-        SourceError: the table cannot be read.
-    """
-    table = snapshot.table
-    doubtful = [(column, column.is_beyond) for column in table.columns if column.is_beyond]
-    if not doubtful:
-        return []
-    asked = [
-        sql.SQL(f"coalesce(bool_or({condition}), false)").format(sql.Identifier(column.name))
-        for column, condition in doubtful
-    ]
-    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(asked), _identifier(table))
-    with beside(dsn, snapshot.database) as connection:
-        found = connection.execute(query).fetchone() or ()
-    return [column for (column, _), is_so in zip(doubtful, found, strict=True) if is_so]
 
 
 def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRows:

@@ -254,6 +254,7 @@ class Following:
                 tuple(step.declared),
                 position,
                 self.position.numbers(step.columns),
+                has_followers=step.has_followers,
             )
             step.file.unlink(missing_ok=True)
         brought = steps[-1].columns if steps else self.position.columns

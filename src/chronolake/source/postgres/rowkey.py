@@ -16,7 +16,7 @@ from chronolake.source.postgres.columns import Typing
 from chronolake.types import ROW_ID, Column, ColumnType, Kind, literal, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -80,6 +80,7 @@ class RowKey:
         wanted: Sequence[Column],
         *,
         others: str = "",
+        beyond: Mapping[str, str] | None = None,
     ) -> ArrowRows:
         """Rows with values of the types that are wanted, and with their key.
 
@@ -89,6 +90,7 @@ class RowKey:
             columns: the columns as the source has them.
             wanted: the same as they are `declared`.
             others: columns that stay as they are, as a Spark schema.
+            beyond: as of `Typing`.
 
         Returns:
             The rows. `_fivetran_id` is 64 hexadecimal digits that stay the same as long as the
@@ -97,10 +99,11 @@ class RowKey:
         """
         mine = tuple(column for column in wanted if column is not ROW_KEY)
         if not self.is_hashed:
-            typing = Typing(tuple(columns), mine, others)
+            typing = Typing(tuple(columns), mine, others, beyond or {})
             return rows.then(typing, typing.schema)
         row_id = f"{quoted(ROW_ID)} {ROW_KEY.type.sql}"
-        typing = Typing(tuple(columns), mine, ", ".join(filter(None, [row_id, others])))
+        both = ", ".join(filter(None, [row_id, others]))
+        typing = Typing(tuple(columns), mine, both, beyond or {})
         texts = to_spark(rows)
         known = (
             texts.selectExpr(_hash(self.columns), "*") if self.columns else _told(texts, columns)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chronolake.arrowrows import ArrowRows
-from chronolake.changes import PURGED_AT
+from chronolake.changes import FOLLOWS, PURGED_AT
 from chronolake.source.postgres.columns import is_held
 from chronolake.source.postgres.versions import SYSTEM
 from chronolake.types import quoted
@@ -50,12 +50,15 @@ class Spool:
         columns: the table's columns, whose values are texts here.
         key: what identifies a record.
         file: where the versions go.
+        bytes: how much has been added.
+        has_followers: whether records got another key, and kept values that were not sent.
     """
 
     columns: tuple[SourceColumn, ...]
     key: RowKey
     file: Path
     bytes: int = 0
+    has_followers: bool = False
     _beyond: set[str] = field(default_factory=set)
     _waiting: list[pa.Table] = field(default_factory=list)
     _waiting_bytes: int = 0
@@ -66,6 +69,7 @@ class Spool:
         for column in self.columns:
             if column.name not in self._beyond and not is_held(column, versions[column.name]):
                 self._beyond.add(column.name)
+        self.has_followers |= versions[FOLLOWS].null_count < versions.num_rows
         self._waiting.append(versions)
         self._waiting_bytes += versions.nbytes
         self.bytes += versions.nbytes

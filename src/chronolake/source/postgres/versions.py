@@ -2,7 +2,7 @@
 
 An insert or an update is a version, a delete a mark. An update that changes the key is both: the
 old key's record ends, and the new key's begins. Large values that an update has not touched are not
-told, unless the whole old row is.
+told, unless the whole old row is: a record that gets another key follows the mark of the old one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.changes import DELETED_AT, MODIFIED, OPERATED, SEQUENCE, TELLS, UNTOLD
+from chronolake.changes import (
+    DELETED_AT,
+    FOLLOWS,
+    MODIFIED,
+    OPERATED,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
 from chronolake.source.postgres.messages import Kind
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ SYSTEM: Final = pa.schema(
         (TELLS, pa.bool_()),
         (UNTOLD, pa.list_(pa.string())),
         (OPERATED, pa.string()),
+        (FOLLOWS, pa.string()),
     ]
 )
 _WORDS: Final = {Kind.INSERT: "insert", Kind.UPDATE: "update", Kind.DELETE: "delete"}
@@ -72,9 +81,8 @@ def versions_of(
 
     Returns:
         The relation's columns as texts, then those of `SYSTEM`: a row for each change, and a mark
-        more for each that changed its key; in no order. And whether that is everything: of a record
-        that got another key, values that were not sent stand under the old one, and of a deleted
-        one the key may not have been sent.
+        more for each that changed its key; in no order. And whether that is everything: of a
+        deleted record the key may not have been sent.
     """
     names = [column.name for column in changes.relation.columns]
     is_key = np.array([name in key for name in names], np.bool_)
@@ -95,11 +103,15 @@ def versions_of(
         sequences = sequences_of(lsns[rows], ordinals[rows] + (not is_mark))
         words = _words(changes.kinds[rows])
         untold = pa.nulls(count, pa.list_(pa.string()))
+        follows = pa.nulls(count, pa.string())
         if not is_mark:
-            # What another key's record was is not this one's.
-            untold = _untold(names, [(unknown & ~moved)[rows] for _, unknown in new], count)
+            untold = _untold(names, [unknown[rows] for _, unknown in new], count)
+            is_first = pa.array(moved[rows] & untold.is_valid().to_numpy(zero_copy_only=False))
+            marks = sequences_of(lsns[rows], ordinals[rows])
+            follows = pc.if_else(is_first, marks, follows)
         deleted = at if is_mark else pa.nulls(count, pa.int64())
-        return [at, sequences, deleted, pa.array(np.full(count, not is_mark)), untold, words]
+        tells = pa.array(np.full(count, not is_mark))
+        return [at, sequences, deleted, tells, untold, words, follows]
 
     schema = pa.schema([*((name, pa.string()) for name in names), *SYSTEM])
     told = [texts.filter(pa.array(tells)) for texts, _ in new]
@@ -107,8 +119,6 @@ def versions_of(
         cells.texts.filter(pa.array(ends)) if of_key else pa.nulls(int(ends.sum()), pa.string())
         for cells, of_key in zip(changes.old, is_key, strict=True)
     ]
-    is_whole = not any((unknown & moved & wanted).any() for _, unknown in new)
-    is_whole = is_whole and not is_nameless.any()
     rows = pa.concat_tables(
         pa.Table.from_arrays([_small(column) for column in columns], schema=schema)
         for columns in (
@@ -116,7 +126,7 @@ def versions_of(
             [*marks, *system(ends, is_mark=True)],
         )
     )
-    return rows, is_whole
+    return rows, not is_nameless.any()
 
 
 def _filled(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
