@@ -439,6 +439,24 @@ def test_a_field_with_the_name_of_a_system_column_is_refused(pipeline: Pipeline)
     (stream,) = pipeline.sync().streams
 
     assert "_fivetran_deleted, which is a column of Chronolake's own" in (stream.error or "")
+    assert "Account.rename: {_fivetran_deleted: source_fivetran_deleted}" in (stream.hint or "")
+
+
+def test_fields_get_other_names(pipeline: Pipeline) -> None:
+    pipeline.source.write("Account", [_row("1", 1, "1", _fivetran_deleted="true", N="5", N_i=5)])
+    pipeline.configure("    rename: {columns: {_fivetran_deleted: gone, N: number}}\n")
+    pipeline.done()
+    assert [(row["gone"], row["number"]) for row in pipeline.rows()] == [("true", 5)]
+    # Under a name that comes later, there is what came before.
+    pipeline.configure(
+        "    rename: {columns: {_fivetran_deleted: gone}, tables: {Account: Account}}\n"
+        "    streams: {Account: {rename: {N: total}}}\n"
+    )
+    pipeline.source.write("Account", [_row("1", 5, "2", N="6", N_i=6)])
+    pipeline.done()
+    found = sorted(pipeline.rows(), key=lambda row: row[START])
+    assert [(row["gone"], row["total"]) for row in found] == [("true", 5), (None, 6)]
+    assert "number" not in found[0]
 
 
 def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:

@@ -25,6 +25,7 @@ _PIPELINE: Final = """  shop:
     mode: {mode}
     source: {{type: postgres, dsn: '{dsn}', method: {method}{more}}}
     streams: {streams}
+    rename: {rename}
 """
 
 
@@ -43,13 +44,26 @@ class Shop:
         mode: str = "history",
         method: str = "logical_replication",
         streams: str = "{}",
+        rename: str = "{}",
         more: str = "",
     ) -> None:
-        """Write the configuration; `streams` is what is different for single ones.
+        """Write the configuration.
 
-        `more` is what else is said of the source, after a comma.
+        Args:
+            mode: of all streams.
+            method: of the source.
+            streams: what is different for single ones.
+            rename: what has other names in the lake.
+            more: further settings of the source, after a comma.
         """
-        told = _PIPELINE.format(mode=mode, dsn=self.dsn, method=method, streams=streams, more=more)
+        told = _PIPELINE.format(
+            mode=mode,
+            dsn=self.dsn,
+            method=method,
+            streams=streams,
+            rename=rename,
+            more=more,
+        )
         self.project: Project = project(self.folder, told)
 
     def run(self, *statements: str) -> None:

@@ -28,7 +28,7 @@ from chronolake.spelling import counted
 from chronolake.storage import raise_unless_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from chronolake.config import Project
     from chronolake.pipeline.streams import Stream
@@ -146,8 +146,32 @@ def _listed(
         return
     for one in found.wrong:
         yield _told(what, "failed", one.message, one.hint, ok=False)
+    yield from _columns(project, name, source, found.streams)
     if found.streams or not found.wrong:
         yield _checked(what, lambda: _pipeline_words(project, name, found.streams, fillers))
+
+
+def _columns(
+    project: Project, name: str, source: Source, streams: list[Stream]
+) -> Iterator[dict[str, Any]]:
+    """What keeps columns of a database from being kept, as far as its catalog tells."""
+    from chronolake.pipeline.state import expect_described
+    from chronolake.pipeline.streams import pipeline_of
+    from chronolake.source.offered import Described, DescribedSource
+
+    if pipeline_of(project, name).source.type != "postgres":
+        return
+    if not isinstance(source, DescribedSource):
+        return
+    by_name = {stream.name: stream for stream in streams}
+    for one in source.described(list(by_name)):
+        what = f"pipelines.{name}: {one.stream}"
+        try:
+            if not isinstance(one, Described):
+                raise one.error
+            expect_described(project.lake, by_name[one.stream], one)
+        except ChronolakeError as failure:
+            yield _told(what, "failed", failure.message, failure.hint, ok=False)
 
 
 def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
@@ -230,7 +254,7 @@ def discover(
                 "table": str(stream.table),
                 "mode": stream.mode,
                 "modes": allowed_modes(stream.offered.traits),
-                "key": list(stream.offered.key),
+                "key": list(stream.key),
                 "cursor": stream.offered.cursor,
                 "sees": stream.offered.sight,
                 "files": len(files),
@@ -238,7 +262,7 @@ def discover(
             }
         )
     if schema:
-        _add_columns(rows, source, pipeline)
+        _add_columns(rows, source, pipeline, {one.name: one for one in found.streams})
     if json:
         print_json(rows)
     elif schema:
@@ -251,7 +275,9 @@ def discover(
         fail()
 
 
-def _add_columns(rows: list[dict[str, Any]], source: Source, pipeline: str) -> None:
+def _add_columns(
+    rows: list[dict[str, Any]], source: Source, pipeline: str, streams: Mapping[str, Stream]
+) -> None:
     """Give each stream's row its `columns`, or why they are not known as `error`.
 
     Raises:
@@ -268,7 +294,11 @@ def _add_columns(rows: list[dict[str, Any]], source: Source, pipeline: str) -> N
     for found in source.described(list(by_name)):
         row = by_name[found.stream]
         if isinstance(found, Described):
-            row["columns"] = [{"name": one.name, "type": str(one.type)} for one in found.columns]
+            names = streams[found.stream].names.now(one.name for one in found.columns)
+            row["columns"] = [
+                {"name": names.get(one.name, one.name), "type": str(one.type)}
+                for one in found.columns
+            ]
         else:
             row["columns"], row["error"] = [], str(found.error)
 

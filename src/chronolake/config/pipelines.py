@@ -321,12 +321,40 @@ class Nested(StrEnum):
     COLUMNS = "columns"
 
 
+class Rename(Section):
+    """Other names in the lake than in the source."""
+
+    tables: dict[str, str] = Field(
+        default_factory=dict, description="Names of tables, by their streams."
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Names of columns in all streams, by their names in the source.",
+    )
+
+    @field_validator("tables", "columns")
+    @classmethod
+    def _named(cls, names: dict[str, str]) -> dict[str, str]:
+        return _with_names(names)
+
+
+def _with_names(names: dict[str, str]) -> dict[str, str]:
+    for name, now in names.items():
+        if not now:
+            raise ValueError(f"the new name of {name!r} is empty")
+    return names
+
+
 class StreamConfig(Section):
     """How one stream of a source is kept."""
 
     mode: Mode | None = Field(default=None, description="live, soft-delete or history.")
     table: str | None = Field(
         default=None, min_length=1, description="The table's name; the stream's when left out."
+    )
+    rename: dict[str, str] = Field(
+        default_factory=dict,
+        description="Names of columns in the lake, by their names in the source.",
     )
     keep_source_timestamp: bool | None = Field(
         default=None,
@@ -355,6 +383,11 @@ class StreamConfig(Section):
         default=False,
         description="Of a declarative source, whether the cursor's field is part of the key.",
     )
+
+    @field_validator("rename")
+    @classmethod
+    def _named(cls, names: dict[str, str]) -> dict[str, str]:
+        return _with_names(names)
 
 
 #: Settings that only sources of the type declarative understand.
@@ -390,6 +423,10 @@ class PipelineConfig(Section):
     )
     nested: Nested = Field(
         default=Nested.JSON, description="The same for streams that do not say their own."
+    )
+    rename: Rename = Field(
+        default_factory=Rename,
+        description="Other names of tables and columns in the lake than in the source.",
     )
     streams: dict[str, StreamConfig] = Field(
         default_factory=dict, description="What is different for single streams, by their names."

@@ -37,7 +37,6 @@ from chronolake.rawlake import (
     bad_files_in,
     land_control,
     landing,
-    namings_of,
     refuse,
     rows_in,
     united,
@@ -115,7 +114,7 @@ def apply(
         CommitError: a step could not be published; those before it are.
     """
     filling = Filling(lake, stream, lease)
-    namings = namings_of(stream.folder)
+    namings = stream.namings
     again = applied_of(files, _settle(filling, namings))
     done = 0
     for step in _steps(files, step_bytes, again=len(again)):

@@ -24,9 +24,10 @@ from chronolake.pipeline.properties import (
     LAKE_PROPERTY,
     NAMES_PROPERTY,
     ON_PURGE_PROPERTY,
+    RENAMES_PROPERTY,
     SIGHT_PROPERTY,
 )
-from chronolake.pipeline.streams import expect_filled_by
+from chronolake.pipeline.streams import expect_filled_by, other_key
 from chronolake.rawlake import Landing, columns_of, mark, naming_bad_files
 from chronolake.rawlake.reading import SOURCE_TIME
 from chronolake.source.offered import Sight
@@ -65,6 +66,7 @@ class Filling:
             SIGHT_PROPERTY: self.stream.offered.sight,
             ON_PURGE_PROPERTY: self.stream.on_purge,
             LAKE_PROPERTY: str(self.stream.folder.path),
+            **_renames_of(self.stream),
             **self.lease.properties,
         }
 
@@ -167,7 +169,8 @@ def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[
                 f"The source has a field {name}, which is a column of Chronolake's own.",
                 table=str(stream.table),
                 column=name,
-                hint="The field must have another name in the lake.",
+                hint="Give it another name in chronolake.yml: "
+                f"{stream.place}.rename: {{{name}: source_{name.strip('_')}}}",
             )
     columns = columns_of(seen, key)
     if not keeps_source_time(stream):
@@ -191,8 +194,17 @@ def is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
     return (
         description.mode is not stream.mode
         or table.property_of(ON_PURGE_PROPERTY) != stream.on_purge
+        or (table.property_of(RENAMES_PROPERTY) or "{}")
+        != _renames_of(stream).get(RENAMES_PROPERTY, "{}")
         or keeps_time is not keeps_source_time(stream)
     )
+
+
+def _renames_of(stream: Stream) -> dict[str, str]:
+    """What a table says of fields with other names here than in files that somebody else writes."""
+    if stream.offered.is_ours:
+        return {}
+    return {RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode()}
 
 
 def kept_as(stream: Stream) -> dict[str, object]:
@@ -272,15 +284,4 @@ def expect_same_key(
     now = renamed(table, namings)
     stored = [now.get(name, name) for name in describe_loaded(table).record_key]
     if set(stored) != set(key):
-        ours = (
-            f"Move {stream.folder.path} away, and give the stream another `table:` in "
-            "chronolake.yml: the next sync copies it into that one, and this one stays as it is."
-        )
-        theirs = "Files that identify records otherwise make another table, in a lake apart."
-        raise SourceError(
-            f"The source identifies a record by {', '.join(key)} now, and the table by "
-            f"{', '.join(stored)}.",
-            table=str(table.name),
-            file=file,
-            hint=ours if stream.offered.is_ours else theirs,
-        )
+        raise other_key(stream, key, stored, file=file)

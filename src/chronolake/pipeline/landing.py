@@ -28,7 +28,6 @@ from chronolake.rawlake import (
     declare,
     land,
     land_control,
-    namings_of,
     rows_in,
 )
 from chronolake.source.offered import COMPARED, CaughtUp, Census, Failure, Piece, Reading
@@ -170,6 +169,9 @@ class _Landing:
 
     def of(self, brought: Piece | Snapshot | Census) -> tuple[Landed, Position]:
         """Land what was brought; gives what has landed, and how far the stream is with it."""
+        names = self.stream.names
+        names.expect_fit([column.name for column in brought.columns], place=self.stream.place)
+        brought = names.of(brought)
         if isinstance(brought, Census):
             files, position = self._of_census(brought)
             return self._landed(files, rows_read=brought.rows), position
@@ -273,7 +275,7 @@ class _Landing:
         """Refuse what the table could not take before it stands in the raw lake for good."""
         if table is not None:
             key = [column.name for column in columns if column.primary_key]
-            expect_same_key(table, self.stream, key, namings_of(self.stream.folder))
+            expect_same_key(table, self.stream, key, self.stream.namings)
 
     def _land(
         self,

@@ -22,3 +22,5 @@ NAMES_PROPERTY: Final = "chronolake.names"
 SIGHT_PROPERTY: Final = "chronolake.sight"
 #: What becomes of records whose data the source has forgotten: `close` or `erase`.
 ON_PURGE_PROPERTY: Final = "chronolake.on-purge"
+#: Other names of fields than in files that somebody else writes, as JSON.
+RENAMES_PROPERTY: Final = "chronolake.renames"

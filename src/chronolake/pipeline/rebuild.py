@@ -35,7 +35,6 @@ from chronolake.rawlake import (
     applied_of,
     bad_files_in,
     landing,
-    namings_of,
     refuse,
     united,
 )
@@ -192,7 +191,7 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
     expect_own(table, stream)
-    if is_kept_otherwise(table, stream) or is_renamed(table, namings_of(stream.folder)):
+    if is_kept_otherwise(table, stream) or is_renamed(table, stream.namings):
         raise ConfigurationError(
             "chronolake.yml, or the source, wants the table otherwise than it is.",
             table=str(stream.table),
@@ -312,7 +311,7 @@ def _fill(
     if not good:
         raise refuse(files, bad)
     spark = lake.session_for_versions(stream.table, sum(file.size for file in good))
-    namings = namings_of(stream.folder)
+    namings = stream.namings
     landed = landing(spark, good, namings)
     # Columns stay where they are in the table.
     now = renamed(table, namings)

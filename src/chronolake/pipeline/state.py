@@ -5,27 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import orjson
+
 from chronolake import look
 from chronolake.errors import TableNotFoundError
 from chronolake.look.catalog import look_up
 from chronolake.pipeline.made import MadeOf
 from chronolake.pipeline.properties import (
     LEASE_PROPERTY,
+    NAMES_PROPERTY,
     SIGHT_PROPERTY,
     WATERMARK_PROPERTY,
 )
-from chronolake.pipeline.streams import expect_filled_by
+from chronolake.pipeline.streams import expect_filled_by, other_key
 from chronolake.rawlake import QUARANTINED_PROPERTY, Quarantine
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from chronolake.config import LakeConfig
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
+    from chronolake.source.offered import Described
     from chronolake.types import Mode
 
 
@@ -40,6 +44,9 @@ class Position:
         sight: what the table says that its stream can see.
         owner: `pipeline/stream` that fills the table, or None.
         quarantine: the files that the table is made without.
+        key: the columns that identify a record in the table.
+        columns: all of its columns.
+        numbers: what tells columns apart that get other names, by their names in the table.
     """
 
     stream: Stream
@@ -48,6 +55,9 @@ class Position:
     sight: str | None = None
     owner: str | None = None
     quarantine: Quarantine = field(default_factory=Quarantine)
+    key: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[Position]:
@@ -78,6 +88,12 @@ def _position(config: LakeConfig, stream: Stream) -> Position:
         told.get(SIGHT_PROPERTY),
         told.get(STREAM_PROPERTY),
         Quarantine.from_json(told.get(QUARANTINED_PROPERTY)),
+        found.key,
+        tuple(column.name for column in found.columns),
+        {
+            name: int(number)
+            for number, name in orjson.loads(told.get(NAMES_PROPERTY) or "{}").items()
+        },
     )
 
 
@@ -89,6 +105,39 @@ def expect_free(position: Position) -> None:
     """
     if position.mode is not None:
         expect_filled_by(position.stream, position.owner)
+
+
+def expect_described(config: LakeConfig, stream: Stream, described: Described) -> None:
+    """Refuse columns that a stream's table cannot have, or another key than it has.
+
+    Args:
+        config: the lake.
+        stream: the stream.
+        described: what its source declares.
+
+    Raises:
+        ConfigurationError: a name is reserved, doubled or not there.
+        SourceError: the table identifies a record by other columns.
+    """
+    names = [column.name for column in described.columns]
+    stream.names.expect_known(names, place=stream.place)
+    stream.names.expect_fit(names, place=stream.place)
+    (position,) = positions(config, [stream])
+    if position.mode is None or position.owner != stream.identity:
+        return
+    now = stream.names.now(names)
+    called = {name: now.get(name, name) for name in names}
+    numbers = described.numbers or {}
+    by_number = {number: called[name] for name, number in numbers.items()}
+    key = [called[one.name] for one in described.columns if one.primary_key]
+    stored = []
+    for name in position.key:
+        other = by_number.get(position.numbers.get(name, 0), name)
+        # The source has given the column another name, which the next run brings.
+        is_renamed = name not in called.values() and other not in position.columns
+        stored.append(other if is_renamed else name)
+    if set(stored) != set(key):
+        raise other_key(stream, key, stored)
 
 
 def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,8 +17,10 @@ from chronolake.config import (
     SqlServerSource,
     StreamConfig,
 )
-from chronolake.errors import ConfigurationError, TableExistsError
+from chronolake.errors import ConfigurationError, SourceError, TableExistsError
 from chronolake.limits import check_mode
+from chronolake.pipeline.column_names import ColumnNames
+from chronolake.rawlake import namings_of
 from chronolake.source.data_lake import DataLake
 from chronolake.source.offered import RememberingSource
 from chronolake.spelling import did_you_mean
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chronolake.config import PipelineConfig, Project
-    from chronolake.rawlake import BadFile, ObjectFolder
+    from chronolake.rawlake import BadFile, Namings, ObjectFolder
     from chronolake.source.offered import OfferedStream, Source
     from chronolake.types import Mode
 
@@ -46,6 +48,7 @@ class Stream:
         mode: the mode that the configuration wants.
         keep_source_timestamp: whether a history table keeps the source's own time as a column.
         on_purge: what becomes of a record whose data the source has forgotten.
+        names: what its columns are called in the lake.
     """
 
     pipeline: str
@@ -54,6 +57,7 @@ class Stream:
     mode: Mode
     keep_source_timestamp: bool
     on_purge: OnPurge
+    names: ColumnNames = field(default_factory=ColumnNames)
 
     @property
     def name(self) -> str:
@@ -61,9 +65,31 @@ class Stream:
         return self.offered.traits.name
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that identify a record, by their names in the lake."""
+        names = self.names.now(self.offered.key)
+        return tuple(names.get(name, name) for name in self.offered.key)
+
+    @property
+    def place(self) -> str:
+        """Where chronolake.yml says how the stream is kept."""
+        return f"pipelines.{self.pipeline}.streams.{self.name}"
+
+    @property
     def folder(self) -> ObjectFolder:
         """Where its record versions are."""
         return self.offered.folder
+
+    @property
+    def namings(self) -> Namings:
+        """How the fields of its files were called, and are by now.
+
+        Raises:
+            SourceError: a control record cannot be read.
+        """
+        found = namings_of(self.folder)
+        # What lands by ourselves has its names already.
+        return found if self.offered.is_ours else replace(found, of_others=self.names.pairs)
 
     @property
     def erases_files(self) -> bool:
@@ -179,10 +205,11 @@ def listed(
     offered = {one.traits.name: one for one in (source or source_of(project, pipeline)).offered()}
     wrong = [
         ConfigurationError(
-            f"{project.file}: pipelines.{pipeline}.streams.{name}: the source has no such stream.",
+            f"{project.file}: pipelines.{pipeline}.{_where(config, name)}: the source has no such "
+            "stream.",
             hint=did_you_mean(name, offered, f"It has: {', '.join(offered) or 'none'}."),
         )
-        for name in config.streams
+        for name in dict.fromkeys([*config.streams, *config.rename.tables])
         if name not in offered
     ]
     streams: list[Stream] = []
@@ -199,7 +226,8 @@ def listed(
                 ConfigurationError(
                     f"{project.file}: the streams {other} and {stream.name} of {pipeline} have one "
                     f"table, {stream.table}.",
-                    hint=f"Give one of them another: pipelines.{pipeline}.streams.{other}.table.",
+                    hint="Give one of them another name: "
+                    f"pipelines.{pipeline}.rename.tables: {{{other}: …}}",
                 )
             )
     return Listing(streams, wrong)
@@ -223,6 +251,32 @@ def expect_filled_by(stream: Stream, owner: str | None) -> None:
         table=str(stream.table),
         hint="Give the stream another table: "
         f"pipelines.{stream.pipeline}.streams.{stream.name}.table.",
+    )
+
+
+def other_key(
+    stream: Stream, key: Sequence[str], stored: Sequence[str], *, file: str | None = None
+) -> SourceError:
+    """An error about records that are identified by other fields than their table's.
+
+    Args:
+        stream: the stream that fills the table.
+        key: what identifies the records now.
+        stored: what identifies them in the table.
+        file: the last file that they stand in, if they have landed.
+    """
+    ours = (
+        f"Move {stream.folder.path} away, and give the stream another table in chronolake.yml: "
+        f"pipelines.{stream.pipeline}.rename.tables: {{{stream.name}: …}}. The next sync copies it "
+        "into that one, and this one stays as it is."
+    )
+    theirs = "Files that identify records otherwise make another table, in a lake apart."
+    return SourceError(
+        f"The source identifies a record by {', '.join(key)} now, and the table by "
+        f"{', '.join(stored)}.",
+        table=str(stream.table),
+        file=file,
+        hint=ours if stream.offered.is_ours else theirs,
     )
 
 
@@ -265,7 +319,8 @@ def _stream(
     if not any_mode:
         check_mode(offered.traits, mode)
     kept = own.keep_source_timestamp
-    table = TableName(config.target_schema or pipeline, own.table or offered.default_table or name)
+    called = own.table or config.rename.tables.get(name) or offered.default_table or name
+    table = TableName(config.target_schema or pipeline, called)
     expect_unreserved(table)
     return Stream(
         pipeline=pipeline,
@@ -274,7 +329,12 @@ def _stream(
         mode=mode,
         keep_source_timestamp=config.keep_source_timestamp if kept is None else kept,
         on_purge=own.on_purge or config.on_purge,
+        names=ColumnNames(tuple(config.rename.columns.items()), tuple(own.rename.items())),
     )
+
+
+def _where(config: PipelineConfig, name: str) -> str:
+    return f"streams.{name}" if name in config.streams else f"rename.tables.{name}"
 
 
 def warn_of_quarantine(stream: Stream, bad: Sequence[BadFile]) -> None:

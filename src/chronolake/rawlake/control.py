@@ -126,9 +126,15 @@ class Naming:
 
 @dataclass(frozen=True)
 class Namings:
-    """How fields of files are called by now: the namings of an object in their order."""
+    """How fields of files are called by now: the namings of an object in their order.
+
+    Attributes:
+        every: the namings.
+        of_others: names of fields in files that somebody else writes, and their names here.
+    """
 
     every: tuple[Naming, ...] = ()
+    of_others: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def now(self) -> dict[int, str]:

@@ -6,7 +6,7 @@ row for each different schema and task.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -146,6 +146,8 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
             bad += [BadFile(files[number].mark, reason, column) for number in numbers]
             continue
         names = namings.since(renamed, (one.column.name for one in declaration))
+        if not declaration:
+            names = dict(namings.of_others)
         fields = _fields(schema, declaration, names)
         declaration = with_names(declaration, names)
         once = _each_once(schema)
@@ -328,7 +330,11 @@ def _fields(
 ) -> Fields:
     physical = {field.name: lake_fields.physical(field.type) for field in schema if _is_read(field)}
     if not declaration:
-        return fields_of(physical)
+        found = fields_of(physical)
+        return {
+            column: replace(field, name=names.get(field.name, field.name))
+            for column, field in found.items()
+        }
     return fields_declared(declaration, physical, names)
 
 

@@ -24,11 +24,11 @@ from chronolake.source.postgres.snapshot import exported_snapshot
 from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from chronolake.config import PostgresSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.offered import Piece, Position, Reading, Snapshot
+    from chronolake.source.offered import Described, Piece, Position, Reading, Snapshot
 
 
 def read_whole(
@@ -97,6 +97,10 @@ class ComparedDatabase:
         """All tables as they are in one snapshot of the database."""
         self._wanted.forget_fingerprints(but=self._wanted.names)
         yield from read_whole(lake, self._wanted, positions, anew=anew)
+
+    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+        """The columns of tables, as the catalog has them."""
+        yield from self._wanted.described(names)
 
     def findings(
         self,

@@ -56,14 +56,14 @@ from chronolake.source.postgres.snapshot import oldest_transaction, requested_sn
 from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import psycopg
 
     from chronolake.config import PostgresSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.offered import Memory, Position, Reading
+    from chronolake.source.offered import Described, Memory, Position, Reading
     from chronolake.source.postgres.catalog import Published, SourceTable
     from chronolake.source.postgres.following import Invalid
     from chronolake.source.postgres.identity import IdentityProblem
@@ -178,6 +178,10 @@ class PostgresDatabase:
             stream = one.table.stream
             log.info("table_read_again", pipeline=self.pipeline, stream=stream, reason=reason)
         return reason is not None
+
+    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+        """The columns of tables, as the catalog has them."""
+        yield from self._wanted.described(names)
 
     def recall(self, memory: Memory) -> None:
         """Be given a memory: it says which slot was made for this lake."""

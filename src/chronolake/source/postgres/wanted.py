@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Final
 from chronolake.config.pipelines import PostgresMethod
 from chronolake.errors import SourceError
 from chronolake.limits import StreamTraits
-from chronolake.source.offered import OfferedStream, Sight, fingerprint_folder, raw_folder
+from chronolake.source.offered import (
+    Described,
+    Failure,
+    OfferedStream,
+    Sight,
+    fingerprint_folder,
+    raw_folder,
+)
 from chronolake.source.postgres import catalog
+from chronolake.source.postgres.columns import numbers_of
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.difference import FingerprintFolder
-from chronolake.source.postgres.rowkey import ROW_KEY
+from chronolake.source.postgres.rowkey import ROW_KEY, RowKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from chronolake.config import PostgresSource, Project
@@ -112,4 +120,22 @@ class WantedTables:
                 hint="It was dropped, or has another name or schema now. Take it out of `tables`, "
                 "or write schema.table; the schema has to be among `schemas`.",
             )
+        if not table.key and any(one.name == ROW_KEY.name for one in table.columns):
+            raise SourceError(
+                f"The table {stream} has no primary key, and a column {ROW_KEY.name}: that is what "
+                "the lake calls the key of such tables.",
+                hint=f"Make that its primary key, if it identifies a row: ALTER TABLE {stream} "
+                f"ADD PRIMARY KEY ({ROW_KEY.name}); otherwise give the column another name.",
+            )
         return table
+
+    def described(self, names: Iterable[str]) -> Iterator[Described | Failure]:
+        """The columns of some streams as they are declared to the lake."""
+        for name in names:
+            try:
+                table = self.table(name)
+            except SourceError as failure:
+                yield Failure(name, failure)
+                continue
+            columns = RowKey.of(table).declared(table.columns, beyond=set())
+            yield Described(name, columns, numbers_of(table.columns))

@@ -1,0 +1,215 @@
+"""The names of a stream's columns in the lake: the source's, unless the configuration has others.
+
+Columns are renamed when they land, so that everything after that knows one name only. A name that
+no table can have is refused before anything lands, with the setting that mends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.arrowrows import ArrowRows
+from chronolake.changes import RESERVED, UNTOLD
+from chronolake.errors import ConfigurationError
+from chronolake.source.offered import Census, Piece, Snapshot
+from chronolake.spelling import did_you_mean
+from chronolake.types import (
+    ACTIVE,
+    DELETED,
+    END,
+    HASH,
+    METADATA_COLUMNS,
+    START,
+    SYNCED,
+    VERSION,
+    literal,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.types import Column
+
+    Value = TypeVar("Value")
+
+#: Columns that tables have beside the source's.
+_OURS: Final = {START, END, ACTIVE, DELETED, SYNCED, VERSION, HASH}
+#: Columns that files of a raw lake have beside the source's.
+_OF_FILES: Final = {"source__modified", "grax__idseq", "grax__deleted", "grax__purged"}
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """What columns of a stream are called in the lake, where that differs from the source.
+
+    Attributes:
+        of_pipeline: pairs of names, in the source and in the lake, for all streams of the pipeline.
+        of_stream: the same for this stream; they come first.
+    """
+
+    of_pipeline: tuple[tuple[str, str], ...] = ()
+    of_stream: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names in the source and in the lake."""
+        return tuple({**dict(self.of_pipeline), **dict(self.of_stream)}.items())
+
+    def now(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the names that columns get, by those that they have in the source."""
+        renamed = dict(self.pairs)
+        return {name: renamed[name] for name in names if renamed.get(name, name) != name}
+
+    def expect_known(self, columns: Sequence[str], *, place: str) -> None:
+        """Raise if a column that is renamed in this stream alone is not there.
+
+        Args:
+            columns: the names of all columns in the source.
+            place: the stream in chronolake.yml, for messages.
+
+        Raises:
+            ConfigurationError: the stream has no such column.
+        """
+        for name, _ in self.of_stream:
+            if name not in columns:
+                raise ConfigurationError(
+                    f"{place}.rename: the stream has no column {name!r}.",
+                    hint=did_you_mean(name, columns, f"It has: {', '.join(columns)}."),
+                )
+
+    def expect_fit(self, columns: Sequence[str], *, place: str) -> None:
+        """Raise if columns cannot have the names that they would get.
+
+        Args:
+            columns: the columns' names in the source.
+            place: the stream in chronolake.yml, for messages.
+
+        Raises:
+            ConfigurationError: a name is reserved, or two columns have one.
+        """
+        now = self.now(columns)
+        given: dict[str, str] = {}
+        for name in columns:
+            called = now.get(name, name)
+            other = given.setdefault(called, name)
+            words = (
+                f"The columns {other} and {name} would both be called {called}"
+                if other != name
+                else "Iceberg keeps that name for itself"
+                if called in METADATA_COLUMNS
+                else "tables of Chronolake have a column of that name for themselves"
+                if called in _OURS or called in _OF_FILES or called.startswith(RESERVED)
+                else "it has no name"
+                if not called
+                else None
+            )
+            if words is None:
+                continue
+            subject = "" if other != name else f"The column {name} of the source cannot be kept: "
+            free = _free(name, {*columns, *now.values()})
+            raise ConfigurationError(
+                f"{subject}{words}.",
+                column=name,
+                hint=f"Give it another name in chronolake.yml: {place}.rename: {{{name}: {free}}}",
+            )
+
+    def of(self, brought: Piece | Snapshot | Census) -> Piece | Snapshot | Census:
+        """Return what a source has brought with the lake's names."""
+        now = self.now(column.name for column in brought.columns)
+        if not now:
+            return brought
+        columns = renamed_columns(brought.columns, now)
+        if isinstance(brought, Census):
+            again = brought.again
+            return replace(
+                brought,
+                versions=_of_frame(brought.versions, now),
+                columns=columns,
+                again=None if again is None else lambda: self._census(again()),
+            )
+        numbers = None if brought.numbers is None else _keys(brought.numbers, now)
+        if isinstance(brought, Piece):
+            versions = None if brought.versions is None else _of_rows(brought.versions, now)
+            return replace(brought, versions=versions, columns=columns, numbers=numbers)
+        return replace(
+            brought,
+            rows=_of_rows(brought.rows, now),
+            columns=columns,
+            numbers=numbers,
+            texts=_keys(brought.texts, now),
+        )
+
+    def _census(self, census: Census) -> Census:
+        found = self.of(census)
+        assert isinstance(found, Census)  # noqa: S101 - what goes in comes out
+        return found
+
+
+def renamed_columns(columns: Iterable[Column], names: Mapping[str, str]) -> list[Column]:
+    """Return columns with other names, given by the present ones."""
+    return [replace(one, name=names.get(one.name, one.name)) for one in columns]
+
+
+def _keys(values: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, Value]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name like another one that no column has."""
+    found = f"source_{name.strip('_') or 'column'}"
+    number = 2
+    while found in taken:
+        found = f"source_{name.strip('_')}_{number}"
+        number += 1
+    return found
+
+
+def _of_rows(rows: DataFrame | ArrowRows, names: Mapping[str, str]) -> DataFrame | ArrowRows:
+    if not isinstance(rows, ArrowRows):
+        return _of_frame(rows, names)
+    from pyspark.sql.types import StructType  # noqa: PLC0415 - commands without Spark come here
+
+    schema = StructType.fromDDL(rows.schema)
+    for field in schema.fields:
+        field.name = names.get(field.name, field.name)
+    return rows.then(partial(_renamed, names=dict(names)), schema.toDDL())
+
+
+def _of_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
+    listed = ", ".join(f"{literal(name)}, {literal(now)}" for name, now in names.items())
+    told = f"transform({UNTOLD}, one -> coalesce(map({listed})[one], one)) AS {UNTOLD}"
+    return rows.selectExpr(
+        *(
+            told if name == UNTOLD else f"{quoted(name)} AS {quoted(names.get(name, name))}"
+            for name in rows.columns
+        )
+    )
+
+
+# ------------------------------------------------------------------ in an executor
+
+
+def _renamed(
+    batches: Iterable[pa.RecordBatch], *, names: Mapping[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """Give rows with other names of their columns."""
+    before = pa.array(list(names), pa.string())
+    after = pa.array(list(names.values()), pa.string())
+    for batch in batches:
+        place = batch.schema.get_field_index(UNTOLD)
+        given = batch
+        if place >= 0 and given.column(place).null_count < given.num_rows:
+            lists = given.column(place)
+            told = lists.values.cast(pa.string())
+            called = pc.coalesce(after.take(pc.index_in(told, before)), told)
+            whole = pa.ListArray.from_arrays(lists.offsets, called, mask=lists.is_null())
+            given = given.set_column(place, UNTOLD, whole)
+        yield given.rename_columns([names.get(name, name) for name in given.schema.names])

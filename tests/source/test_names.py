@@ -1,0 +1,153 @@
+"""Names of tables and columns in the lake: the source's, or those that the configuration has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apis import Api
+from apishop import ApiShop
+from databases import Shop
+
+from chronolake.errors import ConfigurationError
+from chronolake.pipeline.column_names import ColumnNames
+from chronolake.pipeline.store import Status
+from chronolake.types import ACTIVE, METADATA_COLUMNS, START
+from commands import ran_words
+
+
+def _failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+    """What `check` says is wrong, and what mends it."""
+    _, told, _ = ran_words(capsys, "check", "--json", "--project", str(folder))
+    found: list[dict[str, Any]] = json.loads(told)
+    return {one["what"]: (one["message"], one["hint"]) for one in found if not one["ok"]}
+
+
+@pytest.mark.parametrize(
+    "method", ["logical_replication", pytest.param("snapshot_diff", marks=pytest.mark.long)]
+)
+def test_columns_get_names_that_tables_can_have(
+    shop: Shop, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.configure(method=method)
+    shop.run(
+        'CREATE TABLE orders (id int PRIMARY KEY, "_fivetran_start" text, "_pos" int, state text, '
+        "total numeric(10,2))",
+        'ALTER TABLE orders ALTER "_fivetran_start" SET STORAGE EXTERNAL',
+        "INSERT INTO orders SELECT n, repeat(n::text, 9000), n, 'new', 1 "
+        "FROM generate_series(1, 3) n",
+        "CREATE TABLE items (id int PRIMARY KEY)",
+        'CREATE TABLE nokey ("_fivetran_id" text)',
+    )
+    shop.prepare()
+    failed = _failed(shop.folder, capsys)
+    message, hint = failed["pipelines.shop: public.orders"]
+    assert "_fivetran_start of the source cannot be kept" in message
+    assert "streams.public.orders.rename: {_fivetran_start: source_fivetran_start}" in hint
+    assert "ADD PRIMARY KEY (_fivetran_id)" in failed["pipelines.shop: public.nokey"][1]
+    streams = {one.name: one for one in shop.sync().streams}
+    assert streams["public.orders"].error == message
+    assert streams["public.items"].status is Status.SUCCEEDED
+    assert not list((shop.folder / "lake").rglob("object=public.orders/**/*.parquet"))
+
+    shop.run("DROP TABLE nokey")
+    names = "{_fivetran_start: began, id: order_id}"
+    shop.configure(
+        method=method,
+        streams=f"{{public.orders: {{rename: {names}}}}}",
+        rename="{tables: {public.orders: purchases}, columns: {_pos: place, id: item_id}}",
+    )
+    assert _failed(shop.folder, capsys) == {}
+    shop.synced()
+    shop.run(
+        "UPDATE orders SET state = 'paid' WHERE id = 1",
+        "UPDATE orders SET id = 4 WHERE id = 2",
+        "DELETE FROM orders WHERE id = 3",
+        "UPDATE orders SET total = 'NaN' WHERE id = 4",
+        "ALTER TABLE orders ADD COLUMN more int DEFAULT 7",
+        "INSERT INTO items VALUES (1)",
+    )
+    shop.synced()
+    rows = shop.rows('SELECT id, "_fivetran_start", "_pos", state, total::text, more FROM orders')
+    columns = ("order_id", "began", "place", "state", "total", "more")
+    assert shop.present("purchases", columns) == sorted(rows, key=repr)
+    assert shop.present("items", ["item_id"]) == [(1,)]
+    assert shop.agrees()
+
+    # Another name for a name: in the lake, too.
+    names = "{_fivetran_start: began, id: order_id, state: status}"
+    shop.configure(
+        method=method,
+        streams=f"{{public.orders: {{rename: {names}}}}}",
+        rename="{tables: {public.orders: purchases}, columns: {_pos: place, id: item_id}}",
+    )
+    shop.run("UPDATE orders SET state = 'sent' WHERE id = 1")
+    shop.synced()
+    states = [row[1] for row in shop.versions("purchases", ("order_id", "status")) if row[0] == 1]
+    assert states[0] == "new"
+    assert states[-1] == "sent"
+    assert shop.agrees()
+
+    shop.configure(method=method, streams="{public.orders: {rename: {nope: x}}}")
+    assert "no column 'nope'" in failed_words(_failed(shop.folder, capsys))
+
+
+def failed_words(failed: dict[str, tuple[str, str]]) -> str:
+    """All that is wrong, as one text."""
+    return " ".join(message for message, _ in failed.values())
+
+
+def test_tables_of_one_name_get_others(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    shop.run("CREATE SCHEMA IF NOT EXISTS a", "CREATE SCHEMA IF NOT EXISTS a_b")
+    shop.run(
+        "DROP TABLE IF EXISTS a.b_c, a_b.c",
+        "CREATE TABLE a.b_c (id int PRIMARY KEY)",
+        "CREATE TABLE a_b.c (id int PRIMARY KEY)",
+        "INSERT INTO a.b_c VALUES (1)",
+        "INSERT INTO a_b.c VALUES (2)",
+    )
+    shop.prepare()
+    shop.configure(more=", schemas: [a, a_b]")
+    ((message, hint),) = set(_failed(shop.folder, capsys).values())
+    assert "a.b_c and a_b.c of shop have one table" in message
+    assert "pipelines.shop.rename.tables: {a.b_c: " in hint
+    shop.configure(more=", schemas: [a, a_b]", rename="{tables: {a.b_c: second}}")
+    assert _failed(shop.folder, capsys) == {}
+    shop.synced()
+    assert shop.present("a_b_c", ["id"]) == [(2,)]
+    assert shop.present("second", ["id"]) == [(1,)]
+    shop.configure(more=", schemas: [a, a_b]", rename="{tables: {a.b_d: second, a.b_c: x}}")
+    assert "rename.tables.a.b_d: the source has no such stream" in failed_words(
+        _failed(shop.folder, capsys)
+    )
+
+
+def test_fields_of_an_api_get_other_names(tmp_path: Path) -> None:
+    with Api() as api:
+        shop = ApiShop(tmp_path, api)
+        shop.configure("orders: {rename: {state: status, id: number}}", "live: {mode: live}")
+        shop.put(1, "02-01", state="new")
+        shop.synced()
+        shop.put(1, "02-02", state="paid")
+        shop.synced()
+        assert shop.rows("orders", "number", "status", ACTIVE) == [
+            (1, "new", False),
+            (1, "paid", True),
+        ]
+        assert shop.rows("live", "id", "state") == [(1, "paid")]
+
+
+@pytest.mark.parametrize("name", [START, *sorted(METADATA_COLUMNS), "__chronolake_x", ""])
+def test_names_that_no_table_can_have_are_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be kept|no name"):
+        ColumnNames().expect_fit(["id", name], place="streams.s")
+    ColumnNames(((name, "other"),)).expect_fit(["id", name], place="streams.s")
+    with pytest.raises(ConfigurationError, match="would both be called id"):
+        ColumnNames(((name, "id"),)).expect_fit(["id", name], place="streams.s")
+
+
+def test_the_names_of_a_stream_come_before_those_of_its_pipeline() -> None:
+    names = ColumnNames((("a", "x"), ("b", "y")), (("a", "z"), ("c", "c")))
+    assert names.now(["a", "b", "c", "d"]) == {"a": "z", "b": "y"}
