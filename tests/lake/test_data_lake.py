@@ -457,6 +457,9 @@ def test_fields_get_other_names(pipeline: Pipeline) -> None:
     found = sorted(pipeline.rows(), key=lambda row: row[START])
     assert [(row["gone"], row["total"]) for row in found] == [("true", 5), (None, 6)]
     assert "number" not in found[0]
+    pipeline.configure("    rename: {columns: {_fivetran_deleted: N, Id: key}}\n")
+    (stream,) = pipeline.sync().streams
+    assert "The field _fivetran_deleted cannot be called N" in (stream.error or "")
 
 
 def test_a_table_is_not_made_anew_of_fewer_files(pipeline: Pipeline) -> None:

@@ -15,6 +15,7 @@ from chronolake.pipeline.store import Status
 from chronolake.source.offered import Sight
 from chronolake.source.postgres.connection import connected
 from chronolake.types import ACTIVE, DELETED
+from commands import ran_words
 
 
 def test_every_committed_change_is_a_version(shop: Shop) -> None:
@@ -556,7 +557,9 @@ def test_a_table_without_a_primary_key_is_followed_by_a_unique_index(shop: Shop)
     assert shop.agrees()
 
 
-def test_a_key_that_changes_wants_another_table(shop: Shop) -> None:
+def test_a_key_that_changes_wants_another_table(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, code text NOT NULL)",
         "INSERT INTO orders VALUES (1, 'a'), (2, 'b')",
@@ -575,11 +578,18 @@ def test_a_key_that_changes_wants_another_table(shop: Shop) -> None:
         assert "identifies a record by code now, and the table by id" in (stream.error or "")
         assert shop.versions("orders", ("id", "code")) == before
 
+    # `check` says so before any run does.
+    code, told, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    assert code == 1
+    assert "identifies a record by code now, and the table by id" in told
+    assert "rename.tables: {public.orders: " in told
     # As the hint says.
     (folder,) = shop.project.lake.path.glob("raw/**/object=public.orders")
     assert str(folder) in (stream.hint or "")
     folder.rename(shop.folder / "away")
-    shop.configure(streams="{public.orders: {table: orders_by_code}}")
+    shop.configure(rename="{tables: {public.orders: orders_by_code}}")
+    code, told, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    assert code == 0, told
     shop.synced()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, True), ("d", 3, True)]
     assert shop.versions("orders", ("id", "code")) == before
@@ -620,9 +630,9 @@ def test_a_copy_reads_each_row_once(shop: Shop) -> None:
 def test_columns_become_texts_where_some_row_needs_it(shop: Shop, rows: int) -> None:
     shop.run(
         "CREATE TABLE items (id int PRIMARY KEY, n numeric(10,2), at timestamp, on_day date)",
-        f"INSERT INTO items SELECT n, CASE n WHEN {rows} THEN 'NaN' ELSE n END, "
-        f"CASE n WHEN {rows} THEN 'infinity' ELSE '2024-01-01 10:00:00.5'::timestamp END, "
-        f"'2024-01-01' FROM generate_series(1, {rows}) n",
+        f"INSERT INTO items SELECT n, CASE n WHEN {rows} THEN numeric 'NaN' ELSE n END, "
+        f"CASE n WHEN {rows} THEN timestamp 'infinity' ELSE '2024-01-01 10:00:00.5' END, "
+        f"date '2024-01-01' FROM generate_series(1, {rows}) n",
         # A key with such values, too.
         "CREATE TABLE days (on_day date PRIMARY KEY)",
         "INSERT INTO days VALUES ('-infinity'), ('2024-01-01')",

@@ -47,8 +47,8 @@ def test_columns_get_names_that_tables_can_have(
     assert "_fivetran_start of the source cannot be kept" in message
     assert "streams.public.orders.rename: {_fivetran_start: source_fivetran_start}" in hint
     assert "ADD PRIMARY KEY (_fivetran_id)" in failed["pipelines.shop: public.nokey"][1]
-    streams = {one.name: one for one in shop.sync().streams}
-    assert streams["public.orders"].error == message
+    streams = {one.stream: one for one in shop.sync().streams}
+    assert message in (streams["public.orders"].error or "")
     assert streams["public.items"].status is Status.SUCCEEDED
     assert not list((shop.folder / "lake").rglob("object=public.orders/**/*.parquet"))
 
@@ -127,15 +127,12 @@ def test_tables_of_one_name_get_others(shop: Shop, capsys: pytest.CaptureFixture
 def test_fields_of_an_api_get_other_names(tmp_path: Path) -> None:
     with Api() as api:
         shop = ApiShop(tmp_path, api)
-        shop.configure("orders: {rename: {state: status, id: number}}", "live: {mode: live}")
+        shop.configure("orders: {rename: {state: status, updated_at: at}}", "live: {mode: live}")
         shop.put(1, "02-01", state="new")
         shop.synced()
         shop.put(1, "02-02", state="paid")
         shop.synced()
-        assert shop.rows("orders", "number", "status", ACTIVE) == [
-            (1, "new", False),
-            (1, "paid", True),
-        ]
+        assert shop.rows("orders", "id", "status", ACTIVE) == [(1, "new", False), (1, "paid", True)]
         assert shop.rows("live", "id", "state") == [(1, "paid")]
 
 

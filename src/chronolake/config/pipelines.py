@@ -65,6 +65,24 @@ class PostgresMethod(StrEnum):
     SNAPSHOT_DIFF = "snapshot_diff"
 
 
+class ValuesAs(StrEnum):
+    """How arrays and composite values are kept."""
+
+    #: As PostgreSQL writes them.
+    TEXT = "text"
+    #: As `to_jsonb` makes it of them.
+    JSON = "json"
+
+
+class MoneyAs(StrEnum):
+    """How amounts of money are kept."""
+
+    #: As PostgreSQL writes them.
+    TEXT = "text"
+    #: As a number.
+    DECIMAL = "decimal"
+
+
 class PostgresSource(Section):
     """A PostgreSQL database."""
 
@@ -105,6 +123,24 @@ class PostgresSource(Section):
         ge=1,
         description="Seconds that a run waits for open transactions before it copies tables; the "
         "log is read for the others meanwhile.",
+    )
+    arrays: ValuesAs = Field(
+        default=ValuesAs.TEXT,
+        description="text: arrays as PostgreSQL writes them, {1,2}; json: as JSON, [1,2].",
+    )
+    composites: ValuesAs = Field(
+        default=ValuesAs.TEXT,
+        description="text: composite values as PostgreSQL writes them; json: as JSON, by the names "
+        "of their attributes.",
+    )
+    money: MoneyAs = Field(
+        default=MoneyAs.TEXT,
+        description="text: money as PostgreSQL writes it, $1.50; decimal: as a number.",
+    )
+    generated_columns: bool = Field(
+        default=False,
+        description="Whether generated columns are brought: from the log stored ones, which "
+        "PostgreSQL 18 or later publishes, and with snapshot_diff virtual ones as well.",
     )
 
     def slot_for(self, pipeline: str) -> str:

@@ -66,10 +66,10 @@ def with_carried(
     rows = to_spark(versions)
     stored = {column.name: column for column in describe_loaded(table).columns}
     left_out = rows.where(f"{FOLLOWS} IS NOT NULL").selectExpr(f"explode({UNTOLD}) AS name")
-    names = {row["name"] for row in left_out.distinct().collect()} & stored.keys()
+    names = {row["name"] for row in left_out.distinct().collect()}
     both = [
         replace(column, type=wider(column.type, stored[column.name].type))
-        if column.name in names or column.primary_key
+        if column.name in stored and (column.name in names or column.primary_key)
         else column
         for column in columns
     ]
@@ -176,8 +176,15 @@ def _in_table(
     """
     wide = {column.name: column for column in both}
     key = [stored[column.name] for column in both if column.primary_key]
+    # What the table has no column for is null in it.
     cells = ", ".join(
-        f"'v{n}', {widened(stored[name], wide[name].type)}" for n, name in enumerate(carried)
+        f"'v{n}', "
+        + (
+            widened(stored[name], wide[name].type)
+            if name in stored
+            else f"CAST(NULL AS {wide[name].type.sql})"
+        )
+        for n, name in enumerate(carried)
     )
     whole = table.where(_bounds(links, key, wide))
     versions = whole.selectExpr(

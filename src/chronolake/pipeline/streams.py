@@ -67,7 +67,8 @@ class Stream:
     @property
     def key(self) -> tuple[str, ...]:
         """The columns that identify a record, by their names in the lake."""
-        names = self.names.now(self.offered.key)
+        # Of files that somebody else writes, the identifier's name is given.
+        names = self.names.now(self.offered.key) if self.offered.is_ours else {}
         return tuple(names.get(name, name) for name in self.offered.key)
 
     @property

@@ -146,9 +146,7 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
             bad += [BadFile(files[number].mark, reason, column) for number in numbers]
             continue
         names = namings.since(renamed, (one.column.name for one in declaration))
-        if not declaration:
-            names = dict(namings.of_others)
-        fields = _fields(schema, declaration, names)
+        fields = _fields(schema, declaration, names or dict(namings.of_others), first)
         declaration = with_names(declaration, names)
         once = _each_once(schema)
         unread = frozenset(schema.names) - fields.keys()
@@ -327,15 +325,38 @@ def _fields(
     schema: pa.Schema,
     declaration: Declaration,
     names: Mapping[str, str],
+    file: DataFile,
 ) -> Fields:
     physical = {field.name: lake_fields.physical(field.type) for field in schema if _is_read(field)}
     if not declaration:
-        found = fields_of(physical)
-        return {
-            column: replace(field, name=names.get(field.name, field.name))
-            for column, field in found.items()
-        }
+        return _renamed(fields_of(physical), names, file)
     return fields_declared(declaration, physical, names)
+
+
+def _renamed(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields:
+    """Fields of a file that somebody else wrote, under other names.
+
+    Raises:
+        SourceError: another field has one of these names.
+    """
+    now = {
+        field.name: names[field.name]
+        for field in fields.values()
+        if field.name in names and lake_fields.is_field(field.name)
+    }
+    there = {field.name for field in fields.values()} - now.keys()
+    for name, other in now.items():
+        if other in there or list(now.values()).count(other) > 1:
+            raise SourceError(
+                f"The field {name} cannot be called {other}: another one is.",
+                file=str(file.path),
+                column=name,
+                hint="Give one of them another name: `rename` in chronolake.yml.",
+            )
+    return {
+        column: replace(field, name=now.get(field.name, field.name))
+        for column, field in fields.items()
+    }
 
 
 def landed_micros(folder: ObjectFolder) -> int:

@@ -13,6 +13,7 @@ from chronolake.errors import SourceError
 from chronolake.source.postgres.columns import SourceColumn
 from chronolake.source.postgres.connection import understood
 from chronolake.source.postgres.dependencies import Dependencies, dependencies_of
+from chronolake.source.postgres.forms import PLAIN, ColumnOptions, ValueForm, forms_of
 from chronolake.source.postgres.messages import ReplicaIdentity
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        array_agg(base.type::bigint ORDER BY a.attnum),
        array_agg(CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE base.modifier END
                  ORDER BY a.attnum),
-       array_agg(a.attgenerated <> '' ORDER BY a.attnum),
+       array_agg(a.attgenerated::text ORDER BY a.attnum),
        parts.storage, coalesce(parts.tell_all, false), c.relnatts, coalesce(filled.names, '{{}}')
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -133,7 +134,8 @@ listed(relation, since, attributes, is_filtered) AS (
 SELECT c.oid::bigint, coalesce(max(listed.since), p.oid)::bigint,
        (SELECT coalesce(array_agg(a.attname::text), '{{}}') FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND
-        (bool_or(listed.attributes IS NULL) OR a.attnum = ANY (min(listed.attributes)))),
+        (bool_or(listed.attributes IS NULL) AND (a.attgenerated = '' OR {are_generated})
+         OR a.attnum = ANY (min(listed.attributes)))),
        bool_and(listed.is_filtered)
 FROM published p CROSS JOIN listed JOIN pg_catalog.pg_class c ON c.oid = listed.relation
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
@@ -145,7 +147,12 @@ _BY_SCHEMA: Final = """
     FROM published p JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.pnnspid
 """
+_ARE_GENERATED: Final = (
+    "(a.attgenerated = 's' AND EXISTS (SELECT FROM published g WHERE g.pubgencols = 's'))"
+)
 _PUBLISHES_PARTS: Final = 150_000
+#: From this version on, stored generated columns can be published.
+PUBLISHES_GENERATED: Final = 180_000
 _PUBLIC: Final = "public"
 
 
@@ -162,8 +169,9 @@ class SourceTable:
             such index.
         distinct_by: the columns of a unique index that are never null, whether or not the log tells
             them of old rows; none if there is no such index.
-        columns: those that are not generated, in their order.
-        generated: the names of those that are.
+        columns: those that are brought, in their order.
+        generated: the names of those that are not, because they are generated.
+        computed: the names of generated ones that are brought.
         storage: what holds the rows; anything else does after a rewrite, a truncate, or when
             partitions come or go.
         tells_old_rows: whether the log has whole old rows of it, and of all of its partitions.
@@ -171,6 +179,8 @@ class SourceTable:
         filled: the numbers of columns that were added with a default: rows that were there before
             have a value which the log has never had.
         dependencies: what the texts of its values depend on.
+        forms: the forms that values of some types get in place of their texts, by the types' oids.
+        options: what the configuration says about columns.
     """
 
     oid: int
@@ -181,11 +191,14 @@ class SourceTable:
     distinct_by: tuple[str, ...]
     columns: tuple[SourceColumn, ...]
     generated: frozenset[str]
+    computed: frozenset[str]
     storage: tuple[int, ...]
     tells_old_rows: bool
     greatest: int
     filled: frozenset[int]
     dependencies: Dependencies
+    forms: Mapping[int, ValueForm]
+    options: ColumnOptions
 
     @property
     def followed_by(self) -> tuple[str, ...]:
@@ -197,6 +210,11 @@ class SourceTable:
         if published is None:
             return False
         return published.is_filtered or bool(self.missing_in(published))
+
+    def lacks_generated(self, published: Published | None) -> bool:
+        """Return whether just the generated columns that are wanted are not published."""
+        missing = set() if published is None else set(self.missing_in(published))
+        return bool(missing) and missing <= self.computed
 
     def missing_in(self, published: Published) -> list[str]:
         """The columns that are not published."""
@@ -259,6 +277,7 @@ def tables_in(
     connection: psycopg.Connection,
     schemas: Sequence[str],
     *,
+    options: ColumnOptions = PLAIN,
     oid: int | None = None,
     also_unlogged: bool = False,
 ) -> list[SourceTable]:
@@ -267,6 +286,7 @@ def tables_in(
     Args:
         connection: to the database.
         schemas: the schemas.
+        options: what the configuration says about columns.
         oid: only this table.
         also_unlogged: whether those count, too, of which the log says nothing; a standby has none.
 
@@ -276,13 +296,23 @@ def tables_in(
     with understood():
         values = (list(schemas), also_unlogged, oid, oid)
         rows = connection.execute(_TABLES.encode(), values).fetchall()
-    dependencies = dependencies_of(connection, [row[0] for row in rows])
+    oids = [row[0] for row in rows]
+    dependencies = dependencies_of(connection, oids, options)
+    forms = forms_of(connection, oids, options)
     found = []
     for number, schema, name, identity, key, distinct_by, *rest in rows:
         *columns_told, storage, tells, greatest, filled = rest
         of_table = list(zip(*columns_told, strict=True))
-        columns = tuple(SourceColumn(*one[:4]) for one in of_table if not one[4])
-        by_number = {one[0]: one[1] for one in of_table if not one[4]}
+        mine = [one for one in of_table if not one[4] or one[4] in options.generated]
+        by_number = {one[0]: one[1] for one in mine}
+        in_key = {*key, *(() if key else distinct_by)}
+        # A key stays the text that it is.
+        columns = tuple(
+            SourceColumn(
+                one[0], one[1], one[2], one[3], None if one[0] in in_key else forms.get(one[2])
+            )
+            for one in mine
+        )
         found.append(
             SourceTable(
                 number,
@@ -293,12 +323,15 @@ def tables_in(
                 _all_of(key, by_number),
                 _all_of(distinct_by, by_number),
                 columns,
-                frozenset(one[1] for one in of_table if one[4]),
+                frozenset(one[1] for one in of_table if one[0] not in by_number),
+                frozenset(one[1] for one in mine if one[4]),
                 tuple(storage or ()),
                 tells,
                 greatest,
                 frozenset(one for one, name in by_number.items() if name in filled),
                 dependencies[number],
+                forms,
+                options,
             )
         )
     return found
@@ -322,6 +355,9 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
         attributes="r.prattrs::int2[]" if has_parts else "NULL::int2[]",
         is_filtered="r.prqual IS NOT NULL" if has_parts else "false",
         by_schema=_BY_SCHEMA if has_parts else "",
+        are_generated=_ARE_GENERATED
+        if connection.info.server_version >= PUBLISHES_GENERATED
+        else "false",
     )
     with understood():
         rows = connection.execute(query.encode(), (publication,)).fetchall()
@@ -367,7 +403,9 @@ def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable
     Raises:
         SourceError: it is not there, or the catalog cannot be read.
     """
-    for found in tables_in(connection, [table.schema], oid=table.oid, also_unlogged=True):
+    for found in tables_in(
+        connection, [table.schema], options=table.options, oid=table.oid, also_unlogged=True
+    ):
         return found
     raise SourceError(
         f"The table {table.stream} has gone, or got another name.",

@@ -124,7 +124,10 @@ class Checkup:
         flags = self._flags()
         if flags is None:
             return [self._create_publication()]
-        statements: list[sql.Composable] = [] if all(flags) else [self._set_options()]
+        there = catalog.published(self.connection, self.slot.publication)
+        is_cut = any(one.lacks_generated(there.get(one.oid)) for one in self.tables)
+        is_right = all(flags) and not (is_cut and self._can_generate)
+        statements: list[sql.Composable] = [] if is_right else [self._set_options()]
         missing = self._unpublished()
         if missing:
             statements.append(self._add_tables(missing))
@@ -332,7 +335,24 @@ class Checkup:
             fix = self._on_primary(self._add_tables(missing))
             yield Finding(what, Level.FAILED, f"has not {names}", fix)
         there = catalog.published(self.connection, self.slot.publication)
-        cut = [table.stream for table in self.tables if table.is_cut_by(there.get(table.oid))]
+        ungenerated = [one for one in self.tables if one.lacks_generated(there.get(one.oid))]
+        if ungenerated:
+            names = ", ".join(table.stream for table in ungenerated)
+            can = self._can_generate
+            yield Finding(
+                what,
+                Level.FAILED,
+                f"has not the generated columns of {names}",
+                self._on_primary(self._set_options())
+                if can
+                else "PostgreSQL 18 publishes them. With an older one use `method: snapshot_diff`, "
+                "or leave out generated_columns.",
+            )
+        cut = [
+            table.stream
+            for table in self.tables
+            if table not in ungenerated and table.is_cut_by(there.get(table.oid))
+        ]
         if cut:
             yield Finding(
                 what,
@@ -340,12 +360,20 @@ class Checkup:
                 f"has only some columns or rows of {', '.join(cut)}",
                 "Publish them without a list of columns and without WHERE.",
             )
-        if all(flags) and not missing and not cut:
+        if all(flags) and not (missing or cut or ungenerated):
             yield Finding(what, Level.OK, "is there")
 
+    @property
+    def _can_generate(self) -> bool:
+        """Whether the server can publish generated columns."""
+        return self.connection.info.server_version >= catalog.PUBLISHES_GENERATED
+
     def _options(self) -> sql.Composable:
-        return sql.SQL("publish = {}, publish_via_partition_root = true").format(
-            sql.Literal(_PUBLISHED)
+        wants = any(table.options.generated for table in self.tables)
+        can = self._can_generate
+        generated = ", publish_generated_columns = stored" if wants and can else ""
+        return sql.SQL("publish = {}, publish_via_partition_root = true{}").format(
+            sql.Literal(_PUBLISHED), sql.SQL(generated)
         )
 
     def _set_options(self) -> sql.Composed:

@@ -14,10 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chronolake.source.postgres.forms import type_of, values_of
 from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from chronolake.source.postgres.forms import ValueForm
 
 _KINDS: Final = {
     16: Kind.BOOLEAN,
@@ -65,16 +68,21 @@ class SourceColumn:
         name: its name.
         type_oid: its type, or that which its domain stands for, as `pg_type.oid`.
         type_modifier: length, precision and the like; -1 without.
+        form: the form that its values get in place of their texts, or None. It depends on the type
+            and on the configuration.
     """
 
     number: int | None
     name: str
     type_oid: int
     type_modifier: int
+    form: ValueForm | None = field(default=None, compare=False)
 
     @property
     def type(self) -> ColumnType:
         """The type that holds its values, as far as it can."""
+        if self.form is not None:
+            return type_of(self.form)
         if self.type_oid == _NUMERIC:
             return _decimal(self.type_modifier)
         return ColumnType(_KINDS.get(self.type_oid, Kind.STRING))
@@ -95,7 +103,7 @@ class SourceColumn:
     @property
     def beyond(self) -> str | None:
         """What texts look like that the type cannot hold, as a regular expression, or None."""
-        return _BEYOND.get(self.type.kind)
+        return None if self.form is not None else _BEYOND.get(self.type.kind)
 
 
 def _decimal(modifier: int) -> ColumnType:
@@ -170,6 +178,8 @@ def _held(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array:
     match kind.kind:
+        case _ if column.form is not None:
+            return values_of(column.form, texts).cast(kind.arrow)
         case Kind.BOOLEAN:
             return pc.equal(texts, "t")
         case Kind.BINARY:
@@ -181,9 +191,8 @@ def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array
             return pc.utf8_rtrim(texts, " ").cast(kind.arrow)
         case Kind.STRING if column.type.kind is Kind.UTC_DATETIME:
             # As a column of its own type is spelled when it becomes a text.
-            return pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
-        case _:
-            return texts.cast(kind.arrow)
+            texts = pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
+    return texts.cast(kind.arrow)
 
 
 def _with_mask(texts: pa.Array) -> pa.Array:

@@ -414,6 +414,11 @@ class PostgresDatabase:
                 f"The table {name} is not in the publication {publication}.",
                 hint="`chronolake check --create` adds it.",
             )
+        if table.lacks_generated(published):
+            raise SourceError(
+                f"The publication {publication} has not the generated columns of {name}.",
+                hint="`chronolake check` says what mends it.",
+            )
         if table.is_cut_by(published):
             missing = table.missing_in(published)
             what = f"without {', '.join(missing)}" if missing else "with some of its rows only"

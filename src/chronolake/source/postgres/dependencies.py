@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pyarrow.compute as pc
 
 from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.forms import PLAIN, ColumnOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,8 @@ WITH RECURSIVE builtin(type, elements) AS MATERIALIZED (
 ), used(relation, attribute, type) AS (
     SELECT a.attrelid::bigint, a.attnum, a.atttypid FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
-      AND a.attgenerated = '' AND (a.atttypid >= 16384 OR a.atttypid IN
+      AND (a.attgenerated = '' OR a.attgenerated::text = ANY (%s))
+      AND (a.atttypid >= 16384 OR a.atttypid IN
         (SELECT type FROM builtin UNION ALL SELECT elements FROM builtin))
     UNION
     SELECT used.relation, used.attribute, part.type
@@ -54,7 +56,8 @@ WITH RECURSIVE builtin(type, elements) AS MATERIALIZED (
 SELECT t.oid::bigint, t.typname::text, pg_catalog.format_type(t.oid, NULL), of_types.places,
        CASE t.typtype WHEN 'c' THEN
            (SELECT c.relnatts || ':' || coalesce(string_agg(concat_ws(
-                       ' ', a.attnum, a.atttypid::bigint, a.atttypmod), ',' ORDER BY a.attnum), '')
+                       ' ', a.attnum, a.atttypid::bigint, a.atttypmod,
+                       CASE WHEN %s THEN quote_ident(a.attname) END), ',' ORDER BY a.attnum), '')
             FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_attribute a
                 ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
             WHERE c.oid = t.typrelid GROUP BY c.relnatts) END,
@@ -84,6 +87,8 @@ _NAMES: Final = {
 _ROLES: Final = {"aclitem": "regrole"}
 #: Types whose texts depend on a setting of the database.
 _SETTINGS: Final = {"money": "lc_monetary"}
+#: In place of a type: what the configuration says of the form of values.
+_SETTINGS_OID: Final = 0
 
 
 @dataclass(frozen=True)
@@ -182,11 +187,15 @@ class KnownTypes:
 
         A type that was not known counts only with the column that has it.
         """
-        return [
+        found = [
             one.name
             for one in now.types
             if one.oid in self.by_oid and not self.by_oid[one.oid].holds(one)
         ]
+        settings = [one for one in now.types if one.oid == _SETTINGS_OID]
+        if bool(settings) is not (_SETTINGS_OID in self.by_oid):
+            found.append("the settings of values")
+        return found
 
     def lacks(self, now: TypeState) -> bool:
         """Return whether a type, or a label of it, was not known."""
@@ -240,26 +249,32 @@ class LabelCheck:
 
 
 def dependencies_of(
-    connection: psycopg.Connection, tables: Sequence[int]
+    connection: psycopg.Connection, tables: Sequence[int], options: ColumnOptions = PLAIN
 ) -> dict[int, Dependencies]:
     """Return what the texts of tables' values depend on, by the tables' oids.
 
     Args:
         connection: to their database.
         tables: the tables' oids.
+        options: what the configuration says about columns.
 
     Raises:
         SourceError: the catalog cannot be read.
     """
     builtin = [*_NAMES, *_ROLES, *_SETTINGS]
     found: dict[int, dict[TypeState, set[int]]] = {oid: {} for oid in tables}
+    has_names = options.json_arrays or options.json_composites
+    values = (builtin, list(tables), list(options.generated), has_names)
     with understood():
-        rows = connection.execute(_USED.encode(), (builtin, list(tables))).fetchall()
+        rows = connection.execute(_USED.encode(), values).fetchall()
         for oid, type_name, name, places, attributes, labels in rows:
             other = attributes if attributes is not None else _other(connection, type_name)
             state = TypeState(oid, name, tuple(EnumLabel(*label) for label in labels), other)
             for relation, number in places:
                 found[relation].setdefault(state, set()).add(number)
+    if options.words:
+        for states in found.values():
+            states[TypeState(_SETTINGS_OID, "the settings of values", (), options.words)] = set()
     return {
         oid: Dependencies(
             tuple(states), tuple((one.oid, frozenset(columns)) for one, columns in states.items())

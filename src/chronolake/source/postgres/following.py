@@ -188,16 +188,23 @@ class Following:
 
     def _resolved(self, relation: Relation) -> tuple[SourceColumn, ...]:
         """A description's columns with their numbers, which the log does not tell."""
-        described = [
-            SourceColumn(
-                None,
-                column.name,
-                *self.domains.get(column.type_oid, (column.type_oid, column.type_modifier)),
-            )
-            for column in relation.columns
-            if column.name not in self.table.generated
-        ]
-        return numbered(described, self._columns, self.table.columns, greatest=self._greatest)
+        described = []
+        for column in relation.columns:
+            if column.name in self.table.generated:
+                continue
+            base = self.domains.get(column.type_oid, (column.type_oid, column.type_modifier))
+            described.append(SourceColumn(None, column.name, *base))
+        found = numbered(described, self._columns, self.table.columns, greatest=self._greatest)
+        if not self.table.forms:
+            return found
+        # A key stays the text that it is.
+        key = {*self.table.key_numbers, *self.table.followed_by}
+        return tuple(
+            replace(one, form=self.table.forms.get(one.type_oid))
+            if (one.name if one.number is None else one.number) not in key
+            else one
+            for one in found
+        )
 
     def _note_altered(self, columns: tuple[SourceColumn, ...]) -> None:
         before = {column.number: column for column in self._columns}

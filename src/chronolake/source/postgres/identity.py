@@ -27,11 +27,13 @@ _IDENTITIES: Final = f"""
 SELECT root.oid::bigint, part.oid::regclass::text, part.relreplident::text,
        coalesce(told.names, '{{}}'), coalesce(told.is_generated, false),
        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = part.oid
-               AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> '')
+               AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''
+               AND a.attgenerated::text <> ALL (%s))
 FROM unnest(%s::oid[]) AS root(oid)
 JOIN pg_catalog.pg_class part ON part.relkind = 'r' AND part.oid IN ({with_partitions("root.oid")})
 LEFT JOIN LATERAL (
-    SELECT array_agg(a.attname::text) AS names, bool_or(a.attgenerated <> '') AS is_generated
+    SELECT array_agg(a.attname::text) AS names,
+           bool_or(a.attgenerated <> '' AND a.attgenerated::text <> ALL (%s)) AS is_generated
     FROM pg_catalog.pg_index i
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid
      AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
@@ -75,7 +77,10 @@ def identity_problems(
     wanted = {table.oid: table for table in tables if table.followed_by}
     refuses_generated = connection.info.server_version >= _REFUSES_GENERATED
     with understood():
-        rows = connection.execute(_IDENTITIES, (list(wanted),)).fetchall()
+        # Generated columns that are brought are published.
+        published = sorted({kind for one in wanted.values() for kind in one.options.generated})
+        values = (published, list(wanted), published)
+        rows = connection.execute(_IDENTITIES, values).fetchall()
     found: dict[int, IdentityProblem] = {}
     for oid, part, told, names, is_in_key, has_generated in rows:
         table, identity = wanted[oid], ReplicaIdentity(told)

@@ -122,15 +122,17 @@ class LogPosition:
             return "there may be values that the log does not have"
         if self.storage != table.storage:
             return "it was rewritten or truncated, or partitions came or went"
-        unlogged = [one.name for one in table.columns if not self._tells(one, table)]
+        known = {one.number: one for one in self.columns}
+        unlogged = [one.name for one in table.columns if not self._tells(one, known, table)]
         if unlogged:
             return f"columns added with a default or altered: {', '.join(unlogged)}"
         altered = self._altered(table)
         return f"altered types: {', '.join(altered)}" if altered else None
 
-    def _tells(self, column: SourceColumn, table: SourceTable) -> bool:
+    def _tells(
+        self, column: SourceColumn, known: Mapping[int | None, SourceColumn], table: SourceTable
+    ) -> bool:
         """Return whether the log has told all values of a column of the table."""
-        known = {one.number: one for one in self.columns}
         if None in known:
             return column in self.columns
         if column.number in known:

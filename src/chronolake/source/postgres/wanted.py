@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from chronolake.config.pipelines import PostgresMethod
+from chronolake.config.pipelines import MoneyAs, PostgresMethod, ValuesAs
 from chronolake.errors import SourceError
 from chronolake.limits import StreamTraits
 from chronolake.source.offered import (
@@ -22,6 +22,7 @@ from chronolake.source.postgres import catalog
 from chronolake.source.postgres.columns import numbers_of
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.difference import FingerprintFolder
+from chronolake.source.postgres.forms import ColumnOptions
 from chronolake.source.postgres.rowkey import ROW_KEY, RowKey
 
 if TYPE_CHECKING:
@@ -49,8 +50,26 @@ class WantedTables:
         with connected(self.config.dsn) as connection:
             # Without the log, it is no matter what the log says.
             is_compared = self.config.method is PostgresMethod.SNAPSHOT_DIFF
-            found = catalog.tables_in(connection, self.config.schemas, also_unlogged=is_compared)
+            found = catalog.tables_in(
+                connection,
+                self.config.schemas,
+                options=self.options,
+                also_unlogged=is_compared,
+            )
         return {table.stream: table for table in found}
+
+    @property
+    def options(self) -> ColumnOptions:
+        """What the configuration says about columns."""
+        config = self.config
+        # The log has stored ones only, and computes nothing.
+        kinds = "sv" if config.method is PostgresMethod.SNAPSHOT_DIFF else "s"
+        return ColumnOptions(
+            json_arrays=config.arrays is ValuesAs.JSON,
+            json_composites=config.composites is ValuesAs.JSON,
+            decimal_money=config.money is MoneyAs.DECIMAL,
+            generated=kinds if config.generated_columns else "",
+        )
 
     @cached_property
     def names(self) -> list[str]:

@@ -167,6 +167,7 @@ class Look:
             "table": table.oid,
             "key": list(key.names),
             "columns": columns,
+            **({"forms": table.options.words} if table.options.words else {}),
         }
 
     def _all_of(

@@ -1,0 +1,318 @@
+"""Values that are kept in another form than their text, where the configuration asks for it.
+
+Arrays and composite values become JSON, as `to_jsonb` of the server makes it of them: numbers,
+booleans and nulls as JSON has them, arrays within arrays, attributes by their names, everything
+else as texts. `money` becomes a decimal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.source.postgres.connection import understood
+from chronolake.types import ColumnType, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import psycopg
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """What the configuration says about columns.
+
+    Attributes:
+        json_arrays: whether arrays are JSON.
+        json_composites: whether composite values are JSON.
+        decimal_money: whether `money` is a decimal.
+        generated: which generated columns are brought: `s` for stored ones, `v` for virtual ones.
+    """
+
+    json_arrays: bool = False
+    json_composites: bool = False
+    decimal_money: bool = False
+    generated: str = ""
+
+    @property
+    def has_forms(self) -> bool:
+        """Whether some types have another form than their text."""
+        return self.json_arrays or self.json_composites or self.decimal_money
+
+    @property
+    def words(self) -> str:
+        """The same as a text, so that a change is noticed; empty if nothing is asked for."""
+        asked = {
+            "arrays=json": self.json_arrays,
+            "composites=json": self.json_composites,
+            "money=decimal": self.decimal_money,
+        }
+        return " ".join(word for word, is_so in asked.items() if is_so)
+
+
+#: Everything as the server writes it, without generated columns.
+PLAIN: Final = ColumnOptions()
+
+
+class Scalar(StrEnum):
+    """How a value that is neither an array nor a composite stands in JSON."""
+
+    NUMBER = "number"
+    BOOLEAN = "boolean"
+    JSON = "json"
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class ArrayForm:
+    """An array: the form of its elements, and what stands between them."""
+
+    element: JsonForm
+    delimiter: str
+
+
+@dataclass(frozen=True)
+class CompositeForm:
+    """A composite value: its attributes' names and forms, in their order."""
+
+    attributes: tuple[tuple[str, JsonForm], ...]
+
+
+@dataclass(frozen=True)
+class MoneyForm:
+    """An amount of money: how many digits its fractions have."""
+
+    scale: int
+
+
+JsonForm: TypeAlias = "Scalar | ArrayForm | CompositeForm"
+ValueForm: TypeAlias = "ArrayForm | CompositeForm | MoneyForm"
+
+#: The greatest amounts have 19 digits.
+_MONEY_DIGITS: Final = 19
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_SCALARS: Final = {
+    16: Scalar.BOOLEAN,
+    114: Scalar.JSON,
+    3802: Scalar.JSON,
+    **dict.fromkeys((20, 21, 23, 700, 701, 1700), Scalar.NUMBER),
+}
+_MONEY: Final = 790
+#: Types that columns of some tables have, themselves or within others.
+_TYPES: Final = """
+WITH RECURSIVE used(type) AS (
+    SELECT a.atttypid FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT part.type FROM used JOIN pg_catalog.pg_type t ON t.oid = used.type
+    CROSS JOIN LATERAL (
+        SELECT t.typbasetype WHERE t.typtype = 'd'
+        UNION ALL SELECT t.typelem WHERE t.typcategory = 'A'
+        UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+                  WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) part(type)
+    WHERE part.type <> 0
+)
+SELECT t.oid::bigint, t.typtype::text, t.typbasetype::bigint,
+       -- What is written as an array: int2vector and oidvector are not.
+       CASE WHEN t.typcategory = 'A' AND t.typlen = -1
+            AND t.oid NOT IN (22, 30) THEN t.typelem::bigint ELSE 0 END,
+       coalesce((SELECT e.typdelim::text FROM pg_catalog.pg_type e WHERE e.oid = t.typelem), ','),
+       ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+             ORDER BY a.attnum),
+       ARRAY(SELECT a.atttypid::bigint FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+             ORDER BY a.attnum)
+FROM used JOIN pg_catalog.pg_type t ON t.oid = used.type
+"""
+
+
+def forms_of(
+    connection: psycopg.Connection, tables: Sequence[int], options: ColumnOptions
+) -> dict[int, ValueForm]:
+    """Return the forms of types that have another one than their text, by the types' oids.
+
+    Args:
+        connection: to the database.
+        tables: the oids of the tables whose columns have the types.
+        options: what is asked for.
+
+    Raises:
+        SourceError: the catalog cannot be read.
+    """
+    if not options.has_forms:
+        return {}
+    with understood():
+        rows = connection.execute(_TYPES.encode(), (list(tables),)).fetchall()
+        (scale,) = connection.execute("SELECT scale(0::money::numeric)").fetchone() or (2,)
+    types = {oid: rest for oid, *rest in rows}
+    known: dict[int, JsonForm] = {}
+
+    def form(oid: int) -> JsonForm:
+        if oid not in known:
+            kind, base, element, delimiter, names, attributes = types[oid]
+            if kind == "d":
+                known[oid] = form(base)
+            elif element:
+                known[oid] = ArrayForm(form(element), delimiter)
+            elif kind == "c":
+                parts = zip(names, map(form, attributes), strict=True)
+                known[oid] = CompositeForm(tuple(parts))
+            else:
+                known[oid] = _SCALARS.get(oid, Scalar.TEXT)
+        return known[oid]
+
+    found: dict[int, ValueForm] = {}
+    for oid in types:
+        one = form(oid)
+        if (isinstance(one, ArrayForm) and options.json_arrays) or (
+            isinstance(one, CompositeForm) and options.json_composites
+        ):
+            found[oid] = one
+    if options.decimal_money:
+        found[_MONEY] = MoneyForm(int(scale))
+    return found
+
+
+def type_of(form: ValueForm) -> ColumnType:
+    """Return the type that holds values of a form."""
+    if isinstance(form, MoneyForm):
+        return ColumnType(Kind.DECIMAL, _MONEY_DIGITS, form.scale)
+    return ColumnType(Kind.JSON)
+
+
+def values_of(form: ValueForm, texts: pa.Array) -> pa.Array:
+    """Return values in their form: JSON texts, or decimals.
+
+    Args:
+        form: the form.
+        texts: the values as the server writes them. One that is not written as its type is now is
+            a JSON text itself: its table is read once more.
+    """
+    if isinstance(form, MoneyForm):
+        return _money(form, texts)
+    found = (None if text is None else _to_json(form, text) for text in texts.to_pylist())
+    return pa.array(list(found), pa.string())
+
+
+def _money(form: MoneyForm, texts: pa.Array) -> pa.Array:
+    """Amounts, however the server's locale writes them: all digits count the smallest unit."""
+    digits = pc.replace_substring_regex(texts, r"[^0-9]", "")
+    is_negative = pc.match_substring_regex(texts, "[-\u2212(]")
+    signs = pc.if_else(is_negative, "-", "")
+    units = pc.binary_join_element_wise(signs, digits, "").cast(pa.int64())
+    whole = units.cast(pa.decimal128(_MONEY_DIGITS, 0))
+    scaled = pa.decimal128(_MONEY_DIGITS, form.scale)
+    return pa.Array.from_buffers(scaled, len(whole), whole.buffers(), offset=whole.offset)
+
+
+def _to_json(form: JsonForm, text: str) -> str:
+    try:
+        return _json(form, text)
+    except (ValueError, IndexError):
+        return _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(form: JsonForm, text: str) -> str:
+    """A value as JSON.
+
+    Raises:
+        ValueError: it is not written as its type is now.
+        IndexError: it ends too early.
+    """
+    if isinstance(form, ArrayForm):
+        return _array(form, text)
+    if isinstance(form, CompositeForm):
+        cells = list(_cells(text))
+        if len(cells) != len(form.attributes):
+            raise ValueError(text)
+        pairs = (
+            f"{_quoted(name)}:{'null' if cell is None else _json(of_cell, cell)}"
+            for (name, of_cell), cell in zip(form.attributes, cells, strict=True)
+        )
+        return f"{{{','.join(pairs)}}}"
+    match form:
+        case Scalar.NUMBER if _NUMBER.fullmatch(text):
+            return text
+        case Scalar.BOOLEAN:
+            return "true" if text == "t" else "false"
+        case Scalar.JSON:
+            return text
+        case _:
+            return _quoted(text)
+
+
+def _array(form: ArrayForm, text: str) -> str:
+    """An array as JSON, of any number of dimensions; bounds other than 1 are left out."""
+    place = text.index("{")
+    found: list[str] = []
+    while place < len(text):
+        char = text[place]
+        if char == "{":
+            found.append("[")
+        elif char == "}":
+            found.append("]")
+        elif char == form.delimiter:
+            found.append(",")
+        else:
+            cell, place = _element(form, text, place)
+            found.append(cell)
+            continue
+        place += 1
+    return "".join(found)
+
+
+def _element(form: ArrayForm, text: str, place: int) -> tuple[str, int]:
+    """An element as JSON, and the place after it."""
+    if text[place] != '"':
+        end = place
+        while text[end] not in {form.delimiter, "}"}:
+            end += 1
+        cell = text[place:end]
+        return ("null" if cell == "NULL" else _json(form.element, cell)), end
+    parts = []
+    place += 1
+    while text[place] != '"':
+        # A backslash stands before quotes and backslashes.
+        place += text[place] == "\\"
+        parts.append(text[place])
+        place += 1
+    return _json(form.element, "".join(parts)), place + 1
+
+
+def _cells(text: str) -> Iterator[str | None]:
+    """The texts of a composite's attributes; None for nulls."""
+    if text[0] != "(" or text[-1] != ")":
+        raise ValueError(text)
+    place, last = 1, len(text) - 1
+    while True:
+        parts: list[str] = []
+        is_null, is_within = True, False
+        while is_within or text[place] not in ",)":
+            char = text[place]
+            if char == "\\" or (char == '"' and is_within and text[place + 1] == '"'):
+                # Quotes and backslashes are doubled.
+                parts.append(text[place + 1])
+                place += 1
+            elif char == '"':
+                is_within = not is_within
+            else:
+                parts.append(char)
+            is_null = False
+            place += 1
+        yield None if is_null else "".join(parts)
+        if place == last:
+            return
+        place += 1
