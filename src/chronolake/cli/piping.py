@@ -28,6 +28,7 @@ from chronolake.cli.app import (
     show_error,
     table_name,
 )
+from chronolake.cli.schedule import Schedule
 from chronolake.errors import ChronolakeError, ConfigurationError
 from chronolake.storage import storage_error
 
@@ -132,17 +133,38 @@ def sync(
         pipeline_of(wanted, pipeline)
     if pause is None:
         _leave_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
+    schedule = Schedule(pause or 0.0)
     with opened(wanted.lake, json=json) as there:
         while True:
             began = time.monotonic()
             with Progress(there.spark, json=json) as progress:
                 # Pipelines may come and go while it runs.
                 names = [pipeline] if pipeline is not None else list(watched.now().pipelines)
-                ended = [_sync(there, watched, name, stream or (), progress) for name in names]
+                due = schedule.due(names, began)
+                ended = [_sync(there, watched, name, stream or (), progress) for name in due]
             if pause is None:
                 break
-            time.sleep(max(0.0, pause - (time.monotonic() - began)))
+            for name, status in zip(due, ended, strict=True):
+                _note(schedule, name, status, began)
+            time.sleep(schedule.pause(names, time.monotonic()))
     _leave(ended)
+
+
+def _note(schedule: Schedule, name: str, status: Status | None, began: float) -> None:
+    """Note how a run ended, and log that a pipeline that keeps failing is run less often."""
+    import structlog
+
+    from chronolake.pipeline.runs import Status
+
+    has_failed = status not in {Status.SUCCEEDED, Status.PARTIAL}
+    seconds = schedule.note(name, began=began, has_failed=has_failed)
+    if seconds is not None:
+        structlog.get_logger(__name__).warning(
+            "pipeline_backs_off",
+            pipeline=name,
+            failures_in_a_row=schedule.failures(name),
+            seconds_between_runs=round(seconds),
+        )
 
 
 def _leave_unless_any_can_begin(
