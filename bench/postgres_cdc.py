@@ -5,11 +5,14 @@ Claims, on two cores, for 1,000,000 changes of a table of ten columns:
 1. The log is decoded and landed at 150,000 changes a second.
 2. Changes are in the published history at 50,000 a second.
 
+3. The log is streamed at least as fast as it was when the server made all of it first
+   (`pg_logical_slot_peek_binary_changes`): decoded, landed and published.
+
 Beside it stand the time that the server alone needs to produce the same messages, which is the
 limit, and `psycopg2`'s streaming reader with a plain decoder in Python that reads them one by one
-(left out where `make bench-tools` has not run).
+(left out where `make bench-tools` has not run). With `--rows`, transactions have another size.
 
-    python bench/postgres_cdc.py [--quick] [--changes N] [--repeat N]
+    python bench/postgres_cdc.py [--quick] [--changes N] [--rows N] [--repeat N]
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import psycopg
 
-from chronolake.config import Project
+from chronolake.config import PostgresSource, Project
 from chronolake.lake import Lake
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.pgoutput import Decoder
-from chronolake.source.postgres.slot import Slot, peek, written_upto
+from chronolake.source.postgres.slot import Slot, written_upto
+from chronolake.source.postgres.stream import streaming
 from measuring import lakes, shop
 from measuring.clock import Times, say, show
+from measuring.peeked import Peeked, PeekedDatabase
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples")]
@@ -45,24 +51,31 @@ PEEK: Final = (
 #: What `psycopg2` is installed for (`make bench-tools`), and what runs there.
 PYTHON: Final = ROOT / ".venv-bench/bin/python"
 STREAMED: Final = ROOT / "bench/measuring/streamed.py"
-#: Each transaction has so many rows.
-ROWS: Final = 1_000
 
 ALONE: Final = "the server alone"
-DECODED: Final = "peek and decode"
+DECODED: Final = "streamed and decoded"
+PEEKED: Final = "peeked and decoded (before)"
 PLAIN: Final = "psycopg2's stream, a plain decoder"
 LANDED: Final = "to the raw lake"
+LANDED_PEEKED: Final = "to the raw lake, peeked (before)"
 PUBLISHED: Final = "to the published history"
+PUBLISHED_PEEKED: Final = "to the published history, peeked (before)"
+#: A way and what it is compared with.
+PAIRS: Final = (
+    (DECODED, PEEKED),
+    (LANDED, LANDED_PEEKED),
+    (PUBLISHED, PUBLISHED_PEEKED),
+)
 
 
-def changed(address: str, changes: int) -> None:
+def changed(address: str, changes: int, rows: int) -> None:
     """Of ten changes, seven are updates, two inserts and one a delete."""
     with psycopg.connect(address, autocommit=True) as connection:
         keys = changes // 5
-        shop.fill(address, 0, keys, step=ROWS)
+        shop.fill(address, 0, keys, step=rows)
         for turn in range(7):
-            for begin in range(0, keys // 2, ROWS):
-                upto = min(begin + ROWS, keys // 2)
+            for begin in range(0, keys // 2, rows):
+                upto = min(begin + rows, keys // 2)
                 first = turn % 2 * (keys // 2)
                 connection.execute(
                     "UPDATE orders SET visits = visits + 1, state = 'changed' "
@@ -95,41 +108,61 @@ def plain(address: str, changes: int) -> float:
 
 def decoded(address: str) -> float:
     """Ours, without landing."""
+    with connected(address) as connection, TemporaryDirectory() as folder:
+        upto = written_upto(connection)
+        begin = time.perf_counter()
+        decoder = Decoder()
+        with streaming(address, SLOT, upto=upto, folder=Path(folder)) as stream:
+            for batch in stream.batches():
+                decoder.decode(batch)
+        return time.perf_counter() - begin
+
+
+def peeked(address: str) -> float:
+    """The same as it was."""
     with connected(address) as connection:
         begin = time.perf_counter()
         decoder = Decoder()
-        for batch in peek(connection, SLOT, upto=written_upto(connection)):
+        for batch in Peeked(connection, SLOT, written_upto(connection)).batches():
             decoder.decode(batch)
-    return time.perf_counter() - begin
+        return time.perf_counter() - begin
 
 
-def measured(address: str, lake: Lake, project: Project, changes: int, rounds: int) -> Times:
+def measured(address: str, lake: Lake, project: Project, flags: argparse.Namespace) -> Times:
     times = Times()
-    for turn in range(rounds + 1):
-        say(f"{changes:,} changes")
-        changed(address, changes)
+    config = project.pipelines["shop"].source
+    assert isinstance(config, PostgresSource)
+    before = PeekedDatabase(project, "shop", config)
+    for turn in range(flags.repeat + 1):
+        say(f"{flags.changes:,} changes")
         if turn == 1:
             # The first turn compiles: it is nobody's cost.
             times.forget()
-        times.add(ALONE, alone(address))
-        times.add(DECODED, decoded(address))
-        if PYTHON.exists():
-            times.add(PLAIN, plain(address, changes))
-        landed, published = shop.synced(lake, project)
-        times.add(LANDED, landed)
-        times.add(PUBLISHED, published)
-        # The next turn begins without rows.
-        with psycopg.connect(address, autocommit=True) as connection:
-            connection.execute("TRUNCATE orders")
-        shop.synced(lake, project)
+        # Each way is the first in every other turn.
+        ways = [(None, LANDED, PUBLISHED), (before, LANDED_PEEKED, PUBLISHED_PEEKED)]
+        for source, *names in ways[:: -1 if turn % 2 else 1]:
+            changed(address, flags.changes, flags.rows)
+            if source is None:
+                times.add(ALONE, alone(address))
+                times.add(DECODED, decoded(address))
+                times.add(PEEKED, peeked(address))
+                if PYTHON.exists():
+                    times.add(PLAIN, plain(address, flags.changes))
+            for name, seconds in zip(names, shop.synced(lake, project, source=source), strict=True):
+                times.add(name, seconds)
+            # The next turn begins without rows.
+            with psycopg.connect(address, autocommit=True) as connection:
+                connection.execute("TRUNCATE orders")
+            shop.synced(lake, project)
     return times
 
 
 def main() -> int:
     parser = lakes.options(__doc__, repeat=3)
     parser.add_argument("--changes", type=int, help="row changes")
+    parser.add_argument("--rows", type=int, default=1_000, help="rows of a transaction")
     flags: argparse.Namespace = parser.parse_args()
-    changes = flags.changes or (20_000 if flags.quick else 1_000_000)
+    flags.changes = changes = flags.changes or (20_000 if flags.quick else 1_000_000)
     with ExitStack() as stack:
         address = stack.enter_context(
             server(wal_level="logical", max_wal_size="4GB", autovacuum="off")
@@ -139,7 +172,7 @@ def main() -> int:
         shop.create(address)
         shop.publish(address)
         shop.synced(lake, project)
-        times = measured(address, lake, project, changes, flags.repeat)
+        times = measured(address, lake, project, flags)
     limit = times.median(ALONE)
     show(
         f"{changes:,} changes of a table of ten columns",
@@ -153,7 +186,7 @@ def main() -> int:
                 int(changes / times.median(way) / 2),
                 times.median(way) / limit,
             )
-            for way in (ALONE, PLAIN, DECODED, LANDED, PUBLISHED)
+            for way in (ALONE, PLAIN, *(way for pair in PAIRS for way in pair))
             if way in times.seconds
         ],
     )
@@ -161,6 +194,9 @@ def main() -> int:
         rate = changes / times.median(way)
         verdict = "holds" if rate >= wanted else "MISSED"
         say(f"{way}: at least {wanted:,} a second: {verdict} ({rate:,.0f})")
+    for way, other in PAIRS:
+        ratio = times.median(other) / times.median(way)
+        say(f"{way}: {ratio:.2f} times as fast as before")
     return 0
 
 

@@ -16,6 +16,7 @@ from chronolake.lake import Lake
 from chronolake.pipeline.reporting import Event, EventKind
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
+from chronolake.source.offered import Source
 
 NAME: Final = "orders"
 _TABLE: Final = (
@@ -97,8 +98,17 @@ def _jdbc(address: str) -> dict[str, str]:
     }
 
 
-def synced(lake: Lake, project: Project, *, anew: bool = False) -> tuple[float, float]:
-    """A run; gives the seconds until all had landed, and until all was published."""
+def synced(
+    lake: Lake, project: Project, *, anew: bool = False, source: Source | None = None
+) -> tuple[float, float]:
+    """A run; gives the seconds until all had landed, and until all was published.
+
+    Args:
+        lake: the lake.
+        project: the project.
+        anew: whether the tables are read once more.
+        source: the source, if it is not the configured one.
+    """
     begin = time.perf_counter()
     landed = [begin]
 
@@ -106,7 +116,7 @@ def synced(lake: Lake, project: Project, *, anew: bool = False) -> tuple[float, 
         if event.kind is EventKind.LANDED:
             landed[0] = time.perf_counter()
 
-    result = sync(lake, project, "shop", watch=watch, anew=anew)
+    result = sync(lake, project, "shop", watch=watch, anew=anew, source=source)
     if result.status is not Status.SUCCEEDED:
         raise RuntimeError(str(result.streams))
     return landed[0] - begin, time.perf_counter() - begin

@@ -42,6 +42,7 @@ FAILPOINTS: Final = (
     "read.slice-noted",
     "read.census-taken",
     "read.missed-landed",
+    "read.log-batch",
 )
 
 _reached: Counter[str] = Counter()

@@ -87,7 +87,7 @@ def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding:
 def test_no_part_of_a_transaction_with_such_a_row_lands(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronolake.source.postgres.slot.BATCH_BYTES", 1_000)
+    monkeypatch.setattr("chronolake.source.postgres.stream.BATCH_BYTES", 1_000)
     bad = r"convert_from('\x636166e9'::bytea, 'SQL_ASCII')"
     shop.run("CREATE TABLE bad (id int PRIMARY KEY, note text)")
     shop.prepare()

@@ -19,6 +19,7 @@ from postgresql import server
 from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, Decoded, Decoder
+from chronolake.source.postgres.slot import lsn_text
 from chronolake.source.postgres.versions import sequence_of, sequences_of
 from seeds import and_drawn
 
@@ -184,13 +185,13 @@ def test_it_tells_how_far_it_has_read(database: psycopg.Connection) -> None:
 
     decoder = Decoder()
     first = decoder.decode(messages[: commits[2] + 1])
-    assert first.end_lsn is not None
+    assert first.ended is not None
     inside = decoder.decode(messages[commits[2] + 1 : commits[2] + 3])
-    assert inside.end_lsn is None
+    assert inside.ended is None
     assert not decoder.is_between_transactions
 
     # What was read is skipped by the server from there on.
-    lsn = f"{first.end_lsn >> 32:X}/{first.end_lsn & 0xFFFFFFFF:X}"
+    lsn = lsn_text(first.ended.end_lsn)
     database.execute("SELECT pg_replication_slot_advance('s', %s)", (lsn,))
     left = [one for one in _messages(database) if one[0] != Kind.RELATION]
     assert left == [one for one in messages[commits[2] + 1 :] if one[0] != Kind.RELATION]

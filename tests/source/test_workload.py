@@ -118,6 +118,7 @@ def _looked_while(
 
 
 _POINTS_OF_A_SYNC = [
+    "read.log-batch=kill",
     "land.staged=kill",
     "land.file-published=kill:1",
     "land.file-published=kill:2",

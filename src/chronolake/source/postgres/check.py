@@ -58,6 +58,8 @@ _SERVICES: Final = {
 _NO_REPLICATION: Final = ("start WAL sender", "start walsender")
 #: Besides the pipeline's own slot, a copy needs one for as long as it takes.
 _SLOTS: Final = 2
+#: One reads the log, and another one holds a copy's snapshot.
+_SENDERS: Final = 2
 
 
 @dataclass
@@ -192,6 +194,17 @@ class Checkup:
             if is_enough
             else self._how_to_set("max_replication_slots", "20", "then restart the server"),
         )
+        (senders,) = self._ask(
+            "SELECT current_setting('max_wal_senders')::int - "
+            "(SELECT count(*) FROM pg_stat_replication)"
+        )
+        if isinstance(senders, int) and senders < _SENDERS:
+            yield Finding(
+                "max_wal_senders",
+                Level.FAILED,
+                f"{senders} more connections can read the log; a run needs {_SENDERS}",
+                self._how_to_set("max_wal_senders", "20", "then restart the server"),
+            )
         (limit,) = self._ask("SELECT current_setting('max_slot_wal_keep_size')")
         is_limited = limit != "-1"
         yield Finding(
@@ -255,6 +268,7 @@ class Checkup:
         refusal = self._refusal()
         if refusal is None:
             yield Finding("role", Level.OK, f"{role} may read the log")
+            yield from self._messages(str(role))
             return
         grant = "GRANT {group} TO {role};" if group else "ALTER ROLE {role} REPLICATION;"
         statement = sql.SQL(grant).format(
@@ -269,6 +283,23 @@ class Checkup:
             return
         words = f"{role} may not read the log"
         yield Finding("role", Level.FAILED, words, statement.as_string(self.connection))
+
+    def _messages(self, role: str) -> Iterator[Finding]:
+        """Say whether the role can write evidence to the log (`evidence`)."""
+        (function,) = self._ask(
+            "SELECT min(oid::regprocedure::text) FROM pg_proc WHERE proname = "
+            "'pg_logical_emit_message' AND provariadic = 0 AND proargtypes[2] = 'text'::regtype "
+            "AND NOT has_function_privilege(oid, 'execute')"
+        )
+        if function is not None:
+            who = sql.Identifier(role).as_string(self.connection)
+            yield Finding(
+                "role",
+                Level.WARNING,
+                f"{role} can't write messages to the log: a server that is restored from a "
+                "snapshot may not be noticed",
+                f"GRANT EXECUTE ON FUNCTION {function} TO {who};",
+            )
 
     def _refusal(self) -> SourceError | None:
         """Return why the log cannot be read, or None: nothing is read, and nothing is made."""

@@ -56,6 +56,8 @@ _STORED: Final = {
 }
 #: What the server says of text that has no equivalent in UTF-8.
 _NO_TEXT: Final = {"22021", "22P05"}
+#: The name by which the server knows our sessions.
+APPLICATION: Final = "chronolake"
 #: What the server says when a lock was waited for too long.
 _NO_LOCK: Final = "55P03"
 _HAS_TRANSACTION_TIMEOUT: Final = 170_000
@@ -65,7 +67,11 @@ OLDEST: Final = 140_000
 
 @contextmanager
 def connected(
-    dsn: str, *, replication: str | None = None, as_stored: bool = False
+    dsn: str,
+    *,
+    replication: str | None = None,
+    as_stored: bool = False,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[psycopg.Connection]:
     """A connection that commits each statement, for as long as the block runs.
 
@@ -74,11 +80,13 @@ def connected(
         replication: `database` for a connection that takes commands of replication.
         as_stored: whether the server sends text as it is stored (`codec_of` decodes it) where it
             could fail to convert it to UTF-8.
+        settings: more of the session's settings.
 
     Raises:
         SourceError: the server cannot be reached, refuses, breaks the connection off, or is old.
     """
-    options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    every = {**_SETTINGS, **(settings or {})}
+    options = " ".join(f"-c {name}={value}" for name, value in every.items())
     with understood():
         if "://" in dsn and is_broken_by_password(dsn):
             raise _broken()
@@ -92,7 +100,7 @@ def connected(
             psycopg.conninfo.make_conninfo("", **given),
             autocommit=True,
             options=both,
-            application_name="chronolake",
+            application_name=APPLICATION,
         )
         with connection:
             version = connection.info.server_version

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 import structlog
 
 from chronolake.errors import SourceError
+from chronolake.failpoints import reach
 from chronolake.rawlake import landed_micros
 from chronolake.source.offered import (
     CaughtUp,
@@ -36,7 +38,8 @@ from chronolake.source.postgres.check import Checkup
 from chronolake.source.postgres.compared import read_whole
 from chronolake.source.postgres.connection import codec_of, connected
 from chronolake.source.postgres.copying import copied
-from chronolake.source.postgres.following import PIECE_BYTES, Following
+from chronolake.source.postgres.evidence import Evidence, Reached, emit
+from chronolake.source.postgres.following import Following
 from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.position import LogPosition
@@ -48,11 +51,11 @@ from chronolake.source.postgres.slot import (
     is_here,
     lag,
     lsn_text,
-    peek,
     slot_of,
     written_upto,
 )
 from chronolake.source.postgres.snapshot import oldest_transaction, requested_snapshot
+from chronolake.source.postgres.stream import LogStream, streaming
 from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
@@ -82,6 +85,10 @@ _OWN_SLOT: Final = (
     "first sync ends this warning."
 )
 _PATIENCE_SECONDS: Final = 10.0
+#: So much log may follow what streams have read last before evidence is written (`evidence`).
+_UNPROVED_BYTES: Final = 64 * 2**10
+#: Where it can't be written, so much log is kept for what was read last.
+_KEPT_BYTES: Final = 16 * 2**20
 #: A snapshot for which no transaction has to end is there sooner.
 _AT_ONCE_SECONDS: Final = 2.0
 #: While some tables wait for a snapshot, the log is read for the others this often.
@@ -97,6 +104,7 @@ class PostgresDatabase:
     config: PostgresSource
     _advanced: int = field(default=0, repr=False)
     _memory: Memory | None = field(default=None, repr=False)
+    _stream: LogStream | None = field(default=None, repr=False)
 
     @property
     def slot(self) -> Slot:
@@ -121,6 +129,7 @@ class PostgresDatabase:
         with connected(self.config.dsn) as connection:
             state = _State.of(connection, self.slot, self._wanted.there.values())
             self._warn_of_sharing(connection, positions)
+            state = self._proved(connection, state, positions)
         # Looked at again: what the log tells up to its end is known by what there is after that.
         wanted = WantedTables(self.project, self.pipeline, self.config)
         unfollowed = wanted.unfollowed
@@ -155,17 +164,22 @@ class PostgresDatabase:
                     missing.append(one)
                 else:
                     followed.append(one)
-            yield from self._follow(lake, followed, state.upto, anew=anew)
+            yield from self._follow(lake, followed, state, anew=anew)
+            lost = list(filter(_is_lost, followed))
+            followed = list(filterfalse(_is_lost, followed))
+            missing += lost if anew else []
+            yield from () if anew else map(self._of_other_log, lost)
             again = [
                 one for one in followed if anew or (one.invalid is None and self._reads_again(one))
             ]
             if again or missing:
                 with requested_snapshot(self.config.dsn) as request:
-                    snapshot = yield from self._awaited(lake, request, followed, again)
+                    snapshot = yield from self._awaited(lake, request, followed, again, state)
                     if snapshot is None:
                         yield from self._late([*again, *missing])
                     else:
-                        yield from self._follow(lake, again, snapshot.lsn, anew=anew)
+                        at = replace(state, upto=snapshot.lsn)
+                        yield from self._follow(lake, again, at, anew=anew)
                         readable = (one for one in again if anew or one.invalid is None)
                         for one in (*readable, *missing):
                             yield from self._copied(lake, snapshot, one, state.server)
@@ -247,7 +261,7 @@ class PostgresDatabase:
         lost = [
             name
             for name, one in in_log.items()
-            if name in self._wanted.there and one.server == server and one.lsn < begins
+            if name in self._wanted.there and one.server == server and one.needed_from < begins
         ]
         if lost:
             yield Finding(
@@ -267,16 +281,22 @@ class PostgresDatabase:
         """Let the slot forget what no stream needs any more."""
         told = (positions[name] for name in self._wanted.there if name in positions)
         mine = [one for one in map(LogPosition.from_json, told) if one.is_in_log]
-        upto = min((position.lsn for position in mine), default=0)
+        upto = min((position.needed_from for position in mine), default=0)
         if upto <= self._advanced:
             return
         with connected(self.config.dsn) as connection:
             server = catalog.server_of(connection)
             # A place in another log means nothing in this one, and one beyond its end means all.
             is_here = all(position.server == server for position in mine)
-            if is_here and upto <= written_upto(connection):
+            if not is_here or upto > written_upto(connection):
+                return
+            if self._stream is None:
                 advance(connection, self.slot, upto=upto)
-                self._advanced = upto
+            elif self._stream.may_confirm and upto > confirmed(connection, self.slot):
+                self._stream.confirm(upto)
+            else:
+                return
+            self._advanced = upto
 
     def _awaited(
         self,
@@ -284,6 +304,7 @@ class PostgresDatabase:
         request: SnapshotRequest,
         followed: Sequence[Following],
         again: Sequence[Following],
+        state: _State,
     ) -> Generator[Piece | Snapshot | CaughtUp | Failure, None, DatabaseSnapshot | None]:
         """Wait for a snapshot; until it is there, the log is read for tables that need none.
 
@@ -293,9 +314,7 @@ class PostgresDatabase:
         timeout = self.config.snapshot_timeout
         snapshot = request.wait(min(_AT_ONCE_SECONDS, timeout))
         if snapshot is not None:
-            # What led to the snapshot comes before it.
-            self._await_written(snapshot.lsn)
-            return snapshot
+            return self._proved_snapshot(snapshot)
         for one in followed:
             yield CaughtUp(one.table.stream)
         waiting = {one.table.oid for one in again}
@@ -306,9 +325,9 @@ class PostgresDatabase:
                 break
             others = [one for one in others if one.invalid is None]
             with connected(self.config.dsn) as connection:
-                upto = written_upto(connection)
+                now = replace(state, upto=written_upto(connection))
             moved = set()
-            for brought in self._follow(lake, others, upto, anew=False):
+            for brought in self._follow(lake, others, now, anew=False):
                 if not isinstance(brought, Piece) or brought.versions is not None:
                     moved.add(brought.stream)
                 yield brought
@@ -316,9 +335,14 @@ class PostgresDatabase:
                 yield CaughtUp(name)
         request.cancel()
         snapshot = snapshot or request.wait(0)
-        if snapshot is not None:
-            self._await_written(snapshot.lsn)
-        return snapshot
+        return None if snapshot is None else self._proved_snapshot(snapshot)
+
+    def _proved_snapshot(self, snapshot: DatabaseSnapshot) -> DatabaseSnapshot:
+        """Add evidence to a snapshot, and wait until what led to it is durable."""
+        self._await_written(snapshot.lsn)
+        with connected(self.config.dsn) as connection:
+            # What is written now is behind it: a log that has it has all before it, too.
+            return replace(snapshot, evidence=emit(connection))
 
     def _late(self, waiting: Iterable[Following]) -> Iterator[Failure]:
         """Say which transaction keeps tables from being read in this run."""
@@ -344,32 +368,89 @@ class PostgresDatabase:
         position = one.position.not_before(landed)
         yield from copied(lake.spark, self.config.dsn, snapshot, one.table, position, server=server)
 
+    def _proved(
+        self,
+        connection: psycopg.Connection,
+        state: _State,
+        positions: Mapping[str, Position | None],
+    ) -> _State:
+        """Write evidence to the log if streams lack it, or can't go on without it.
+
+        Where nothing of the publication changes, other tables' log would be kept for ever: streams
+        go on to a message of ours then. A server without work is left alone.
+        """
+        told = (one for one in positions.values() if one is not None)
+        mine = [one for one in map(LogPosition.from_json, told) if one.is_in_log]
+        if all(one.evidence is not None and state.upto - one.lsn < _UNPROVED_BYTES for one in mine):
+            return state
+        is_proved = emit(connection) is not None
+        return replace(state, upto=written_upto(connection), is_proved=is_proved)
+
     def _follow(
-        self, lake: Lake, followed: Sequence[Following], upto: int, *, anew: bool
+        self,
+        lake: Lake,
+        followed: Sequence[Following],
+        state: _State,
+        *,
+        anew: bool,
     ) -> Iterator[Piece | Snapshot | Failure]:
         """Bring what the log says of tables up to a place in it.
 
-        A table with a change that cannot be read fails, unless it is read once more in any case.
+        Streams whose log it is not are marked as lost, and nothing of them is brought. A table with
+        a change that cannot be read fails, unless it is read once more in any case.
+
+        Args:
+            lake: the lake whose Spark does the work.
+            followed: the tables.
+            state: what is known of the database.
+            anew: whether the tables are read once more in any case.
         """
         if not followed:
             return
-        by_oid = {one.table.oid: one for one in followed}
-        with connected(self.config.dsn, as_stored=True) as connection:
-            decoder = Decoder(codec=codec_of(connection))
-            for batch in peek(connection, self.slot, upto=upto):
+        lsn, evidence = 0, None
+        begins = min(one.position.needed_from for one in followed)
+        folder = followed[0].folder.parent / uuid4().hex
+        with self._streaming(begins, state.upto, folder) as stream:
+            decoder = Decoder(codec=codec_of(stream.connection))
+            for batch in stream.batches():
                 decoded = decoder.decode(batch)
-                touched = {one.relation.oid for one in decoded.changes}
-                touched |= {oid for one in decoded.truncates for oid in one.relations}
-                for oid in touched & by_oid.keys():
-                    by_oid[oid].add(decoded)
-                if decoder.is_between_transactions and decoded.end_lsn is not None:
-                    for one in followed:
-                        if one.waiting_bytes >= PIECE_BYTES:
-                            yield from one.bring(lake.spark, decoded.end_lsn)
+                reach("read.log-batch")
+                for one in followed:
+                    one.add(decoded)
+                if decoded.ended is None:
+                    continue
+                lsn, evidence = decoded.ended.end_lsn, Evidence.of(decoded.ended.transaction)
+                due = [one for one in followed if decoder.is_between_transactions and one.is_due]
+                for one in due:
+                    yield from one.bring(lake.spark, Reached(lsn, evidence, upto=lsn))
+        if not state.is_proved and state.upto - lsn >= _KEPT_BYTES:
+            # Better without evidence than that the server keeps its log for ever.
+            lsn, evidence = state.upto, None
         for one in followed:
-            yield from one.bring(lake.spark, upto)
-            if one.invalid is not None and not anew:
-                yield Failure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
+            one.is_lost = not one.is_recognized
+            if one.is_recognized:
+                yield from self._brought(
+                    lake, one, Reached(lsn, evidence, upto=state.upto), anew=anew
+                )
+
+    def _brought(
+        self, lake: Lake, one: Following, reached: Reached, *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Failure]:
+        yield from one.bring(lake.spark, reached)
+        if one.invalid is not None and not anew:
+            yield Failure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
+
+    @contextmanager
+    def _streaming(self, begins: int, upto: int, folder: Path) -> Iterator[LogStream]:
+        """Read the slot; as long as it is read, it is let go of through the same connection."""
+        with streaming(
+            self.config.dsn, self.slot, begins=begins, upto=upto, folder=folder
+        ) as stream:
+            self._stream = stream
+            try:
+                yield stream
+            finally:
+                self._stream = None
 
     def _await_written(self, lsn: int) -> None:
         """Wait until the log is durable up to a place: some commits do not wait for that."""
@@ -434,7 +515,7 @@ class PostgresDatabase:
         if position.server != state.server or position.lsn > state.upto:
             what = f"The stream {name} is at a place that this server's log does not have."
             why = "The database was restored, or is another one."
-        elif position.lsn < state.begins:
+        elif position.needed_from < state.begins:
             what = (
                 f"The slot {self.slot.name} begins after the place where {name} is: what changed "
                 "between is lost."
@@ -442,8 +523,27 @@ class PostgresDatabase:
             why = "Somebody made the slot anew or advanced it."
         else:
             return None
-        again = f"`chronolake resync {self.pipeline} --stream {name}`"
-        return SourceError(what, hint=f"{why} {again} brings what there is now.")
+        return SourceError(what, hint=f"{why} {self._again(following)} brings what there is now.")
+
+    def _of_other_log(self, following: Following) -> Failure:
+        """What is wrong with a stream whose log is not this server's."""
+        name, evidence = following.table.stream, following.position.evidence
+        where = "" if evidence is None else f" at {lsn_text(evidence.lsn)}"
+        error = SourceError(
+            f"The server's log is not the one that {name} was read from: what was read{where} is "
+            "not there any more.",
+            hint="The server was restored from an older state, or a standby that lagged behind was "
+            "promoted: rows in the lake may differ from the table's. Nothing of the new log was "
+            f"applied. {self._again(following)} compares the table and brings what there is now.",
+        )
+        return Failure(name, error)
+
+    def _again(self, following: Following) -> str:
+        return f"`chronolake resync {self.pipeline} --stream {following.table.stream}`"
+
+
+def _is_lost(one: Following) -> bool:
+    return one.is_lost
 
 
 @dataclass(frozen=True)
@@ -457,6 +557,7 @@ class _State:
         domains: for each type that stands for another one, that one's oid and modifier.
         published: what the publication has, by the tables' oids.
         problems: what is wrong with the replica identities of some tables, by their oids.
+        is_proved: whether the server lets us write evidence to its log, as far as that was tried.
     """
 
     begins: int
@@ -465,6 +566,7 @@ class _State:
     domains: Mapping[int, tuple[int, int]]
     published: Mapping[int, Published]
     problems: Mapping[int, IdentityProblem]
+    is_proved: bool = True
 
     @classmethod
     def of(cls, connection: psycopg.Connection, slot: Slot, tables: Iterable[SourceTable]) -> Self:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.offered import Position
     from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.evidence import Reached
     from chronolake.source.postgres.messages import Relation, Transaction
     from chronolake.source.postgres.pgoutput import Changes, Decoded
     from chronolake.source.postgres.tuples import Flags, Places
@@ -72,6 +73,8 @@ class Following:
         looked_at: how far the log was when that was looked at.
         invalid: the change that cannot be read, or None: the log is followed no further than to its
             transaction.
+        is_recognized: whether the log that is read is known to be the one that was read before.
+        is_lost: whether it is another one.
     """
 
     table: SourceTable
@@ -81,6 +84,8 @@ class Following:
     before: SourceTable | None
     looked_at: int
     invalid: Invalid | None = None
+    is_recognized: bool = False
+    is_lost: bool = False
     _has_unlogged: bool = False
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
@@ -96,23 +101,34 @@ class Following:
         self._greatest = self.position.greatest
         self._has_unlogged = self.position.has_unlogged
         self._clock = Clock(self.position.last_micros)
+        self.is_recognized = self.is_recognized or self.position.evidence is None
         known = self.position.types or KnownTypes({})
         of_columns = {column.number: column.type_oid for column in self.table.columns}
         self._labels = LabelCheck.of(known, self.table.dependencies, of_columns)
 
     @property
-    def waiting_bytes(self) -> int:
-        """How much waits to be brought."""
-        return sum(step.bytes for step in self._steps if isinstance(step, Spool))
+    def is_due(self) -> bool:
+        """Whether so much waits that it should be brought before the log is read on."""
+        waiting = sum(step.bytes for step in self._steps if isinstance(step, Spool))
+        return self.is_recognized and waiting >= PIECE_BYTES
 
     def add(self, decoded: Decoded) -> None:
-        """Take what a batch of the log says of the table."""
-        if self.invalid is not None:
+        """Take what the next batch of the log says of the table, unless it is another log."""
+        self._recognize(decoded)
+        is_read = not self.is_lost and self.invalid is None
+        if is_read and self.table.oid in decoded.touched:
+            self._add(decoded)
+
+    def _recognize(self, decoded: Decoded) -> None:
+        evidence = self.position.evidence
+        if self.is_recognized or self.is_lost or evidence is None:
             return
+        self.is_recognized = evidence.is_in(decoded)
+        self.is_lost = not self.is_recognized and evidence.should_be_before(decoded)
+
+    def _add(self, decoded: Decoded) -> None:
         mine = [one for one in decoded.changes if one.relation.oid == self.table.oid]
         emptied = [one for one in decoded.truncates if self.table.oid in one.relations]
-        if not mine and not emptied:
-            return
         new = np.array(
             [one.commit_lsn >= self.position.lsn for one in decoded.transactions], np.bool_
         )
@@ -236,17 +252,19 @@ class Following:
         # A hash of some of them would be another record's: without all, the key is not the table's.
         return RowKey(tuple(found), is_hashed=not self.table.key and len(found) == len(key))
 
-    def bring(self, spark: SparkSession, lsn: int) -> Iterator[Piece | Snapshot]:
+    def bring(self, spark: SparkSession, reached: Reached) -> Iterator[Piece | Snapshot]:
         """What waits, in its order.
 
         Args:
             spark: the session that will read it.
-            lsn: the place in the log up to which this is everything.
+            reached: how far the log was read.
         """
         if self.invalid is not None:
             # What waited before it was forgotten, or is all that there is before it.
-            lsn = 0 if self._is_forgotten else min(lsn, self.invalid.transaction.commit_lsn)
-        done = self._position_at(lsn)
+            before = min(reached.lsn, self.invalid.transaction.commit_lsn)
+            lsn = 0 if self._is_forgotten else before
+            reached = replace(reached, lsn=lsn, upto=lsn)
+        done = self._position_at(reached)
         steps, self._steps = self._steps, []
         for number, step in enumerate(steps):
             # What comes before the end may have to be brought again.
@@ -273,17 +291,19 @@ class Following:
             yield Piece(self.table.stream, None, (), done.as_json())
         self.position = done
 
-    def _position_at(self, lsn: int) -> LogPosition:
+    def _position_at(self, reached: Reached) -> LogPosition:
         """The stream's position when all that waits has landed."""
+        is_further = reached.lsn >= self.position.lsn
         done = replace(
             self.position,
-            lsn=max(lsn, self.position.lsn),
+            lsn=reached.lsn if is_further else self.position.lsn,
+            evidence=reached.evidence if is_further else self.position.evidence,
             last_micros=self._clock.last_micros,
             columns=self._columns,
             has_unlogged=self._has_unlogged,
             greatest=self._greatest,
         )
-        is_looked_at = lsn >= self.looked_at and done.unlogged(self.table) is None
+        is_looked_at = reached.upto >= self.looked_at and done.unlogged(self.table) is None
         if self.before is None or not is_looked_at:
             return done
         # What is altered after this look is seen in the next run.

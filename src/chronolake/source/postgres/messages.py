@@ -15,6 +15,11 @@ from chronolake.errors import ReplicationProtocolError
 
 #: The protocol's times count from here: microseconds from 1970 to 2000, UTC.
 _EPOCH_MICROS: Final = 946_684_800_000_000
+#: The prefix of messages that we write to the log.
+PREFIX: Final = "chronolake"
+_OURS: Final = f"{PREFIX}\0".encode()
+#: A message's prefix follows its kind, its flags and its position.
+_PREFIX_PLACE: Final = 10
 
 
 class Kind(IntEnum):
@@ -108,6 +113,19 @@ class Truncate:
     ordinal: int
 
 
+@dataclass(frozen=True)
+class Emitted:
+    """A message that we have written to the log (`pg_logical_emit_message`).
+
+    Attributes:
+        lsn: where it is in the log.
+        text: its content.
+    """
+
+    lsn: int
+    text: str
+
+
 class Reader:
     """Reads the fields of one message, one after the other.
 
@@ -156,10 +174,22 @@ class Reader:
             raise self.wrong("a text in it does not end")
         found = self._message[self._place : end]
         self._place = end + 1
+        return self._decoded(found)
+
+    def _decoded(self, found: bytes) -> str:
         try:
             return found.decode(self._codec)
         except UnicodeDecodeError:
             raise self.wrong(f"a name in it is not {self._codec}") from None
+
+    def counted_text(self) -> str:
+        """A text after the number of its bytes, of 32 bits."""
+        end = self.int32() + self._place
+        if not self._place <= end <= len(self._message):
+            raise self.wrong("it ends too early")
+        found = self._message[self._place : end]
+        self._place = end
+        return self._decoded(found)
 
     def end(self) -> None:
         """Expect that nothing follows."""
@@ -249,3 +279,16 @@ def truncated(message: bytes) -> tuple[int, ...]:
     found = tuple(reader.uint32() for _ in range(number))
     reader.end()
     return found
+
+
+def emitted(message: bytes) -> list[Emitted]:
+    """Read a `MESSAGE`; empty if an application has emitted it."""
+    if not message.startswith(_OURS, _PREFIX_PLACE):
+        return []
+    reader = Reader(message)
+    reader.byte()
+    lsn = reader.int64()
+    reader.text()
+    found = Emitted(lsn, reader.counted_text())
+    reader.end()
+    return [found]

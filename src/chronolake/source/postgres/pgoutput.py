@@ -9,12 +9,13 @@ application emits (`M`) may stand anywhere and are passed over.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from chronolake.source.postgres import messages as described
-from chronolake.source.postgres.messages import Kind, Relation, Transaction, Truncate
+from chronolake.source.postgres.messages import Emitted, Kind, Relation, Transaction, Truncate
 from chronolake.source.postgres.tuples import UTF_8, Cells, Messages, cells_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,14 @@ class Changes:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """A transaction that has ended, and the position after it."""
+
+    transaction: Transaction
+    end_lsn: int
+
+
+@dataclass(frozen=True)
 class Decoded:
     """What a batch of messages says.
 
@@ -82,13 +91,21 @@ class Decoded:
         transactions: those that the batch has a part of.
         changes: by relation; a relation is there again when its description has changed.
         truncates: relations that were emptied.
-        end_lsn: the position after the last transaction that ends in the batch, or None.
+        ended: the last transaction that ends in the batch, or None.
+        emitted: messages that we have written to the log.
     """
 
     transactions: tuple[Transaction, ...]
     changes: tuple[Changes, ...]
     truncates: tuple[Truncate, ...]
-    end_lsn: int | None
+    ended: Ended | None
+    emitted: tuple[Emitted, ...] = ()
+
+    @cached_property
+    def touched(self) -> frozenset[int]:
+        """The relations that were changed, by their oids."""
+        changed = {one.relation.oid for one in self.changes}
+        return frozenset(changed.union(*(one.relations for one in self.truncates)))
 
 
 @dataclass
@@ -129,7 +146,8 @@ class Decoder:
             tuple(frame.transactions),
             tuple(changes),
             tuple(frame.truncates),
-            frame.end_lsn,
+            frame.ended,
+            tuple(frame.emitted),
         )
 
     def _frame(self, batch: Sequence[bytes], is_row: Flags) -> _Frame:
@@ -157,24 +175,29 @@ class Decoder:
             commit = described.commit(message)
             if self._open is None or commit.commit_lsn != self._open.commit_lsn:
                 raise described.misunderstood("a commit is not that of the transaction before it")
+            frame.end(number, commit.end_lsn, self._open)
             self._open = None
-            frame.end(number, commit.end_lsn)
         elif kind == Kind.RELATION:
             relation = described.relation(message, self.codec)
             self.relations[relation.oid] = relation
             frame.describe(number, relation)
         elif kind == Kind.TRUNCATE:
-            if self._open is None:
-                raise described.misunderstood("a truncate stands outside of a transaction")
-            relations = described.truncated(message)
-            unknown = next((oid for oid in relations if oid not in self.relations), None)
-            if unknown is not None:
-                raise described.misunderstood(
-                    f"a truncate is of a table {unknown} that was not described"
-                )
-            frame.truncate(number, relations)
-        elif kind not in {Kind.TYPE, Kind.ORIGIN, Kind.MESSAGE}:
+            frame.truncate(number, self._truncated(message))
+        elif kind == Kind.MESSAGE:
+            frame.emitted += described.emitted(message)
+        elif kind not in {Kind.TYPE, Kind.ORIGIN}:
             raise described.misunderstood(f"a message is of the kind {chr(kind)!r}")
+
+    def _truncated(self, message: bytes) -> tuple[int, ...]:
+        if self._open is None:
+            raise described.misunderstood("a truncate stands outside of a transaction")
+        relations = described.truncated(message)
+        unknown = next((oid for oid in relations if oid not in self.relations), None)
+        if unknown is not None:
+            raise described.misunderstood(
+                f"a truncate is of a table {unknown} that was not described"
+            )
+        return relations
 
 
 class _Frame:
@@ -183,7 +206,8 @@ class _Frame:
     def __init__(self, messages: int, known: dict[int, Relation]) -> None:
         self.transactions: list[Transaction] = []
         self.truncates: list[Truncate] = []
-        self.end_lsn: int | None = None
+        self.ended: Ended | None = None
+        self.emitted: list[Emitted] = []
         #: By message: the number of its transaction, or -1; its place in it.
         self.transaction_of: Places = np.full(messages, -1, np.int64)
         self.ordinal_of: Places = np.zeros(messages, np.int64)
@@ -195,8 +219,8 @@ class _Frame:
         self.transactions.append(transaction)
         self.begun = number - ordinal
 
-    def end(self, number: int, end_lsn: int) -> None:
-        self.end_lsn = end_lsn
+    def end(self, number: int, end_lsn: int, transaction: Transaction) -> None:
+        self.ended = Ended(transaction, end_lsn)
         self.note(number)
 
     def note(self, upto: int) -> None:

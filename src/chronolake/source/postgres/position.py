@@ -9,6 +9,7 @@ import numpy as np
 
 from chronolake.source.postgres.columns import SourceColumn, numbers_of
 from chronolake.source.postgres.dependencies import KnownTypes
+from chronolake.source.postgres.evidence import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ class LogPosition:
         fingerprints: the name of those of the rows that have landed (`difference.kept`).
         types: what the texts of its values depended on; None: it was stored by a version of
             Chronolake that did not look at it.
+        evidence: what proves that the log up to `lsn` is the one that was read; None if there is
+            no proof yet, or the server doesn't allow any.
     """
 
     lsn: int
@@ -57,6 +60,7 @@ class LogPosition:
     greatest: int = 0
     fingerprints: str | None = None
     types: KnownTypes | None = None
+    evidence: Evidence | None = None
 
     @classmethod
     def before_all_of(
@@ -101,7 +105,13 @@ class LogPosition:
             told.get("greatest", 0),
             told.get("fingerprints"),
             None if told.get("types") is None else KnownTypes.from_json(told["types"]),
+            Evidence.from_json(told["evidence"]) if told.get("evidence") else None,
         )
+
+    @property
+    def needed_from(self) -> int:
+        """Where the log begins that the next run has to read."""
+        return self.lsn if self.evidence is None else min(self.lsn, self.evidence.lsn)
 
     @property
     def is_in_log(self) -> bool:
@@ -184,6 +194,7 @@ class LogPosition:
             greatest=table.greatest,
             fingerprints=fingerprints,
             types=table.dependencies.known,
+            evidence=snapshot.evidence,
         )
 
     def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
@@ -208,6 +219,7 @@ class LogPosition:
             "greatest": self.greatest,
             "fingerprints": self.fingerprints,
             "types": None if self.types is None else self.types.as_json(),
+            "evidence": None if self.evidence is None else self.evidence.as_json(),
         }
 
 

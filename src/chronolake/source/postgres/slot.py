@@ -1,7 +1,6 @@
-"""A replication slot: what it holds is peeked at, and let go of only when it has landed.
+"""A replication slot: the server keeps its log from there on, until the slot is advanced.
 
-Source: `specs/postgres-facts.md` (2.1, 2.2, 3.1 to 3.4). Transactions come whole, in the order of
-their commits; what is peeked at stays until the slot is advanced.
+Source: `specs/postgres-facts.md` (2.1, 2.2, 3.1 to 3.4). How it is read: `stream`.
 """
 
 from __future__ import annotations
@@ -9,32 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from psycopg import sql
-
 from chronolake.errors import SourceError
 from chronolake.source.offered import Lag
-from chronolake.source.postgres.connection import sent, understood
-from chronolake.source.postgres.messages import Kind
+from chronolake.source.postgres.connection import understood
 from chronolake.source.postgres.publication import (
-    is_missing,
     recovery_of,
-    warnings_of,
-    was_missing,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import psycopg
 
     from chronolake.config import PostgresSource
 
-#: Decoding is fastest in batches of some megabytes.
-BATCH_BYTES: Final = 4 * 2**20
-_ROWS_AT_ONCE: Final = 500
 #: So much log is more than a pipeline that runs leaves.
 _MUCH_BYTES: Final = 10 * 2**30
-_CURSOR: Final = "chronolake_peek"
 _OTHER_NAME: Final = (
     "Give this pipeline's another name, in chronolake.yml: `slot: …` below `source`."
 )
@@ -194,82 +181,6 @@ def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
     elif safe is None and kept > _MUCH_BYTES:
         warning = f"the slot {slot.name} has no limit and fills the server's disk: sync now"
     return Lag(max(0, behind), max(0, kept), warning)
-
-
-def peek(
-    connection: psycopg.Connection, slot: Slot, *, upto: int, batch_bytes: int = BATCH_BYTES
-) -> Iterator[list[bytes]]:
-    """The messages of all transactions that were committed before a place in the log.
-
-    They stay in the slot. The client holds one batch at a time, however large a transaction is.
-
-    Args:
-        connection: nothing else may be done with it meanwhile.
-        slot: the slot.
-        upto: transactions whose commit stands before are read, the others are not.
-        batch_bytes: a batch is given when it has so many bytes of messages.
-
-    Yields:
-        Batches of messages; a transaction may go on in the next one.
-
-    Raises:
-        SourceError: the slot cannot be read, or its publication was missing when something changed:
-            what changed then would be left out.
-    """
-    query = sql.SQL(
-        "SELECT data FROM pg_logical_slot_peek_binary_changes({slot}, {upto}::pg_lsn, NULL, "
-        "'proto_version', '1', 'publication_names', {publications}, 'messages', 'true')"
-    ).format(
-        slot=sql.Literal(slot.name),
-        upto=sql.Literal(lsn_text(upto)),
-        # A list of identifiers, as the plugin reads it.
-        publications=sql.Literal(sql.Identifier(slot.publication).as_string()),
-    )
-    try:
-        with (
-            understood(),
-            warnings_of(connection) as warnings,
-            connection.transaction(),
-            connection.cursor(_CURSOR, binary=True) as cursor,
-        ):
-            cursor.execute(sent(connection, query))
-            batch: list[bytes] = []
-            size = 0
-            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                _expect_nothing_skipped(slot, warnings)
-                batch += (row[0] for row in rows)
-                size += sum(len(row[0]) for row in rows)
-                if size >= batch_bytes:
-                    # Where it ends with a transaction, what was read so far can land.
-                    end = _last_commit(batch) or len(batch)
-                    yield batch[:end]
-                    batch = batch[end:]
-                    size = sum(map(len, batch))
-            _expect_nothing_skipped(slot, warnings)
-            if batch:
-                yield batch
-    except SourceError as failure:
-        if is_missing(failure):
-            raise was_missing(slot) from failure
-        raise
-
-
-def _last_commit(batch: list[bytes]) -> int:
-    """The place after the last message that ends a transaction, or 0."""
-    for place in range(len(batch), 0, -1):
-        if batch[place - 1][0] == Kind.COMMIT:
-            return place
-    return 0
-
-
-def _expect_nothing_skipped(slot: Slot, warnings: list[str]) -> None:
-    if any("publication" in warning for warning in warnings):
-        raise was_missing(slot)
-    if warnings:
-        raise SourceError(
-            f"PostgreSQL warned while the slot {slot.name} was read: {warnings[0]}",
-            hint=recovery_of(slot),
-        )
 
 
 def advance(connection: psycopg.Connection, slot: Slot, *, upto: int) -> None:

@@ -23,6 +23,8 @@ from chronolake.source.postgres.slot import lsn_number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from chronolake.source.postgres.evidence import Evidence
+
 log = structlog.get_logger(__name__)
 
 #: After so long without a snapshot a warning says why, and then so often.
@@ -41,11 +43,13 @@ class DatabaseSnapshot:
         lsn: what was committed before this place in the log is in it, and nothing else; 0 if it was
             taken without the log.
         at_micros: the server's time before it was taken, in microseconds since 1970.
+        evidence: what proves that a log up to `lsn` is this server's; None if there is nothing.
     """
 
     name: str
     lsn: int
     at_micros: int
+    evidence: Evidence | None = None
 
 
 class SnapshotRequest:

@@ -1,0 +1,248 @@
+"""A server that was restored, or a promoted standby, is not taken for the one that was read."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from databases import Shop
+from postgresql import Cluster, cluster, standby_cluster
+
+from chronolake.pipeline.lease import leased
+from chronolake.pipeline.runs import Status
+from chronolake.pipeline.store import Store
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.evidence import emit
+from chronolake.source.postgres.slot import written_upto
+from seeds import drawn
+
+_MANY_BYTES = 200_000
+
+
+@pytest.fixture(params=[18, pytest.param(16, marks=pytest.mark.long)])
+def version(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
+
+
+@pytest.fixture
+def place(version: int) -> Iterator[Cluster]:
+    with cluster(version, wal_level="logical", autovacuum="off") as found:
+        yield found
+
+
+@pytest.fixture
+def shop(place: Cluster, tmp_path: Path) -> Shop:
+    there = Shop(tmp_path, place.address)
+    there.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+        "INSERT INTO orders VALUES (1, 'a'), (2, 'a'), (3, 'a')",
+    )
+    there.prepare()
+    return there
+
+
+def _statement(chance: random.Random) -> str:
+    number, state = chance.randrange(9), chance.randrange(9)
+    insert = f"INSERT INTO orders VALUES ({number}, 'i') ON CONFLICT (id)"
+    return chance.choice(
+        [
+            f"UPDATE orders SET state = '{state}' WHERE id = 2",
+            f"{insert} DO UPDATE SET state = '{state}'",
+            f"DELETE FROM orders WHERE id = {number}",
+            "SELECT pg_logical_emit_message(true, 'app', 'x')",
+        ]
+    )
+
+
+def _log_is_written(shop: Shop, upto: int = _MANY_BYTES) -> None:
+    """Write so much log that the server is beyond every place that it had before."""
+    shop.run(f"SELECT pg_logical_emit_message(false, 'test', repeat('x', {upto}))", "CHECKPOINT")
+
+
+def _saved(place: Cluster) -> str:
+    place.stop()
+    try:
+        return place.save()
+    finally:
+        place.start()
+
+
+def _restored(place: Cluster, name: str, how: str = "fast") -> None:
+    place.stop(how)
+    place.restore(name)
+    place.start()
+
+
+def _is_same(shop: Shop) -> bool:
+    there = sorted(shop.rows("SELECT id, state FROM orders"), key=repr)
+    return shop.present("orders", ("id", "state")) == there
+
+
+def _fails_and_resync_repairs(shop: Shop) -> None:
+    before = shop.versions("orders", ("id", "state"))
+    for _ in range(2):
+        result = shop.sync()
+        (stream,) = result.streams
+        assert result.status is Status.FAILED
+        assert "log is not the one that public.orders was read from" in (stream.error or "")
+        assert "chronolake resync shop --stream public.orders" in (stream.hint or "")
+        assert shop.versions("orders", ("id", "state")) == before
+
+    shop.synced(anew=True)
+    assert _is_same(shop)
+    shop.run("UPDATE orders SET state = state || '!'")
+    shop.synced()
+    assert _is_same(shop)
+    assert shop.agrees()
+
+
+@pytest.mark.parametrize("is_copied_after", [False, True], ids=["change", "first copy"])
+def test_a_database_restored_from_its_files_is_noticed(
+    shop: Shop, place: Cluster, *, is_copied_after: bool
+) -> None:
+    if not is_copied_after:
+        shop.synced()
+    saved = _saved(place)
+    shop.run("UPDATE orders SET state = 'gone' WHERE id = 1", "INSERT INTO orders VALUES (4, 'x')")
+    shop.synced()
+    _restored(place, saved, "immediate")
+    # Of these, the second has the size of what was read, and stands at its place or near it.
+    shop.run("UPDATE orders SET state = 'seen' WHERE id = 2", "INSERT INTO orders VALUES (5, 'x')")
+    _log_is_written(shop)
+
+    _fails_and_resync_repairs(shop)
+
+
+def test_a_restore_that_has_all_that_was_read_goes_on(shop: Shop, place: Cluster) -> None:
+    shop.synced()
+    shop.run("UPDATE orders SET state = 'b' WHERE id = 1")
+    shop.synced()
+    saved = _saved(place)
+    # It was not read, and never will be.
+    shop.run("UPDATE orders SET state = 'gone'")
+    _restored(place, saved)
+    shop.run("UPDATE orders SET state = 'c' WHERE id = 1")
+    shop.synced()
+
+    states = [row[1:] for row in shop.versions("orders", ("id", "state")) if row[0] == 1]
+    assert states == [("a", False), ("b", False), ("c", True)]
+    assert _is_same(shop)
+
+
+def test_a_standby_that_lagged_when_it_was_promoted_is_noticed(
+    shop: Shop, place: Cluster, version: int
+) -> None:
+    shop.synced()
+    with standby_cluster(place.address, version, wal_level="logical") as other:
+        at = shop.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0]
+        shop.dsn, primary = other.address, shop.dsn
+        while not shop.rows(f"SELECT pg_last_wal_replay_lsn() >= '{at}'")[0][0]:
+            time.sleep(0.05)
+        # From now on it lags.
+        other.stop()
+        shop.dsn = primary
+        shop.run("UPDATE orders SET state = 'gone'", "DELETE FROM orders WHERE id = 3")
+        shop.synced()
+        place.stop()
+        other.start()
+        other.promote()
+        shop.dsn = other.address
+        shop.configure()
+        if version < 17 or not shop.rows("SELECT FROM pg_replication_slots"):
+            shop.run("SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')")
+        shop.run("UPDATE orders SET state = 'seen' WHERE id = 2")
+        _log_is_written(shop)
+
+        _fails_and_resync_repairs(shop)
+
+
+def test_log_of_other_tables_is_not_kept_for_ever(shop: Shop, place: Cluster) -> None:
+    shop.synced()
+    saved = _saved(place)
+    _log_is_written(shop)
+    shop.synced()
+    shop.synced()
+    (behind,) = shop.rows(
+        "SELECT pg_current_wal_lsn() - confirmed_flush_lsn FROM pg_replication_slots"
+    )[0]
+    assert behind < _MANY_BYTES // 2
+    # A server without work is left alone.
+    place.stop()
+    place.start()
+    before = shop.rows("SELECT pg_current_wal_lsn()")
+    shop.synced()
+    assert shop.rows("SELECT pg_current_wal_lsn()") == before
+
+    _restored(place, saved)
+    shop.run("UPDATE orders SET state = 'seen'")
+    _log_is_written(shop, 2 * _MANY_BYTES)
+    _fails_and_resync_repairs(shop)
+
+
+def test_a_position_of_an_earlier_version_gets_evidence(shop: Shop, place: Cluster) -> None:
+    shop.synced()
+    store = Store.open(shop.project.lake)
+    ((name, position),) = store.checkpoints("shop").items()
+    del position["evidence"]
+    with leased(store, "shop", above=10**6) as lease:
+        store.put_checkpoint("shop", name, position, token=lease.token)
+    saved = _saved(place)
+    shop.synced()
+    _restored(place, saved)
+    shop.run("UPDATE orders SET state = 'seen'")
+    _log_is_written(shop)
+
+    _fails_and_resync_repairs(shop)
+
+
+def test_evidence_is_only_written_where_that_is_allowed(place: Cluster, version: int) -> None:
+    with connected(place.address) as database, standby_cluster(place.address, version) as other:
+        database.execute("CREATE ROLE plain LOGIN PASSWORD 'plain'")
+        dsn = f"postgresql://plain:plain@{place.address.partition('@')[2]}"
+        database.execute("ALTER ROLE plain SET default_transaction_read_only = on")
+        with connected(dsn) as plain:
+            found = emit(plain)
+            assert found is not None
+            assert found.lsn < found.until <= written_upto(database)
+        with connected(other.address) as behind:
+            assert emit(behind) is None
+        for arguments in ("boolean, text, text, boolean", "boolean, text, text"):
+            if database.execute(
+                "SELECT to_regprocedure(%s)", (f"pg_logical_emit_message({arguments})",)
+            ).fetchone() != (None,):
+                database.execute(
+                    f"REVOKE EXECUTE ON FUNCTION pg_logical_emit_message({arguments}) FROM PUBLIC"
+                )
+        with connected(dsn) as plain:
+            assert emit(plain) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, *drawn("other log", 6)])
+def test_a_sync_that_succeeds_has_what_the_server_has(
+    shop: Shop, place: Cluster, seed: int
+) -> None:
+    """Whatever is saved and restored between: a run brings all of it, or it fails."""
+    chance = random.Random(seed)
+    saved = [_saved(place)]
+    shop.synced()
+    for number in range(6):
+        for _ in range(chance.choice([0, 1, 3])):
+            shop.run(_statement(chance))
+        step = chance.choice(["save", "restore", "restore", "write", "sync"])
+        if step == "save":
+            saved.append(_saved(place))
+        elif step == "restore":
+            _restored(place, chance.choice(saved), chance.choice(["fast", "immediate"]))
+        elif step == "write":
+            _log_is_written(shop, chance.choice([1_000, _MANY_BYTES]))
+        if shop.sync().status is not Status.SUCCEEDED:
+            _log_is_written(shop, chance.choice([1, _MANY_BYTES]))
+            if shop.sync().status is not Status.SUCCEEDED:
+                shop.synced(anew=True)
+        assert _is_same(shop), number
+    assert shop.agrees()
