@@ -24,7 +24,10 @@ _SPEC = {
     "type": "Spec",
     "connection_specification": {
         "type": "object",
-        "properties": {"token": {"type": "string", "airbyte_secret": True}},
+        "properties": {
+            "api": {"type": "string"},
+            "token": {"type": "string", "airbyte_secret": True},
+        },
     },
 }
 
