@@ -10,7 +10,8 @@ from sqlalchemy.pool import NullPool
 
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
-from chronolake.storage import error_of, uses
+from chronolake.permissions import make_lake
+from chronolake.storage import uses
 
 if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -37,10 +38,7 @@ def writing(config: LakeConfig) -> sql.Engine:
         )
     if config.catalog.uri is not None:
         return sql.create_engine(_postgresql(config.catalog.uri), poolclass=NullPool)
-    try:
-        config.path.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise error_of(failure, config.path) from failure
+    make_lake(config)
     uses(config.path)
     engine = sql.create_engine(
         sql.URL.create("sqlite", database=str(config.catalog_file)),

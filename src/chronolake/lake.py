@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from sqlalchemy.engine import make_url
 
-from chronolake import cancellation, identity, leftovers, session, storage
+from chronolake import cancellation, identity, leftovers, permissions, session, storage
 from chronolake.config import CatalogKind, LakeConfig, load
 from chronolake.containment import Containment
 from chronolake.description import TableDescription, describe_loaded
@@ -73,14 +73,13 @@ class Lake:
             if isinstance(config, LakeConfig)
             else load(Path(path), file=None if config is None else Path(config))
         )
-        try:
-            settings.path.mkdir(parents=True, exist_ok=True)
-        except OSError as failure:
-            raise storage.error_of(failure, settings.path) from failure
+        permissions.make_lake(settings)
         storage.uses(settings.path)
-        sessions = session.start(
-            settings.spark.master, settings.spark.conf, catalog_settings(settings)
-        )
+        masks = {} if settings.shared else permissions.HADOOP_UMASK
+        with permissions.inherited(settings):
+            sessions = session.start(
+                settings.spark.master, {**masks, **settings.spark.conf}, catalog_settings(settings)
+            )
         _make_durable(settings, sessions.spark)
         return cls(settings, sessions)
 
@@ -239,10 +238,7 @@ def _make_durable(config: LakeConfig, spark: SparkSession) -> None:
     durability.make_names_durable(config.path)
     if folder is None:
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise storage.error_of(failure, folder) from failure
+    permissions.make_folder(folder, shared=config.shared)
     durability.sync_tables(spark, folder, by_manifest_list=config.catalog.kind is CatalogKind.REST)
 
 

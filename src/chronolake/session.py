@@ -88,6 +88,8 @@ _AT_START: Final = (
     "spark.yarn.",
     "spark.kubernetes.",
     "spark.kerberos.",
+    # Hadoop keeps its first file system, with the settings of that moment.
+    "spark.hadoop.fs.permissions.",
 )
 
 _OPEN_FIRST: Final = (

@@ -219,6 +219,11 @@ class LakeSection(Section):
         "is on disk before a batch is acknowledged. Without, a loss of power can damage tables. "
         "For local folders and the SQLite catalog.",
     )
+    shared: bool = Field(
+        default=False,
+        description="Whether the umask decides who may read and write the lake. Otherwise its "
+        "folders and files are created for their owner only (0700 and 0600).",
+    )
     spark: SparkConfig = Field(default=SparkConfig())
     maintenance: MaintenanceConfig = Field(default=MaintenanceConfig())
 

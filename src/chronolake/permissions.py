@@ -1,0 +1,90 @@
+"""Permissions of a lake's folders and files: its owner's only, unless `lake.shared` says otherwise.
+
+What exists keeps its permissions: who wants others to read a lake can let them in afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from chronolake.config import CatalogKind
+from chronolake.storage import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from chronolake.config import LakeConfig
+
+_FOLDER: Final = 0o700
+_FILE: Final = 0o600
+#: The bits that the JVM and its Python workers take from whatever they create.
+_UMASK: Final = 0o077
+#: What Hadoop takes from the files and folders that it creates: it does not follow the process.
+HADOOP_UMASK: Final = {"spark.hadoop.fs.permissions.umask-mode": "077"}
+
+
+def make_lake(config: LakeConfig) -> None:
+    """Create a lake's folders and its catalog's file, if there is no such lake yet.
+
+    Raises:
+        StorageError: one of them cannot be created.
+    """
+    has_file = config.catalog.kind is CatalogKind.SQLITE
+    is_new = not (config.catalog_file if has_file else config.path).exists()
+    make_folder(config.path, shared=config.shared)
+    if not is_new:
+        # Whoever only reads it creates nothing.
+        return
+    make_folder(config.path / "raw", shared=config.shared)
+    if config.local_warehouse is not None:
+        make_folder(config.local_warehouse / "tables", shared=config.shared)
+    if has_file and not config.shared:
+        _make_file(config.catalog_file)
+
+
+def make_folder(folder: Path, *, shared: bool) -> None:
+    """Create a folder and those above it that are missing.
+
+    Args:
+        folder: an absolute path.
+        shared: whether the process's umask decides who may enter them; otherwise the owner may.
+
+    Raises:
+        StorageError: it cannot be created.
+    """
+    missing = []
+    for place in (folder, *folder.parents):
+        if place.exists():
+            break
+        missing.append(place)
+    try:
+        for place in reversed(missing):
+            with suppress(FileExistsError):
+                place.mkdir(mode=0o777 if shared else _FOLDER)
+        folder.mkdir(exist_ok=True)
+    except OSError as failure:
+        raise error_of(failure, folder) from failure
+
+
+def _make_file(file: Path) -> None:
+    """Create an empty file that its owner only may open. SQLite gives its log the same mode."""
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _FILE))
+    except FileExistsError:
+        return
+    except OSError as failure:
+        raise error_of(failure, file) from failure
+
+
+@contextmanager
+def inherited(config: LakeConfig) -> Iterator[None]:
+    """Let processes that start in the block create files for their owner only."""
+    before = os.umask(0)
+    os.umask(before if config.shared else before | _UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -1,0 +1,92 @@
+"""A lake is its owner's only, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chronolake.config import load
+from chronolake.pipeline.store import Store
+
+#: Creates a table, writes a row, and lands a file in the raw lake, in a process of its own.
+_PROGRAM = """
+import sys
+from pathlib import Path
+from chronolake import table
+from chronolake.lake import Lake
+from chronolake.types import Column, ColumnType, Kind, TableName
+sys.path[:0] = ["tests"]
+from lakes import lake_config
+
+folder, shared = Path(sys.argv[1]), sys.argv[2] == "shared"
+with Lake.open(folder, config=lake_config(folder, shared=shared)) as lake:
+    name = TableName("shop", "orders")
+    table.create(lake, name, (Column("id", ColumnType(Kind.LONG), primary_key=True),))
+    lake.sql("INSERT INTO shop.orders VALUES (1)")
+"""
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def modes(lake: Path) -> tuple[set[int], set[int]]:
+    """The modes of all folders and of all files of a lake."""
+    places = [lake, *lake.rglob("*")]
+    return (
+        {mode(place) for place in places if place.is_dir()},
+        {mode(place) for place in places if place.is_file()},
+    )
+
+
+def written(folder: Path, kind: str) -> None:
+    program = [sys.executable, "-c", _PROGRAM, str(folder), kind]
+    subprocess.run(program, check=True, timeout=120, capture_output=True)
+
+
+def test_whatever_is_created_is_for_the_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "lake"
+    written(folder, "private")
+    assert any((folder / "tables").rglob("*.parquet"))
+    assert modes(folder) == ({0o700}, {0o600})
+    assert mode(folder.parent) == 0o700
+
+
+def test_a_shared_lake_follows_the_umask(tmp_path: Path) -> None:
+    os.umask(0o027)
+    folder = tmp_path / "lake"
+    written(folder, "shared")
+    folders, files = modes(folder)
+    assert all(one & 0o007 == 0 or one == 0o755 for one in folders)
+    assert mode(folder / "catalog.db") == 0o640
+    assert mode(folder) == 0o750
+    assert files >= {0o640}
+
+
+def test_what_exists_keeps_its_mode(tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    folder.mkdir(mode=0o750)
+
+    Store.open(load(folder))
+
+    assert mode(folder) == 0o750
+    assert mode(folder / "catalog.db") == 0o600
+    assert {mode(folder / name) for name in ("raw", "tables")} == {0o700}
+    (folder / "catalog.db").chmod(0o640)
+    (folder / "raw").rmdir()
+    Store.open(load(folder))
+    assert mode(folder / "catalog.db") == 0o640
+    assert not (folder / "raw").exists(), "a lake that exists gets nothing"
