@@ -71,6 +71,13 @@ def allowed_modes(stream: StreamTraits) -> list[Mode]:
     return [mode for mode in Mode if _reason_against(stream, mode) is None]
 
 
+def best_mode(stream: StreamTraits) -> Mode:
+    """Return the mode that `auto` stands for: history if the stream supports it."""
+    allowed = allowed_modes(stream)
+    best = (mode for mode in (Mode.HISTORY, Mode.SOFT_DELETE, Mode.LIVE) if mode in allowed)
+    return next(best, Mode.HISTORY)
+
+
 def check_mode(stream: StreamTraits, mode: Mode) -> None:
     """Refuse a mode that a pulled stream cannot be in.
 

@@ -119,7 +119,14 @@ class Shop:
         self.configure()
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
-    def configure(self, *, mode: str = "history", more: str = "", end: str = "2026-01-05") -> None:
+    def configure(
+        self,
+        *,
+        mode: str = "history",
+        more: str = "",
+        end: str = "2026-01-05",
+        own: str = "customers: {mode: live}\n      notes: {mode: soft-delete}",
+    ) -> None:
         (self.folder / "shop.yaml").write_text(MANIFEST)
         self.project = project(
             self.folder,
@@ -135,8 +142,7 @@ class Shop:
         end: "{end}T00:00:00Z"
       {more}
     streams:
-      customers: {{mode: live}}
-      notes: {{mode: soft-delete}}
+      {own}
 """,
         )
 
@@ -294,6 +300,52 @@ def test_what_has_no_cursor_cannot_be_history(
     assert code == 0
     customers = next(one for one in json.loads(told) if one["stream"] == "customers")
     assert (customers["mode"], customers["modes"]) == ("history", ["live", "soft-delete"])
+
+
+def test_auto_keeps_history_where_the_stream_supports_it(
+    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    shop.configure(mode="auto", own="{}")
+    shop.put(1, "01", state="new")
+    shop.customers = [{"id": 1, "name": "a"}]
+    shop.notes = {1: [{"text": "first"}]}
+
+    shop.synced()
+
+    known = {name: set(shop.table(name).column_names) for name in ("orders", "customers", "notes")}
+    assert {name for name, columns in known.items() if START in columns} == {"orders"}
+    deleted = {name for name, columns in known.items() if "_fivetran_deleted" in columns}
+    assert deleted == {"customers", "notes"}
+    words = ("--project", str(shop.folder))
+    _, told, _ = ran_words(capsys, "status", *words)
+    assert "history (auto)" in told
+    assert "soft-delete (auto)" in told
+    _, told, _ = ran_words(capsys, "check", *words)
+    assert "orders (history, auto), customers (soft-delete, auto)" in told
+    _, told, _ = ran_words(capsys, "discover", "shop", *words, "--json")
+    assert {(one["mode"], one["auto"]) for one in json.loads(told)} == {
+        ("history", True),
+        ("soft-delete", True),
+    }
+
+    # A source that no longer supports history takes none away.
+    manifest = shop.folder / "shop.yaml"
+    cursor = '    incremental_sync: {$ref: "#/definitions/days"}\n'
+    assert cursor in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace(cursor, ""))
+    code, _, error = ran_words(capsys, "sync", "shop", *words)
+    assert code == 1
+    assert "The table shop.orders keeps history" in " ".join(error.split())
+    assert "mode: soft-delete to drop the history" in " ".join(error.split())
+    assert START in shop.table("orders").column_names
+
+
+def test_auto_is_the_default(shop: Shop) -> None:
+    shop.configure(own="{}")
+    file = shop.project.file
+    file.write_text(file.read_text().replace("    mode: history\n", ""))
+    assert load_project(file).pipelines["shop"].mode == "auto"
 
 
 def test_a_slice_that_fails_keeps_what_others_have_brought(shop: Shop) -> None:

@@ -208,7 +208,10 @@ def _pipeline_words(
             )
     for position in positions(project.lake, streams):
         expect_free(position)
-    names = ", ".join(stream.name for stream in streams)
+    names = ", ".join(
+        f"{stream.name} ({stream.mode}, auto)" if stream.is_auto else stream.name
+        for stream in streams
+    )
     words = f"{counted(len(streams), 'stream')}: {names}" if names else "no streams"
     empty = [
         stream.name
@@ -253,6 +256,7 @@ def discover(
                 "stream": stream.name,
                 "table": str(stream.table),
                 "mode": stream.mode,
+                "auto": stream.is_auto,
                 "modes": allowed_modes(stream.offered.traits),
                 "key": list(stream.key),
                 "cursor": stream.offered.cursor,

@@ -68,7 +68,8 @@ pipelines:
   #     path: ./crm-lake    # the folder that holds parquet/v2
   #     org: X              # X in org=X
   #     objects: [Account]  # every object when left out
-  #   mode: history         # live, soft-delete or history
+  #   mode: auto            # history where the source supports it, otherwise soft-delete;
+  #                         # or live, soft-delete, history
   #   streams:              # what is different for single streams
   #     Account: {table: accounts, mode: soft-delete}
   # shop:
@@ -171,7 +172,7 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
     for row in rows:
         grid.add_row(
             row["table"],
-            row["mode"] or Text(f"{row['wanted_mode']}, not there yet", style="dim"),
+            _mode_of(row),
             row["sees"],
             f"{row['files_waiting']:,}" if row["files_waiting"] else Text("-", style="dim"),
             row["last_status"] or Text("none", style="dim"),
@@ -195,6 +196,13 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
         console().print(Text.assemble((name, "bold"), told))
         if one.warning is not None:
             console().print(Text(f"  {one.warning}", style="yellow"))
+
+
+def _mode_of(row: dict[str, Any]) -> Text:
+    chosen = (" (auto)" if row["auto"] else "", "dim")
+    if row["mode"]:
+        return Text.assemble(row["mode"], chosen)
+    return Text.assemble((row["wanted_mode"], "dim"), chosen, (", not there yet", "dim"))
 
 
 def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
@@ -245,6 +253,7 @@ def _status_of(position: Position, lately: LastRuns | None) -> dict[str, Any]:
         "table": str(stream.table),
         "mode": position.mode,
         "wanted_mode": stream.mode,
+        "auto": stream.is_auto,
         "sees": position.sight or stream.offered.sight,
         "position": position.watermark,
         "quarantined": [vars(file) for file in position.quarantine.files],

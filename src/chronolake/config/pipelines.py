@@ -20,6 +20,15 @@ _HOST: Final = re.compile(
 )
 
 
+class ModeSetting(StrEnum):
+    """The mode that a configuration asks for."""
+
+    AUTO = "auto"
+    LIVE = Mode.LIVE.value
+    SOFT_DELETE = Mode.SOFT_DELETE.value
+    HISTORY = Mode.HISTORY.value
+
+
 class OnBadFile(StrEnum):
     """What becomes of a stream with a file that cannot be read, or holds what cannot be kept."""
 
@@ -384,7 +393,9 @@ def _with_names(names: dict[str, str]) -> dict[str, str]:
 class StreamConfig(Section):
     """How one stream of a source is kept."""
 
-    mode: Mode | None = Field(default=None, description="live, soft-delete or history.")
+    mode: ModeSetting | None = Field(
+        default=None, description="auto, live, soft-delete or history."
+    )
     table: str | None = Field(
         default=None, min_length=1, description="The table's name; the stream's when left out."
     )
@@ -443,8 +454,10 @@ class PipelineConfig(Section):
         min_length=1,
         description="The schema of the pipeline's tables; its own name when left out.",
     )
-    mode: Mode = Field(
-        default=Mode.HISTORY, description="The mode of streams that do not say their own."
+    mode: ModeSetting = Field(
+        default=ModeSetting.AUTO,
+        description="The mode of streams that do not say their own. auto: history where the "
+        "source supports it, otherwise soft-delete.",
     )
     keep_source_timestamp: bool = Field(
         default=False, description="The same for streams that do not say their own."

@@ -11,20 +11,27 @@ from chronolake.changes import expect_unreserved
 from chronolake.config import (
     DeclarativeSource,
     JdbcSource,
+    ModeSetting,
     OnPurge,
     PostgresMethod,
     PostgresSource,
     SqlServerSource,
     StreamConfig,
 )
-from chronolake.errors import ConfigurationError, SourceError, TableExistsError
-from chronolake.limits import check_mode
+from chronolake.errors import (
+    ConfigurationError,
+    LakeError,
+    SourceError,
+    TableExistsError,
+    TableNotFoundError,
+)
+from chronolake.limits import best_mode, check_mode
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.rawlake import namings_of
 from chronolake.source.data_lake import DataLake
 from chronolake.source.offered import RememberingSource
 from chronolake.spelling import did_you_mean
-from chronolake.types import TableName
+from chronolake.types import STREAM_PROPERTY, Mode, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
     from chronolake.config import PipelineConfig, Project
     from chronolake.rawlake import BadFile, Namings, ObjectFolder
     from chronolake.source.offered import OfferedStream, Source
-    from chronolake.types import Mode
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +52,7 @@ class Stream:
         offered: the stream in its source.
         table: the table that it fills.
         mode: the mode that the configuration wants.
+        is_auto: whether the configuration leaves the choice of the mode to us.
         keep_source_timestamp: whether a history table keeps the source's own time as a column.
         on_purge: what becomes of a record whose data the source has forgotten.
         names: what its columns are called in the lake.
@@ -58,6 +65,7 @@ class Stream:
     keep_source_timestamp: bool
     on_purge: OnPurge
     names: ColumnNames = field(default_factory=ColumnNames)
+    is_auto: bool = False
 
     @property
     def name(self) -> str:
@@ -217,7 +225,7 @@ def listed(
     tables: dict[TableName, str] = {}
     for one in offered.values():
         try:
-            stream = _stream(config, pipeline, one, any_mode=any_mode)
+            stream = _stream(project, config, pipeline, one, any_mode=any_mode)
         except ConfigurationError as refusal:
             wrong.append(refusal)
             continue
@@ -307,22 +315,32 @@ def reconfigured(stream: Stream, project: Project) -> Stream:
     if config is None:
         return stream
     return replace(
-        _stream(config, stream.pipeline, stream.offered, any_mode=False), table=stream.table
+        _stream(project, config, stream.pipeline, stream.offered, any_mode=False),
+        table=stream.table,
     )
 
 
 def _stream(
-    config: PipelineConfig, pipeline: str, offered: OfferedStream, *, any_mode: bool
+    project: Project,
+    config: PipelineConfig,
+    pipeline: str,
+    offered: OfferedStream,
+    *,
+    any_mode: bool,
 ) -> Stream:
     name = offered.traits.name
     own = config.streams.get(name, StreamConfig())
-    mode = own.mode or config.mode
+    setting = own.mode or config.mode
+    is_auto = setting is ModeSetting.AUTO
+    mode = best_mode(offered.traits) if is_auto else Mode(setting.value)
     if not any_mode:
         check_mode(offered.traits, mode)
     kept = own.keep_source_timestamp
     called = own.table or config.rename.tables.get(name) or offered.default_table or name
     table = TableName(config.target_schema or pipeline, called)
     expect_unreserved(table)
+    if is_auto and mode is not Mode.HISTORY:
+        _raise_if_it_has_history(project, pipeline, name, table)
     return Stream(
         pipeline=pipeline,
         offered=offered,
@@ -331,7 +349,27 @@ def _stream(
         keep_source_timestamp=config.keep_source_timestamp if kept is None else kept,
         on_purge=own.on_purge or config.on_purge,
         names=ColumnNames(tuple(config.rename.columns.items()), tuple(own.rename.items())),
+        is_auto=is_auto,
     )
+
+
+def _raise_if_it_has_history(project: Project, pipeline: str, name: str, table: TableName) -> None:
+    """Refuse to drop a table's history because its source has lost what `auto` chose it for."""
+    from chronolake import look  # noqa: PLC0415 - only some streams need it, and it loads PyIceberg
+
+    try:
+        stored = look.look_up(project.lake, table)
+    except (LakeError, TableNotFoundError):
+        # There is no such table; or the lake cannot be read, which what follows reports.
+        return
+    if stored.mode is Mode.HISTORY and stored.table.properties.get(STREAM_PROPERTY):
+        raise ConfigurationError(
+            f"The table {table} keeps history, and the stream {name} of the source no longer "
+            "supports it.",
+            table=str(table),
+            hint=f"Set pipelines.{pipeline}.streams.{name}.mode: soft-delete to drop the history, "
+            "or give the stream another table.",
+        )
 
 
 def _where(config: PipelineConfig, name: str) -> str:
