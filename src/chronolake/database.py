@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -11,15 +12,52 @@ from sqlalchemy.pool import NullPool
 from chronolake.config import CatalogKind
 from chronolake.errors import LakeError
 from chronolake.permissions import make_lake
-from chronolake.storage import uses
+from chronolake.storage import storage_error, uses
 
 if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import ConnectionPoolEntry
 
     from chronolake.config import LakeConfig
 
 _BUSY_SECONDS: Final = 30
+_ANSWER: Final = re.compile(r"failed: [^\s:]+:  (.+)")
+_UNGIVEN: Final = "no password supplied"
+
+
+def refusal(failure: BaseException) -> str | None:
+    """Return why a server refuses a connection, such as a wrong password, in its own words.
+
+    Returns:
+        None if no server has answered.
+    """
+    # What a server says has its severity, in the server's language, and two spaces before it.
+    answered = _ANSWER.search(str(failure))
+    if answered is not None:
+        return answered[1]
+    return "it asks for a password, and none is given" if _UNGIVEN in str(failure) else None
+
+
+def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
+    """Return the error for what a database raised; it has no part of an address.
+
+    Args:
+        failure: what was raised.
+        what: what the database holds, such as "The lake's catalog".
+    """
+    if stored := storage_error(failure):
+        return stored
+    if refused := refusal(failure):
+        return LakeError(
+            f"The catalog's database refuses the connection: {refused}",
+            hint="Check user, password and database in `lake.catalog.uri`.",
+        )
+    # The driver's message may quote the address, and with it a password.
+    return LakeError(
+        f"{what} does not answer: {type(failure).__name__}.",
+        hint="Check the catalog's database, and that it can be written.",
+    )
 
 
 def writing(config: LakeConfig) -> sql.Engine:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database
 from chronolake.config import CatalogKind
-from chronolake.errors import LakeError, LakeLocationError
+from chronolake.errors import LakeLocationError
 from chronolake.location import is_same_place, local_path
 from chronolake.types import TableName
 
@@ -93,7 +93,7 @@ def claim(config: LakeConfig) -> str | None:
     try:
         return _recorded(config) or _record(config)
     except SQLAlchemyError as failure:
-        raise _unanswered(failure) from failure
+        raise database.unanswered(failure, "The lake's catalog") from failure
 
 
 def expect_here(config: LakeConfig) -> None:
@@ -112,7 +112,7 @@ def expect_here(config: LakeConfig) -> None:
         with engine.begin() as connection:
             recorded, tables = _read(connection), _tables(connection)
     except SQLAlchemyError as failure:
-        raise _unanswered(failure) from failure
+        raise database.unanswered(failure, "The lake's catalog") from failure
     if recorded is None or not _is_here(config, recorded):
         raise_if_elsewhere(config, recorded, tables)
     _expect_tables_here(config, tables)
@@ -164,15 +164,7 @@ def places(config: LakeConfig) -> dict[TableName, str]:
         with engine.begin() as connection:
             return _tables(connection)
     except SQLAlchemyError as failure:
-        raise _unanswered(failure) from failure
-
-
-def _unanswered(failure: SQLAlchemyError) -> LakeError:
-    # The driver's message may quote the address, and with it a password.
-    return LakeError(
-        f"The lake's catalog does not answer: {type(failure).__name__}.",
-        hint="Check the catalog's database, and that it can be written.",
-    )
+        raise database.unanswered(failure, "The lake's catalog") from failure
 
 
 def raise_if_elsewhere(

@@ -67,7 +67,7 @@ def _row(key: str, at: int, sequence: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
-    """`seeds/data-lake-v2.txt`, "A full example"; the record 2 is purged and says nothing."""
+    """`seeds/data-lake-v2.txt`, "A full example"; only a purge speaks of the record 2."""
     instants = {f"t{number}": number for number in range(1, 10)}
 
     def row(key: str, modified: str, sequence: str, **marks: Any) -> dict[str, Any]:
@@ -101,6 +101,7 @@ def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
         ("1", at("t4"), at("t5") - 1_000, False, "Alice", None),
         ("1", at("t5"), at("t6") - 1_000, False, "Alicia", None),
         ("1", at("t6"), TMAX_MICROS, True, "Allison", None),
+        ("2", at("t5"), at("t5"), False, None, None),
         ("3", at("t1"), at("t3"), False, "Bob", "800-555-1212"),
         ("4", at("t8"), at("t9") - 1_000, False, "Bob", None),
         ("4", at("t9"), TMAX_MICROS, True, "Bill", "888-111-5555"),
@@ -657,8 +658,8 @@ def _write_late(pipeline: Pipeline, stream: Stream) -> None:
     made = rebuild_module._made_of_lake
 
     @contextmanager
-    def overtaken(*given: Any) -> Iterator[Any]:
-        with made(*given) as found:
+    def overtaken(*given: Any, **named: Any) -> Iterator[Any]:
+        with made(*given, **named) as found:
             with leased(Store.open(pipeline.project.lake), "crm") as newer:
                 assert newer.token > lease.token
                 move(pipeline.lake, stream, newer, stream.folder.files()[-1].mark)

@@ -210,11 +210,14 @@ def test_what_has_to_be_read_again_waits_and_the_others_go_on(shop: Shop) -> Non
         result = shop.sync()
         assert result.status is Status.PARTIAL
         failed = {one.stream: f"{one.error} {one.hint}" for one in result.streams if one.error}
-        assert failed.keys() == {f"public.{name}" for name in ("new", *again)}
+        # A key that changes takes the values that the log leaves out from the old key's record.
+        waiting = [name for name in ("new", *again) if name != "moved"]
+        assert failed.keys() == {f"public.{name}" for name in waiting}
         for words in failed.values():
             assert "within 3 s" in words
             assert f"pg_terminate_backend({open_one.info.backend_pid})" in words
         assert shop.present("calm", ("id", "note")) == [(1, "b")]
+        assert shop.present("moved", ("id", "note")) == shop.rows("SELECT id, note FROM moved")
         open_one.commit()
 
     shop.synced()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -59,7 +60,13 @@ def ui(
     """Show the lake in a browser, read-only, until Ctrl-C: tables, timelines, runs."""
     from chronolake import ui as served
     from chronolake.config import find_project
+    from chronolake.errors import ConfigurationError
 
+    if lake is None and config is None and find_project(project) is None:
+        raise ConfigurationError(
+            f"There is no chronolake.yml in {Path.cwd()} or a folder above it.",
+            hint="Name a lake's folder with --lake, or a project's with --project.",
+        )
     wanted = configuration(project, lake, config, settings)
     # Pipelines are shown from a project's file; with --lake only from one that is named.
     file = config or (find_project(project) if lake is None else None)

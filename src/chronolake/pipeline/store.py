@@ -15,7 +15,7 @@ import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
 
 from chronolake import database, identity
-from chronolake.errors import LakeError, LeaseLostError
+from chronolake.errors import LeaseLostError
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified, now
 from chronolake.pipeline.schema import (
     CHECKPOINTS,
@@ -26,8 +26,6 @@ from chronolake.pipeline.schema import (
     VERIFIED,
     bring_up,
 )
-from chronolake.source.postgres.connection import refusal
-from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,18 +85,7 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as failure:
-            if stored := storage_error(failure):
-                raise stored from failure
-            if refused := refusal(failure):
-                raise LakeError(
-                    f"The catalog's database refuses the connection: {refused}",
-                    hint="Check user, password and database in `lake.catalog.uri`.",
-                ) from failure
-            # The driver's message may quote the address, and with it a password.
-            raise LakeError(
-                f"The lake's operational store does not answer: {type(failure).__name__}.",
-                hint="Check the catalog's database, and that it can be written.",
-            ) from failure
+            raise database.unanswered(failure, "The lake's operational store") from failure
 
     def begin_run(self, run: Run) -> None:
         """Note that a run has begun; others of the pipeline that are open have died.

@@ -143,7 +143,7 @@ def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
 def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
     """Cell texts as an array of the column's Arrow type, and null where one does not fit.
 
-    A time that the type cannot hold does not fit either: it is not moved.
+    As in batch files, times outside the years 1 to 9999 are moved to the nearest of these.
 
     Args:
         texts: as of `typed`.
@@ -151,14 +151,11 @@ def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
     """
     tally: Counter[str] = Counter()
     try:
-        array = typed(texts, kind, tally)
+        return typed(texts, kind, tally)
     except CellRefusedError:
-        array = None
-    if array is None or tally[MOVED]:
         is_empty = pc.equal(texts, "")
         told = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
-        array = _careful(told, kind, tally, refuses=False)
-    return array
+        return _careful(told, kind, tally, refuses=False)
 
 
 def _utf8(texts: pa.Array) -> pa.Array:
@@ -199,9 +196,6 @@ def _careful(
             too_great = isinstance(error, cells.TooGreatError)
             refused = CellRefusedError(index, str(error), is_too_great=too_great)
             break
-        if changed and note == MOVED and not refuses:
-            values.append(None)
-            continue
         adjusted += changed
         values.append(value)
     if refused is not None:

@@ -6,13 +6,13 @@ settings; what the connection itself gives comes before those of a role or a dat
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
 
+from chronolake.database import refusal
 from chronolake.errors import SourceError
 from chronolake.masking import is_broken_by_password
 
@@ -37,8 +37,6 @@ _SETTINGS: Final = {
     "client_min_messages": "warning",
 }
 #: How libpq quotes a server that refuses a connection, and what it says without asking one.
-_ANSWER: Final = re.compile(r"failed: [^\s:]+:  (.+)")
-_UNGIVEN: Final = "no password supplied"
 #: Encodings of databases whose text is read as it is stored, and decoded here: in the log, one text
 #: that the server cannot convert would keep all tables from being read. Python and PostgreSQL
 #: decode these alike.
@@ -196,19 +194,6 @@ def understood() -> Iterator[None]:
         ) from failure
     except psycopg.Error as failure:
         raise _said(failure) from failure
-
-
-def refusal(failure: BaseException) -> str | None:
-    """Return why a server refuses a connection, such as a wrong password, in its own words.
-
-    Returns:
-        None if no server has answered.
-    """
-    # What a server says has its severity, in the server's language, and two spaces before it.
-    answered = _ANSWER.search(str(failure))
-    if answered is not None:
-        return answered[1]
-    return "it asks for a password, and none is given" if _UNGIVEN in str(failure) else None
 
 
 def _said(failure: psycopg.Error) -> SourceError:
