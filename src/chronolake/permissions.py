@@ -56,11 +56,12 @@ def make_folder(folder: Path, *, shared: bool) -> None:
         StorageError: it cannot be created.
     """
     missing = []
-    for place in (folder, *folder.parents):
-        if place.exists():
-            break
-        missing.append(place)
     try:
+        for place in (folder, *folder.parents):
+            # Raises where a folder above may not be searched.
+            if place.exists():
+                break
+            missing.append(place)
         for place in reversed(missing):
             with suppress(FileExistsError):
                 place.mkdir(mode=0o777 if shared else _FOLDER)

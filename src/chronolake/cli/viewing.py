@@ -62,14 +62,14 @@ def ui(
     from chronolake.config import find_project
     from chronolake.errors import ConfigurationError
 
-    if lake is None and config is None and find_project(project) is None:
+    # Pipelines are shown from a project's file; with --lake only from one that is named.
+    file = config or (find_project(project) if lake is None else None)
+    if lake is None and file is None:
         raise ConfigurationError(
             f"There is no chronolake.yml in {Path.cwd()} or a folder above it.",
             hint="Name a lake's folder with --lake, or a project's with --project.",
         )
-    wanted = configuration(project, lake, config, settings)
-    # Pipelines are shown from a project's file; with --lake only from one that is named.
-    file = config or (find_project(project) if lake is None else None)
+    wanted = configuration(project, lake, file, settings)
     is_seen = sys.stdout.isatty() and not json
     options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
     served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)
