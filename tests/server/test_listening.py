@@ -240,6 +240,7 @@ def test_a_tls_file_that_is_missing_or_no_certificate_is_refused(
 def test_a_lake_that_cannot_be_used_fails_its_tests_in_words(tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     with Lake.open(folder, config=lake_config(folder)) as broken:
+        (folder / "tables").rmdir()
         (folder / "tables").write_text("in the way of the tables")
         with (
             Server(broken, ServeOptions(port=0, grace=1)) as server,

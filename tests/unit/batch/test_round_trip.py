@@ -73,6 +73,10 @@ def times(draw: st.DrawFn, kind: Kind) -> tuple[str, Any]:
     return text + draw(st.sampled_from([zone, zone, "Z", ""])), micros
 
 
+def _without_final_zeros(clock: str) -> str:
+    return clock.rstrip("0") if "." in clock else clock
+
+
 def cells(kind: ColumnType) -> st.SearchStrategy[tuple[str | None, Any]]:
     match kind.kind:
         case Kind.BOOLEAN:
@@ -94,7 +98,7 @@ def cells(kind: ColumnType) -> st.SearchStrategy[tuple[str | None, Any]]:
         case Kind.BINARY:
             good = st.binary(max_size=20).map(lambda b: (base64.b64encode(b).decode(), b))
         case Kind.NAIVE_TIME:
-            good = st.times().map(lambda t: (t.isoformat(), t.isoformat()))
+            good = st.times().map(lambda t: (t.isoformat(), _without_final_zeros(t.isoformat())))
         case _:
             good = texts.map(lambda t: (t, t))
     return st.one_of(good, good, good, st.just((None, None)), st.just((None, KEPT)))
