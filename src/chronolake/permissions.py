@@ -80,6 +80,16 @@ def _make_file(file: Path) -> None:
         raise error_of(failure, file) from failure
 
 
+def restrict(config: LakeConfig) -> None:
+    """Let this process create files for their owner only from now on, unless the lake is shared.
+
+    For a process that is ours, such as a command. An application that opens a lake keeps its umask;
+    what it writes into a lake lies in folders that its owner only may enter.
+    """
+    if not config.shared:
+        os.umask(os.umask(_UMASK) | _UMASK)
+
+
 @contextmanager
 def inherited(config: LakeConfig) -> Iterator[None]:
     """Let processes that start in the block create files for their owner only."""

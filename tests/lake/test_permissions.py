@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from apis import Api, Reply
 
 from chronolake.config import load
 from chronolake.pipeline.store import Store
+from datalakes import project
+from processes import COMMAND
 
 #: Creates a table, writes a row, and lands a file in the raw lake, in a process of its own.
 _PROGRAM = """
@@ -29,6 +32,22 @@ with Lake.open(folder, config=lake_config(folder, shared=shared)) as lake:
     name = TableName("shop", "orders")
     table.create(lake, name, (Column("id", ColumnType(Kind.LONG), primary_key=True),))
     lake.sql("INSERT INTO shop.orders VALUES (1)")
+"""
+
+
+_MANIFEST = """
+version: 6.48.0
+type: DeclarativeSource
+check: {type: CheckStream, stream_names: [orders]}
+streams:
+  - type: DeclarativeStream
+    name: orders
+    primary_key: id
+    retriever:
+      type: SimpleRetriever
+      requester: {type: HttpRequester, url_base: "{{ config['url'] }}", path: /orders}
+      record_selector: {extractor: {type: DpathExtractor, field_path: []}}
+    schema_loader: {type: InlineSchemaLoader, schema: {}}
 """
 
 
@@ -63,6 +82,20 @@ def test_whatever_is_created_is_for_the_owner_only(tmp_path: Path) -> None:
     assert any((folder / "tables").rglob("*.parquet"))
     assert modes(folder) == ({0o700}, {0o600})
     assert mode(folder.parent) == 0o700
+
+
+def test_a_command_lands_and_writes_for_the_owner_only(tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").write_text(_MANIFEST)
+    with Api() as api:
+        api.on("/orders", lambda _: Reply([{"id": 1, "state": "new"}]))
+        source = f"{{type: declarative, manifest: shop.yaml, config: {{url: '{api.url}'}}}}"
+        project(tmp_path, f"  shop:\n    source: {source}\n")
+        words = [sys.executable, "-c", COMMAND, "sync", "--project", str(tmp_path)]
+        subprocess.run(words, check=True, timeout=240, capture_output=True)
+    folder = tmp_path / "lake"
+    assert any((folder / "raw").rglob("*.parquet"))
+    assert any((folder / "tables").rglob("*.parquet"))
+    assert modes(folder) == ({0o700}, {0o600})
 
 
 def test_a_shared_lake_follows_the_umask(tmp_path: Path) -> None:

@@ -206,6 +206,9 @@ def configuration(
 
 def _noted(config: LakeConfig) -> LakeConfig:
     """Print a note on standard error if tables lie outside the lake; return its configuration."""
+    from chronolake import permissions  # noqa: PLC0415 - `--help` and `version` need none
+
+    permissions.restrict(config)
     if config.catalog.uri is None and not config.catalog_file.is_file():
         return config
     from chronolake.look.catalog import strays  # noqa: PLC0415 - `--help` and `version` need none

@@ -65,9 +65,12 @@ def project_of(project: Path | None, lake: Path | None, settings: Sequence[str] 
     Raises:
         ConfigurationError: there is no chronolake.yml, or something in it is wrong.
     """
+    from chronolake import permissions
     from chronolake.config import project_at
 
-    return project_at(project, lake=lake, overrides=dict(pairs(settings or (), "--set")))
+    found = project_at(project, lake=lake, overrides=dict(pairs(settings or (), "--set")))
+    permissions.restrict(found.lake)
+    return found
 
 
 def project_filling(
