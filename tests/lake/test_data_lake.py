@@ -383,7 +383,7 @@ def test_columns_that_hold_several_values_are_json(pipeline: Pipeline) -> None:
 
 
 def test_what_files_may_look_like(pipeline: Pipeline) -> None:
-    """Columns of no type, dates beyond Python's, INT96, statistics here and there, no rows."""
+    """Columns of no type, dates beyond Python's, INT96, few statistics, no rows, deltas."""
     folder = pipeline.source.path("Account", 0).parent
     folder.mkdir(parents=True)
     times = pa.array([_T], pa.timestamp("us", tz="UTC"))
@@ -396,11 +396,29 @@ def test_what_files_may_look_like(pipeline: Pipeline) -> None:
     third = pa.table({**base, "Id": ["3"]})
     pq.write_table(third, folder / "data-03.parquet", use_deprecated_int96_timestamps=True)
     pq.write_table(third.slice(0, 0), folder / "data-04.parquet")
+    fifth = pa.table({**base, "Id": ["4"], "N": ["-7"], "N_i": [-7], "Text": ["prefix and more"]})
+    encodings = {
+        "Id": "DELTA_BYTE_ARRAY",
+        "source__modified": "DELTA_BINARY_PACKED",
+        "grax__idseq": "DELTA_LENGTH_BYTE_ARRAY",
+        "N": "DELTA_BYTE_ARRAY",
+        "N_i": "DELTA_BINARY_PACKED",
+        "Text": "DELTA_LENGTH_BYTE_ARRAY",
+    }
+    pq.write_table(
+        fifth, folder / "data-05.parquet", use_dictionary=False, column_encoding=encodings
+    )
 
     pipeline.done()
 
-    scan = iceberg(pipeline.project, "crm", "Account").scan(selected_fields=("Id",))
-    assert sorted(scan.to_arrow()["Id"].to_pylist()) == ["1", "2", "3"]
+    scan = iceberg(pipeline.project, "crm", "Account").scan(selected_fields=("Id", "N", "Text"))
+    rows = {row["Id"]: (row["N"], row["Text"]) for row in scan.to_arrow().to_pylist()}
+    assert rows == {
+        "1": (None, None),
+        "2": (5, None),
+        "3": (None, None),
+        "4": (-7, "prefix and more"),
+    }
     types = pipeline.types()
     assert (types["N"], types["D"], "Empty" in types) == ("int", "date", False)
 
