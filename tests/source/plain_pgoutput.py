@@ -56,9 +56,9 @@ class Reader:
         place, columns = 3, []
         for _ in range(number):
             end = rest.index(b"\0", place + 1)
-            columns.append(rest[place + 1 : end].decode())
+            columns.append(rest[place + 1 : end].decode(errors="backslashreplace"))
             place = end + 9
-        self.tables[oid] = (name.decode(), columns)
+        self.tables[oid] = (name.decode(errors="backslashreplace"), columns)
 
     def _row(self, kind: str, message: bytes) -> Change:
         (oid,) = unpack_from(">I", message, 1)

@@ -5,21 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psycopg
+import pyarrow as pa
 import pytest
 from databases import Shop
 
+from chronolake.errors import SourceError
 from chronolake.pipeline.store import Status
-from chronolake.source.postgres.connection import _STORED, connected, is_valid
+from chronolake.pipeline.streams import source_of
+from chronolake.source.offered import Level
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.encoding import (
+    ALIKE,
+    WIDE,
+    TextCodec,
+    Undecodable,
+    converted,
+    is_valid,
+)
 
-#: By the database's encoding bytes that cannot be converted to UTF-8, and `café`, as SQL.
-_TEXTS = {
-    "SQL_ASCII": (r"convert_from('\x636166e9', 'SQL_ASCII')", "'café'"),
-    "WIN1252": (r"convert_from('\x81', 'WIN1252')", r"convert_from('\x636166e9', 'WIN1252')"),
+#: By the database's encoding bytes that cannot be converted to UTF-8, as SQL.
+_BAD = {
+    "SQL_ASCII": r"convert_from('\x636166e9', 'SQL_ASCII')",
+    "WIN1252": r"convert_from('\x81', 'WIN1252')",
+    # Rows of the character sets in which nothing is.
+    "EUC_JP": r"convert_from('\x63a9a1', 'EUC_JP')",
+    "EUC_CN": r"convert_from('\x63aaa1', 'EUC_CN')",
+    "EUC_KR": r"convert_from('\x63c9a1', 'EUC_KR')",
+    "EUC_TW": r"convert_from('\x63a9a1', 'EUC_TW')",
+    "EUC_JIS_2004": r"convert_from('\x638fa2a1', 'EUC_JIS_2004')",
 }
+#: A text that the encoding has.
+_GOOD = {"SQL_ASCII": "café", "WIN1252": "café"}
 
 
-@pytest.fixture(params=["SQL_ASCII", pytest.param("WIN1252", marks=pytest.mark.long)])
+def _long(encoding: str) -> object:
+    return pytest.param(encoding, marks=pytest.mark.long)
+
+
+@pytest.fixture(
+    params=["SQL_ASCII", "EUC_JP", *map(_long, sorted({*_BAD} - {"SQL_ASCII", "EUC_JP"}))]
+)
 def encoding(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -44,7 +71,11 @@ def _failures(shop: Shop, *, anew: bool = False) -> dict[str, str]:
 
 
 def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding: str) -> None:
-    bad, good = _TEXTS[encoding]
+    bad, text = _BAD[encoding], _GOOD.get(encoding, "日本")
+    good = f"'{text}'"
+    if encoding != "SQL_ASCII":
+        stored = f"convert('\\x{text.encode().hex()}', 'UTF8', '{encoding}')"
+        good = f"convert_from({stored}, '{encoding}')"
     shop.run(
         "CREATE TABLE good (id int PRIMARY KEY, note text)",
         'CREATE TABLE bad (id int PRIMARY KEY, price text, "the note" text)',
@@ -70,7 +101,7 @@ def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding:
     assert list(followed) == ["public.bad"]
     for words in ("the note", "LSN", "resync shop --stream public.bad"):
         assert words in followed["public.bad"]
-    assert shop.present("good", ("id", "note")) == [(1, "café"), (2, "café")]
+    assert shop.present("good", ("id", "note")) == [(1, text), (2, text)]
     assert shop.present("bad", ("id", "price")) == [(1, "6"), (2, "5")], "all before it has landed"
 
     assert list(_failures(shop)) == ["public.bad"], "it does not get over it by itself"
@@ -128,9 +159,138 @@ def test_a_key_of_no_text_is_named_where_fingerprints_are_made(
     assert shop.present("bad", ("id",)) == [("mended",)]
 
 
+@pytest.mark.parametrize("encoding", ["SQL_ASCII"])
+def test_names_that_are_not_valid_stop_their_own_tables(shop: Shop) -> None:
+    _run_bytes(
+        shop,
+        b"CREATE TYPE mood AS ENUM ('ok', 'caf\xe9')",
+        b"CREATE TABLE good (id int PRIMARY KEY, mood mood, moods mood[])",
+        b'CREATE TABLE "caf\xe9" (id int PRIMARY KEY)',
+        b'CREATE TABLE named (id int PRIMARY KEY, "\xe9" text)',
+        b"CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        b'CREATE TABLE "p\xe9" PARTITION OF parted DEFAULT',
+        b'CREATE TYPE pair AS ("\xe9" int, b mood)',
+        b"CREATE TABLE typed (id int PRIMARY KEY, pair pair)",
+        b"CREATE TABLE later (id int PRIMARY KEY, note text)",
+        b'CREATE SCHEMA "\xe9"',
+        b'CREATE TABLE "\xe9".elsewhere (id int PRIMARY KEY)',
+        b"INSERT INTO good VALUES (1, 'ok', '{ok}')",
+        b"INSERT INTO typed VALUES (1, (1, 'ok'))",
+        b"INSERT INTO parted VALUES (1)",
+        b"INSERT INTO later VALUES (1, 'a')",
+    )
+    source = source_of(shop.project, "shop")
+    found = {one.what: one.fix for one in source.findings(create=True) if one.level is Level.FAILED}
+    unnamed = {r"public.caf\xe9", "public.named"}
+    assert found.keys() == unnamed
+    failures = _failures(shop)
+    assert failures.keys() == {*unnamed, "public.parted"}
+    for name in (r"caf\xe9", r"column \xe9", r"p\xe9"):
+        assert any(name in failure for failure in failures.values())
+    assert shop.present("typed", ("id", "pair")) == [(1, "(1,ok)")]
+
+    _run_bytes(
+        shop,
+        b'ALTER TABLE later RENAME note TO "\xe9"',
+        b"UPDATE later SET id = 2",
+        b'ALTER TABLE later RENAME "\xe9" TO note',
+        b"INSERT INTO good VALUES (2, 'ok', NULL)",
+    )
+    failures = _failures(shop)
+    assert failures.keys() == {*unnamed, "public.parted", "public.later"}
+    assert shop.present("good", ("id", "mood")) == [(1, "ok"), (2, "ok")]
+    assert shop.present("later", ("id",)) == [(1,)], "all before it has landed"
+
+    for number, failure in enumerate(failures.values()):
+        if "DO $$" in failure:
+            statement = failure[failure.index("DO $$") :].replace("new_name", f"mended{number}")
+            shop.run(statement)
+    source_of(shop.project, "shop").findings(create=True)
+    assert _failures(shop, anew=True) == {}
+    assert shop.present("later", ("id", "note")) == [(2, "a")]
+    assert shop.present("parted", ("id",)) == [(1,)]
+
+
+def _run_bytes(shop: Shop, *statements: bytes) -> None:
+    """Run statements that are not UTF-8."""
+    with psycopg.connect(shop.dsn, autocommit=True, client_encoding="SQL_ASCII") as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_a_database_that_cannot_be_converted_says_so(address: str, tmp_path: Path) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS mule")
+        connection.execute(
+            "CREATE DATABASE mule ENCODING 'MULE_INTERNAL' TEMPLATE template0 LOCALE 'C'"
+        )
+    with (
+        pytest.raises(SourceError, match="MULE_INTERNAL") as found,
+        connected(address.replace("/lake", "/mule")),
+    ):
+        pass
+    assert "UTF8" in (found.value.hint or "")
+
+
+@pytest.mark.parametrize("encoding", sorted(WIDE))
+def test_characters_of_several_bytes_are_those_that_the_server_says(
+    address: str, encoding: str
+) -> None:
+    chance = np.random.default_rng(7)
+    pairs = [bytes([a, b]) for a in range(0xA1, 0xFF) for b in range(0xA1, 0xFF)]
+    shifted = [b"\x8e" + pair[:1] for pair in pairs[::94]] + [b"\x8f" + pair for pair in pairs]
+    wide = [b"\x8e" + bytes([plane]) + pair for plane in (0xA2, 0xA3) for pair in pairs]
+    several = pairs + (wide if encoding == "EUC_TW" else shifted if encoding != "EUC_CN" else [])
+    with connected(address) as connection:
+
+        def said(characters: list[bytes]) -> dict[bytes, bytes | None]:
+            told = {}
+            for one in characters:
+                try:
+                    row = connection.execute(
+                        "SELECT convert(%s, %s, 'UTF8')", (one, encoding)
+                    ).fetchone()
+                except psycopg.DataError:
+                    row = (None,)
+                assert row is not None
+                told[one] = row[0]
+            return told
+
+        some = [several[place] for place in chance.integers(0, len(several), 400)]
+        texts = [b"", b"a", b"\xa4", b"\x8f\xa4"]
+        for _ in range(300):
+            size = int(chance.integers(0, 6))
+            texts.append(
+                b"".join([*(some[place] for place in chance.integers(0, 400, size)), b"z"])
+            )
+        codec = TextCodec(encoding, said)
+        offsets = np.cumsum([0, *map(len, texts)])
+        data, ends, is_invalid = codec.recoded(pa.py_buffer(b"".join(texts)), offsets)
+        whole = said(texts)
+        assert is_invalid is not None
+        for number, text in enumerate(texts):
+            mine = data[ends[number] : ends[number + 1]].to_pybytes()
+            assert (None if is_invalid[number] else mine) == whole[text], text
+            assert isinstance(codec.text(text), Undecodable) is (whole[text] is None), text
+
+
+def test_characters_are_asked_for_at_once_also_where_some_are_missing(address: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS stored")
+        connection.execute("CREATE DATABASE stored ENCODING 'EUC_KR' TEMPLATE template0 LOCALE 'C'")
+    known, missing = "가나다", [b"\xc9\xa1", b"\xc9\xa2"]
+    characters = [one.encode("euc_kr") for one in known]
+    with connected(address.replace("/lake", "/stored")) as connection:
+        found = converted(connection, [*characters[:2], *missing, characters[2]])
+    assert found == {
+        **dict(zip(characters, (one.encode() for one in known), strict=True)),
+        **dict.fromkeys(missing),
+    }
+
+
 def test_bytes_are_the_characters_that_the_server_says(address: str) -> None:
     with connected(address) as connection:
-        for encoding, codec in _STORED.items():
+        for encoding, codec in ALIKE.items():
             if codec == "utf-8":
                 continue
             for byte in range(1, 256):

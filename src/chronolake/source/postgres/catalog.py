@@ -13,6 +13,7 @@ from chronolake.errors import SourceError
 from chronolake.source.postgres.columns import SourceColumn
 from chronolake.source.postgres.connection import understood
 from chronolake.source.postgres.dependencies import Dependencies, dependencies_of
+from chronolake.source.postgres.encoding import Undecodable, reading_names
 from chronolake.source.postgres.forms import PLAIN, ColumnOptions, ValueForm, forms_of
 from chronolake.source.postgres.messages import ReplicaIdentity
 
@@ -221,6 +222,27 @@ class SourceTable:
         return [one.name for one in self.columns if one.name not in published.columns]
 
     @property
+    def naming_problem(self) -> SourceError | None:
+        """What is wrong with its name or that of a column, or None."""
+        wrong = "is not valid in its database's encoding"
+        if isinstance(self.name, Undecodable):
+            return SourceError(
+                f"The name of the table {self.stream} {wrong}.",
+                hint=_renaming(f"'ALTER TABLE %s RENAME TO %I', {self.oid}::regclass"),
+            )
+        for one in self.columns:
+            if isinstance(one.name, Undecodable):
+                return SourceError(
+                    f"The name of the column {one.name} of {self.stream} {wrong}.",
+                    hint=_renaming(
+                        f"'ALTER TABLE %s RENAME COLUMN %I TO %I', {self.oid}::regclass, (SELECT "
+                        f"attname FROM pg_attribute WHERE attrelid = {self.oid} AND attnum = "
+                        f"{one.number})"
+                    ),
+                )
+        return None
+
+    @property
     def key_numbers(self) -> tuple[int, ...]:
         """The numbers of the columns that tell rows apart in the log, in increasing order."""
         return tuple(
@@ -235,6 +257,11 @@ class SourceTable:
     def stream(self) -> str:
         """The name of its stream."""
         return f"{self.schema}.{self.name}"
+
+
+def _renaming(statement: str) -> str:
+    """Return a statement that renames what cannot be written: it is named by its numbers."""
+    return f"Rename it: DO $$ BEGIN EXECUTE format({statement}, 'new_name'); END $$;"
 
 
 def default_table(stream: str) -> str:
@@ -293,9 +320,9 @@ def tables_in(
     Raises:
         SourceError: the catalog cannot be read.
     """
-    with understood():
+    with understood(), reading_names(connection) as cursor:
         values = (list(schemas), also_unlogged, oid, oid)
-        rows = connection.execute(_TABLES.encode(), values).fetchall()
+        rows = cursor.execute(_TABLES.encode(), values).fetchall()
     oids = [row[0] for row in rows]
     dependencies = dependencies_of(connection, oids, options)
     forms = forms_of(connection, oids, options)
@@ -359,8 +386,8 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
         if connection.info.server_version >= PUBLISHES_GENERATED
         else "false",
     )
-    with understood():
-        rows = connection.execute(query.encode(), (publication,)).fetchall()
+    with understood(), reading_names(connection) as cursor:
+        rows = cursor.execute(query.encode(), (publication,)).fetchall()
     return {oid: Published(since, frozenset(names), cut) for oid, since, names, cut in rows}
 
 
@@ -430,9 +457,16 @@ def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
     Raises:
         SourceError: the catalog cannot be read.
     """
-    with understood():
-        rows = connection.execute(_PARTS, {"oid": table.oid}).fetchall()
-    return [Part(*row) for row in rows]
+    with understood(), reading_names(connection) as cursor:
+        parts = [Part(*row) for row in cursor.execute(_PARTS, {"oid": table.oid}).fetchall()]
+    unnamed = next((one for one in parts if isinstance(one.relation, Undecodable)), None)
+    if unnamed is not None:
+        raise SourceError(
+            f"The name of a partition of {table.stream}, {unnamed.relation}, is not valid in its "
+            "database's encoding.",
+            hint=_renaming(f"'ALTER TABLE %s RENAME TO %I', {unnamed.oid}::regclass"),
+        )
+    return parts
 
 
 def has_new_parts(connection: psycopg.Connection, table: SourceTable) -> bool:

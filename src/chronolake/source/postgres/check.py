@@ -16,6 +16,7 @@ from chronolake.errors import SourceError
 from chronolake.source.offered import Finding, Level
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected, understood
+from chronolake.source.postgres.encoding import reading_names
 from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.publication import has_gap, recovery_of, was_missing
 from chronolake.source.postgres.slot import END_OF_LOG, HAS_FAILOVER, Slot, confirmed, exists
@@ -340,7 +341,11 @@ class Checkup:
     @property
     def _publishable(self) -> list[SourceTable]:
         """The tables that the log can tell of, and whose rows can be updated when it does."""
-        return [one for one in self.tables if one.followed_by and one.oid not in self._problems]
+        return [
+            one
+            for one in self.tables
+            if one.followed_by and one.oid not in self._problems and one.naming_problem is None
+        ]
 
     def _publication(self) -> Iterator[Finding]:
         what = f"publication {self.slot.publication}"
@@ -543,6 +548,9 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
     Raises:
         SourceError: the server does not answer.
     """
+    if (unnamed := table.naming_problem) is not None:
+        yield Finding(table.stream, Level.FAILED, unnamed.message, unnamed.hint)
+        return
     name = _name(connection, table)
     if not table.followed_by:
         yield Finding(
@@ -589,8 +597,8 @@ def _name(connection: psycopg.Connection, table: SourceTable) -> str:
 
 
 def _ask(connection: psycopg.Connection, query: str, *values: object) -> tuple[object, ...]:
-    with understood():
-        row = connection.execute(query.encode(), values).fetchone()
+    with understood(), reading_names(connection) as cursor:
+        row = cursor.execute(query.encode(), values).fetchone()
     return tuple(row or ())
 
 

@@ -15,6 +15,7 @@ from psycopg import sql
 from chronolake.database import refusal
 from chronolake.errors import SourceError
 from chronolake.masking import is_broken_by_password
+from chronolake.source.postgres.encoding import encoding_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,22 +37,10 @@ _SETTINGS: Final = {
     # What the server skips it says in warnings (`slot`).
     "client_min_messages": "warning",
 }
-#: How libpq quotes a server that refuses a connection, and what it says without asking one.
-#: Encodings of databases whose text is read as it is stored, and decoded here: in the log, one text
-#: that the server cannot convert would keep all tables from being read. Python and PostgreSQL
-#: decode these alike.
-_STORED: Final = {
-    "SQL_ASCII": "utf-8",
-    "UTF8": "utf-8",
-    **{
-        f"LATIN{number}": f"iso8859-{part}"
-        for number, part in enumerate((1, 2, 3, 4, 9, 10, 13, 14, 15, 16), start=1)
-    },
-    **{f"ISO_8859_{part}": f"iso8859-{part}" for part in (5, 6, 7, 8)},
-    **{f"WIN{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
-    "KOI8R": "koi8-r",
-    "KOI8U": "koi8-u",
-}
+#: Encodings of databases that Python's driver does not know: then nothing is converted at all.
+_UNKNOWN: Final = {"EUC_TW"}
+#: What the server says of an encoding that it cannot convert to UTF-8.
+_UNCONVERTIBLE: Final = "conversion between UTF8 and"
 #: What the server says of text that has no equivalent in UTF-8.
 _NO_TEXT: Final = {"22021", "22P05"}
 #: The name by which the server knows our sessions.
@@ -76,8 +65,8 @@ def connected(
     Args:
         dsn: an address as libpq takes it; it may hold a password.
         replication: `database` for a connection that takes commands of replication.
-        as_stored: whether the server sends text as it is stored (`codec_of` decodes it) where it
-            could fail to convert it to UTF-8.
+        as_stored: whether the server sends text as it is stored (`encoding.codec_of` decodes it)
+            where it could fail to convert it to UTF-8.
         settings: more of the session's settings.
 
     Raises:
@@ -109,16 +98,15 @@ def connected(
                     f"The server is PostgreSQL {version // 10_000}.",
                     hint=f"PostgreSQL {OLDEST // 10_000} or later is needed.",
                 )
-            encoding = connection.info.parameter_status("server_encoding") or ""
-            if as_stored and encoding in _STORED:
-                connection.execute(f"SET client_encoding TO '{encoding}'")
+            if as_stored:
+                connection.execute(f"SET client_encoding TO '{client_encoding_of(connection)}'")
             yield connection
 
 
-def codec_of(connection: psycopg.Connection) -> str:
-    """Return the name of Python's codec for the text that the server sends on a connection."""
-    encoding = connection.info.parameter_status("client_encoding") or ""
-    return _STORED.get(encoding, "utf-8")
+def client_encoding_of(connection: psycopg.Connection) -> str:
+    """Return the `client_encoding` with which text comes as the database stores it."""
+    encoding = encoding_of(connection)
+    return "SQL_ASCII" if encoding in _UNKNOWN else encoding
 
 
 def sent(connection: psycopg.Connection, query: sql.Composable) -> bytes:
@@ -126,15 +114,6 @@ def sent(connection: psycopg.Connection, query: sql.Composable) -> bytes:
     # Nothing is converted then: names are stored as a client in UTF-8 wrote them.
     is_bytes = connection.info.parameter_status("client_encoding") == "SQL_ASCII"
     return query.as_bytes(None if is_bytes else connection)
-
-
-def is_valid(text: bytes, codec: str) -> bool:
-    """Return whether bytes are a text in the encoding of a codec."""
-    try:
-        text.decode(codec)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def is_no_text(failure: SourceError) -> bool:
@@ -182,6 +161,12 @@ def understood() -> Iterator[None]:
     except psycopg.OperationalError as failure:
         if failure.sqlstate is not None:
             raise _said(failure) from failure
+        if _UNCONVERTIBLE in str(failure):
+            raise SourceError(
+                f"PostgreSQL cannot convert the database to UTF-8: {_first_line(failure)}",
+                hint="Dump the database, and restore it into one that was created with ENCODING "
+                "'UTF8'.",
+            ) from failure
         if refused := refusal(failure):
             raise SourceError(
                 f"The server refuses the connection: {refused}",

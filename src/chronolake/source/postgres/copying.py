@@ -22,12 +22,12 @@ from chronolake.arrowrows import ArrowRows
 from chronolake.changes import RESERVED
 from chronolake.errors import SourceError
 from chronolake.source.offered import Failure, Snapshot
-from chronolake.source.postgres import catalog
+from chronolake.source.postgres import catalog, encoding
 from chronolake.source.postgres.connection import (
-    codec_of,
+    client_encoding_of,
     connected,
     is_no_text,
-    is_valid,
+    sent,
     understood,
 )
 from chronolake.source.postgres.rowkey import RowKey
@@ -291,7 +291,7 @@ def locating_text(
     Raises:
         SourceError: whatever the block raises, or with the place of the first such row.
     """
-    if connection.info.parameter_status("server_encoding") == "UTF8":
+    if encoding.encoding_of(connection) == "UTF8":
         # Such a database has no other text.
         yield
         return
@@ -324,31 +324,22 @@ def _first_invalid(
 ) -> tuple[str, str] | None:
     """Return the ctid of the first row with a text that is not valid, and the column's name."""
     asked = [sql.SQL("ctid::text"), *map(sql.Identifier, names)]
-    query = (
-        sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)")
-        .format(sql.SQL(", ").join(asked), sql.SQL(relation), where)
-        .as_bytes(connection)
+    query = sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)").format(
+        sql.SQL(", ").join(asked), sql.SQL(relation), where
     )
-    encoding = connection.info.parameter_status("server_encoding")
-    connection.execute(f"SET LOCAL client_encoding TO '{encoding}'")
-    codec = codec_of(connection)
+    connection.execute(f"SET LOCAL client_encoding TO '{client_encoding_of(connection)}'")
+    doubtful = encoding.Doubts(encoding.encoding_of(connection))
     # Names of ours: those of columns may be anything.
     numbers = [str(number) for number in range(len(names) + 1)]
-    found = None
-    for chunk in _chunks(connection, query):
-        if found is not None:
-            # Nothing else can be sent before all has been received.
-            continue
+    for chunk in _chunks(connection, sent(connection, query)):
         for batch in _parsed(chunk, numbers, pa.binary()):
             rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            invalid = (
-                (place.decode(), name)
-                for place, *cells in rows
-                for name, cell in zip(names, cells, strict=True)
-                if cell is not None and not is_valid(cell, codec)
-            )
-            found = found or next(invalid, None)
-    return found
+            for place, *cells in rows:
+                for name, cell in zip(names, cells, strict=True):
+                    if cell is not None:
+                        doubtful.add((place.decode(), name), cell)
+    # Nothing else can be asked before all has been received.
+    return doubtful.first(connection)
 
 
 def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]:

@@ -36,8 +36,9 @@ from chronolake.source.offered import (
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import Checkup
 from chronolake.source.postgres.compared import read_whole
-from chronolake.source.postgres.connection import codec_of, connected
+from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.copying import copied
+from chronolake.source.postgres.encoding import Undecodable, codec_of, converted
 from chronolake.source.postgres.evidence import Evidence, Reached, emit
 from chronolake.source.postgres.following import Following
 from chronolake.source.postgres.identity import identity_problems
@@ -411,7 +412,7 @@ class PostgresDatabase:
         begins = min(one.position.needed_from for one in followed)
         folder = followed[0].folder.parent / uuid4().hex
         with self._streaming(begins, state.upto, folder) as stream:
-            decoder = Decoder(codec=codec_of(stream.connection))
+            decoder = Decoder(codec=codec_of(stream.connection, self._converted))
             for batch in stream.batches():
                 decoded = decoder.decode(batch)
                 reach("read.log-batch")
@@ -439,6 +440,11 @@ class PostgresDatabase:
         yield from one.bring(lake.spark, reached)
         if one.invalid is not None and not anew:
             yield Failure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
+
+    def _converted(self, characters: Sequence[bytes]) -> Mapping[bytes, bytes | None]:
+        """Ask the server for characters, while its log is read."""
+        with connected(self.config.dsn) as connection, understood():
+            return converted(connection, characters)
 
     @contextmanager
     def _streaming(self, begins: int, upto: int, folder: Path) -> Iterator[LogStream]:
@@ -468,13 +474,22 @@ class PostgresDatabase:
         """Return what is wrong with a change in the log, and what to do."""
         transaction = invalid.transaction
         at = datetime.fromtimestamp(transaction.commit_micros / 1e6, UTC)
+        where = (
+            f"in transaction {transaction.xid}, committed at {at:%Y-%m-%d %H:%M:%S}Z, LSN "
+            f"{lsn_text(transaction.commit_lsn)}."
+        )
+        again = f"`chronolake resync {self.pipeline} --stream {name}` reads what the table has"
+        if isinstance(invalid.column, Undecodable):
+            return SourceError(
+                f"The table {name} had a column whose name, {invalid.column}, is not valid in its "
+                f"database's encoding: {where}",
+                hint=f"Rename the column if it still has that name. Then {again}.",
+            )
         return SourceError(
             f"A change of {name} has text in the column {invalid.column} that is not valid in its "
-            f"database's encoding: in transaction {transaction.xid}, committed at "
-            f"{at:%Y-%m-%d %H:%M:%S}Z, LSN {lsn_text(transaction.commit_lsn)}.",
-            hint="Correct the row in the database. Then "
-            f"`chronolake resync {self.pipeline} --stream {name}` reads what the table has; it "
-            "names the place of a row that is still wrong.",
+            f"database's encoding, or has no equal in UTF-8: {where}",
+            hint=f"Correct the row in the database. Then {again}; it names the place of a row that "
+            "is still wrong.",
         )
 
     def _published(self, table: SourceTable, state: _State) -> SourceTable:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pyarrow.compute as pc
 
 from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.encoding import reading_names
 from chronolake.source.postgres.forms import PLAIN, ColumnOptions
 
 if TYPE_CHECKING:
@@ -265,8 +266,8 @@ def dependencies_of(
     found: dict[int, dict[TypeState, set[int]]] = {oid: {} for oid in tables}
     has_names = options.json_arrays or options.json_composites
     values = (builtin, list(tables), list(options.generated), has_names)
-    with understood():
-        rows = connection.execute(_USED.encode(), values).fetchall()
+    with understood(), reading_names(connection) as cursor:
+        rows = cursor.execute(_USED.encode(), values).fetchall()
         for oid, type_name, name, places, attributes, labels in rows:
             other = attributes if attributes is not None else _other(connection, type_name)
             state = TypeState(oid, name, tuple(EnumLabel(*label) for label in labels), other)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.encoding import reading_names
 from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ def forms_of(
     """
     if not options.has_forms:
         return {}
-    with understood():
-        rows = connection.execute(_TYPES.encode(), (list(tables),)).fetchall()
+    with understood(), reading_names(connection) as cursor:
+        rows = cursor.execute(_TYPES.encode(), (list(tables),)).fetchall()
         (scale,) = connection.execute("SELECT scale(0::money::numeric)").fetchone() or (2,)
     types = {oid: rest for oid, *rest in rows}
     known: dict[int, JsonForm] = {}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.source.postgres.catalog import with_partitions
 from chronolake.source.postgres.connection import understood
+from chronolake.source.postgres.encoding import reading_names
 from chronolake.source.postgres.messages import ReplicaIdentity
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def identity_problems(
     """
     wanted = {table.oid: table for table in tables if table.followed_by}
     refuses_generated = connection.info.server_version >= _REFUSES_GENERATED
-    with understood():
+    with understood(), reading_names(connection) as cursor:
         # Generated columns that are brought are published.
         published = sorted({kind for one in wanted.values() for kind in one.options.generated})
         values = (published, list(wanted), published)
-        rows = connection.execute(_IDENTITIES, values).fetchall()
+        rows = cursor.execute(_IDENTITIES, values).fetchall()
     found: dict[int, IdentityProblem] = {}
     for oid, part, told, names, is_in_key, has_generated in rows:
         table, identity = wanted[oid], ReplicaIdentity(told)

@@ -12,6 +12,7 @@ from enum import IntEnum, StrEnum
 from typing import Final
 
 from chronolake.errors import ReplicationProtocolError
+from chronolake.source.postgres.encoding import UTF_8, TextCodec
 
 #: The protocol's times count from here: microseconds from 1970 to 2000, UTC.
 _EPOCH_MICROS: Final = 946_684_800_000_000
@@ -130,11 +131,10 @@ class Reader:
     """Reads the fields of one message, one after the other.
 
     Raises:
-        ReplicationProtocolError: by every method: the message ends before the field does, or the
-            field is no text.
+        ReplicationProtocolError: by every method: the message ends before the field does.
     """
 
-    def __init__(self, message: bytes, codec: str = "utf-8") -> None:
+    def __init__(self, message: bytes, codec: TextCodec = UTF_8) -> None:
         self._message = message
         self._codec = codec
         self._place = 1
@@ -168,19 +168,13 @@ class Reader:
         return self._number(_INT64)
 
     def text(self) -> str:
-        """A text, up to its zero byte."""
+        """A text, up to its zero byte; an `Undecodable` if it is not valid."""
         end = self._message.find(b"\0", self._place)
         if end < 0:
             raise self.wrong("a text in it does not end")
         found = self._message[self._place : end]
         self._place = end + 1
-        return self._decoded(found)
-
-    def _decoded(self, found: bytes) -> str:
-        try:
-            return found.decode(self._codec)
-        except UnicodeDecodeError:
-            raise self.wrong(f"a name in it is not {self._codec}") from None
+        return self._codec.text(found)
 
     def counted_text(self) -> str:
         """A text after the number of its bytes, of 32 bits."""
@@ -189,7 +183,7 @@ class Reader:
             raise self.wrong("it ends too early")
         found = self._message[self._place : end]
         self._place = end
-        return self._decoded(found)
+        return self._codec.text(found)
 
     def end(self) -> None:
         """Expect that nothing follows."""
@@ -248,7 +242,7 @@ def commit(message: bytes) -> Commit:
     return found
 
 
-def relation(message: bytes, codec: str = "utf-8") -> Relation:
+def relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
     """Read a `RELATION`, whose names are in an encoding."""
     reader = Reader(message, codec)
     oid, schema, name, identity = reader.uint32(), reader.text(), reader.text(), reader.byte()

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chronolake.source.postgres import messages as described
+from chronolake.source.postgres.encoding import UTF_8, TextCodec, Undecodable
 from chronolake.source.postgres.messages import Emitted, Kind, Relation, Transaction, Truncate
-from chronolake.source.postgres.tuples import UTF_8, Cells, Messages, cells_of
+from chronolake.source.postgres.tuples import Cells, Messages, cells_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,10 +62,14 @@ class Changes:
     def first_invalid(self, wanted: Flags) -> tuple[int, str] | None:
         """Return the number of the first of some changes with an invalid text, and its column.
 
-        None: the texts of all are valid in the encoding that they were sent in.
+        None: the texts of all are valid in the encoding that they were sent in, and so are the
+        columns' names.
         """
         found = None
         columns = self.relation.columns
+        nameless = next((one.name for one in columns if isinstance(one.name, Undecodable)), None)
+        if nameless is not None and wanted.any():
+            return int(np.argmax(wanted)), nameless
         for column, *cells in zip(columns, self.new, self.old, strict=True):
             for one in cells:
                 if one.is_invalid is None:
@@ -114,11 +119,11 @@ class Decoder:
 
     Attributes:
         relations: as they were described last, by oid.
-        codec: the name of Python's codec for the texts (`connection.codec_of`).
+        codec: what decodes the texts.
     """
 
     relations: dict[int, Relation] = field(default_factory=dict)
-    codec: str = UTF_8
+    codec: TextCodec = UTF_8
     _open: Transaction | None = None
     _ordinal: int = 0
 

@@ -8,15 +8,13 @@ column, all of them in one step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from chronolake.source.postgres.connection import is_valid
+from chronolake.source.postgres.encoding import UTF_8, TextCodec, invalid_utf8
 from chronolake.source.postgres.messages import misunderstood
 
 if TYPE_CHECKING:
@@ -26,10 +24,6 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Places: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
-#: Python's codec of texts, unless something else is said.
-UTF_8: Final = "utf-8"
-#: What Python puts where bytes stand for no character.
-_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _NULL: Final = ord("n")
 _UNCHANGED: Final = ord("u")
 _TEXT: Final = ord("t")
@@ -47,15 +41,15 @@ class Messages:
     Attributes:
         buffer: their bytes, and some more.
         offsets: where each begins, and where the last ends.
-        codec: the name of Python's codec for the texts in them.
+        codec: what decodes the texts in them.
     """
 
     buffer: Bytes
     offsets: Places
-    codec: str = UTF_8
+    codec: TextCodec = UTF_8
 
     @classmethod
-    def of(cls, messages: Sequence[bytes], codec: str = UTF_8) -> Messages:
+    def of(cls, messages: Sequence[bytes], codec: TextCodec = UTF_8) -> Messages:
         """Put messages into one buffer."""
         offsets = np.zeros(len(messages) + 1, np.int64)
         np.cumsum([len(message) for message in messages], out=offsets[1:])
@@ -170,16 +164,14 @@ def _texts(
     else:
         places = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
         data = pa.py_buffer(buffer[places])
-    if messages.codec != UTF_8:
-        data, offsets, is_invalid = _recoded(data, offsets, messages.codec)
-        if is_invalid.any():
-            return _strings(data, offsets, is_text & ~is_invalid), is_invalid
-        return _strings(data, offsets, is_text), None
+    data, offsets, is_invalid = messages.codec.recoded(data, offsets)
+    if is_invalid is not None and is_invalid.any():
+        return _strings(data, offsets, is_text & ~is_invalid), is_invalid
     array = _strings(data, offsets, is_text)
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        is_invalid = _invalid(data, offsets)
+        is_invalid = invalid_utf8(data, offsets)
         return _strings(data, offsets, is_text & ~is_invalid), is_invalid
     return array, None
 
@@ -196,37 +188,3 @@ def _strings(data: pa.Buffer, offsets: Places, is_text: Flags) -> pa.Array:
         [validity, pa.py_buffer(offsets.astype(width)), data],
         nulls,
     )
-
-
-def _invalid(data: pa.Buffer, offsets: Places) -> Flags:
-    """Return which of some texts are not UTF-8."""
-    ends = offsets.tolist()
-    found = np.zeros(len(ends) - 1, np.bool_)
-    for number, (begin, end) in enumerate(pairwise(ends)):
-        found[number] = not is_valid(data[begin:end].to_pybytes(), UTF_8)
-    return found
-
-
-def _recoded(data: pa.Buffer, offsets: Places, codec: str) -> tuple[pa.Buffer, Places, Flags]:
-    """Turn texts of an encoding with one byte for each character into UTF-8.
-
-    Returns:
-        The texts' bytes, where each begins and the last ends, and which of them are not valid.
-    """
-    widths, is_unknown = _characters(codec)
-    stored = np.frombuffer(data, np.uint8)
-    ends = np.zeros(len(stored) + 1, np.int64)
-    np.cumsum(widths[stored], out=ends[1:])
-    unknown = np.zeros(len(stored) + 1, np.int64)
-    np.cumsum(is_unknown[stored], out=unknown[1:])
-    is_invalid: Flags = np.diff(unknown[offsets]) > 0
-    texts = stored.tobytes().decode(codec, "replace").encode()
-    return pa.py_buffer(texts), ends[offsets], is_invalid
-
-
-@cache
-def _characters(codec: str) -> tuple[Places, Flags]:
-    """Return how long each byte's character is in UTF-8, and which bytes stand for none."""
-    texts = [bytes([byte]).decode(codec, "replace") for byte in range(256)]
-    widths = np.array([len(text.encode()) for text in texts], np.int64)
-    return widths, np.array([text == _REPLACEMENT for text in texts], np.bool_)

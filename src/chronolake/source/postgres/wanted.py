@@ -139,6 +139,8 @@ class WantedTables:
                 hint="It was dropped, or has another name or schema now. Take it out of `tables`, "
                 "or write schema.table; the schema has to be among `schemas`.",
             )
+        if (problem := table.naming_problem) is not None:
+            raise problem
         if not table.key and any(one.name == ROW_KEY.name for one in table.columns):
             raise SourceError(
                 f"The table {stream} has no primary key, and a column {ROW_KEY.name}: that is what "

@@ -1,0 +1,324 @@
+"""Encodings of databases: text that is read as it is stored, and decoded here.
+
+In the log, one text that the server cannot convert to UTF-8 would keep all tables from being read.
+So text comes as it is stored. Encodings with one byte for each character are decoded by Python,
+which knows them as PostgreSQL does. For those with several bytes Python's tables are others: the
+server is asked for each character, once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg.adapt import Loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from psycopg.abc import Buffer
+
+    #: For characters as they are stored: the same in UTF-8, or None if UTF-8 has none.
+    Convert: TypeAlias = Callable[[Sequence[bytes]], Mapping[bytes, bytes | None]]
+
+_UTF8: Final = "utf-8"
+#: What Python puts where bytes stand for no character.
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+#: Encodings that Python and PostgreSQL decode alike, and Python's names of them.
+ALIKE: Final = {
+    "SQL_ASCII": _UTF8,
+    "UTF8": _UTF8,
+    **{
+        f"LATIN{number}": f"iso8859-{part}"
+        for number, part in enumerate((1, 2, 3, 4, 9, 10, 13, 14, 15, 16), start=1)
+    },
+    **{f"ISO_8859_{part}": f"iso8859-{part}" for part in (5, 6, 7, 8)},
+    **{f"WIN{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
+    "KOI8R": "koi8-r",
+    "KOI8U": "koi8-u",
+}
+_PAIR: Final = rb"[\x80-\xff]{2}"
+_JAPANESE: Final = rb"\x8e[\x80-\xff]|\x8f[\x80-\xff]{2}|" + _PAIR
+#: Encodings of databases with several bytes for a character: what its bytes look like.
+WIDE: Final = {
+    "EUC_JP": _JAPANESE,
+    "EUC_JIS_2004": _JAPANESE,
+    "EUC_KR": _JAPANESE,
+    "EUC_CN": _PAIR,
+    "EUC_TW": rb"\x8e[\x80-\xff]{3}|\x8f[\x80-\xff]{2}|" + _PAIR,
+}
+#: Text of the catalog, and what holds some.
+_NAMES: Final = ("text", "varchar", "name", "bpchar", '"char"')
+_JSON: Final = ("json", "jsonb")
+
+
+class Undecodable(str):
+    """A name that is not valid in its database's encoding; its bytes are written in hexadecimal."""
+
+    __slots__ = ()
+
+
+@dataclass(eq=False)
+class TextCodec:
+    """Decodes text as a database stores it.
+
+    Attributes:
+        name: Python's name of the encoding, or PostgreSQL's if it is one of `WIDE`.
+        convert: asks the server for characters of such an encoding.
+    """
+
+    name: str = _UTF8
+    convert: Convert | None = None
+    _known: dict[bytes, bytes | None] = field(default_factory=dict, repr=False)
+
+    def text(self, stored: bytes) -> str:
+        """Decode a name; gives an `Undecodable` if it is not valid."""
+        if self.convert is None:
+            return _decoded(stored, self.name)
+        pieces = self._pieces(stored)
+        found = [self._known.get(piece, piece) for piece in pieces]
+        if None in found:
+            return Undecodable(stored.decode("ascii", "backslashreplace"))
+        return b"".join(piece for piece in found if piece is not None).decode()
+
+    def recoded(
+        self, data: pa.Buffer, offsets: NDArray[np.int64]
+    ) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_] | None]:
+        """Turn texts into UTF-8.
+
+        Args:
+            data: the texts' bytes, one after the other.
+            offsets: where each begins and the last ends.
+
+        Returns:
+            The same in UTF-8, and which texts are not valid; None if all are, or if that is not
+            known yet, because they are UTF-8 already.
+        """
+        if self.name == _UTF8:
+            return data, offsets, None
+        if self.convert is None:
+            return _recoded(data, offsets, self.name)
+        return self._converted(data, offsets)
+
+    def _converted(
+        self, data: pa.Buffer, offsets: NDArray[np.int64]
+    ) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_] | None]:
+        stored = np.frombuffer(data, np.uint8)
+        if not (stored & 0x80).any():
+            return data, offsets, None
+        # No text has a zero byte: it can stand between them.
+        pieces = self._pieces(np.insert(stored, offsets[1:], 0).tobytes())
+        known = self._known
+        found = [known.get(piece, piece) or b"?" for piece in pieces]
+        texts = np.frombuffer(b"".join(found), np.uint8)
+        ends = np.flatnonzero(texts == 0)
+        moved = np.concatenate(([0], ends - np.arange(len(ends))))
+        buffer = pa.py_buffer(texts[texts != 0])
+        if not any(known.get(piece, piece) is None for piece in pieces):
+            return buffer, moved, None
+        is_invalid = np.zeros(len(ends), np.bool_)
+        number = 0
+        for piece in pieces:
+            if piece == b"\0":
+                number += 1
+            elif known.get(piece, piece) is None:
+                is_invalid[number] = True
+        return buffer, moved, is_invalid
+
+    def _pieces(self, stored: bytes) -> list[bytes]:
+        """Take text apart: single characters that are not ASCII, of which all are known then."""
+        pieces: list[bytes] = _characters_of(self.name).findall(stored)
+        new = [one for one in {*pieces} if one[0] & 0x80 and one not in self._known]
+        if new and self.convert is not None:
+            self._known.update(self.convert(new))
+        return pieces
+
+
+@dataclass
+class Doubts:
+    """Finds the first text that is not valid in a database's encoding, or has no equal in UTF-8.
+
+    Attributes:
+        encoding: the database's encoding.
+    """
+
+    encoding: str
+    _found: tuple[str, str] | None = None
+    _places: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, place: tuple[str, str], stored: bytes) -> None:
+        """Take the next text, and what names its place."""
+        if self.encoding in WIDE:
+            for piece in _characters_of(self.encoding).findall(stored):
+                if piece[0] & 0x80:
+                    self._places.setdefault(piece, place)
+        elif self._found is None and not is_valid(stored, ALIKE.get(self.encoding, _UTF8)):
+            self._found = place
+
+    def first(self, connection: psycopg.Connection) -> tuple[str, str] | None:
+        """Return the place of the first one, or None.
+
+        Args:
+            connection: to the database, which is asked for characters that Python does not know.
+
+        Raises:
+            psycopg.Error: the server does not answer.
+        """
+        if not self._places:
+            return self._found
+        known = converted(connection, list(self._places))
+        places = (place for piece, place in self._places.items() if known[piece] is None)
+        return next(places, None)
+
+
+#: Text of most databases.
+UTF_8: Final = TextCodec()
+
+
+def codec_of(connection: psycopg.Connection, convert: Convert) -> TextCodec:
+    """Return what decodes text as the database of a connection stores it.
+
+    Args:
+        connection: to the database.
+        convert: asks a server for characters (`converted`); where it is not needed it is not used.
+    """
+    encoding = encoding_of(connection)
+    if encoding in WIDE:
+        return TextCodec(encoding, convert)
+    return TextCodec(ALIKE.get(encoding, _UTF8))
+
+
+def encoding_of(connection: psycopg.Connection) -> str:
+    """Return PostgreSQL's name of a database's encoding."""
+    return connection.info.parameter_status("server_encoding") or ""
+
+
+def converted(
+    connection: psycopg.Connection, characters: Sequence[bytes]
+) -> Mapping[bytes, bytes | None]:
+    """Ask the server for characters in UTF-8; None for those that it cannot convert.
+
+    Raises:
+        psycopg.Error: it does not answer.
+    """
+    query = (
+        "SELECT convert(one, %s, 'UTF8') FROM unnest(%s::bytea[]) WITH ORDINALITY AS c(one, place) "
+        "ORDER BY place"
+    )
+    try:
+        with connection.transaction():
+            rows = connection.execute(query, (encoding_of(connection), list(characters))).fetchall()
+    except psycopg.DataError:
+        if len(characters) == 1:
+            return {characters[0]: None}
+        middle = len(characters) // 2
+        halves = (characters[:middle], characters[middle:])
+        return {one: text for half in halves for one, text in converted(connection, half).items()}
+    return {one: bytes(text) for one, (text,) in zip(characters, rows, strict=True)}
+
+
+@contextmanager
+def reading_names(connection: psycopg.Connection) -> Iterator[psycopg.Cursor]:
+    """Give a cursor that reads every name in the catalog, while the block runs.
+
+    One that is not valid in its database's encoding is an `Undecodable`, and no failure. Names in
+    encodings of `WIDE` are converted by the server.
+    """
+    encoding = encoding_of(connection)
+    cursor = connection.cursor()
+    if encoding == "UTF8" or encoding not in ALIKE:
+        yield cursor
+        return
+    codec = ALIKE[encoding]
+    for name in _NAMES:
+        cursor.adapters.register_loader(name, _name_loader(codec))
+    for name in _JSON:
+        cursor.adapters.register_loader(name, _json_loader(codec))
+    connection.execute(f"SET client_encoding TO '{encoding}'")
+    try:
+        yield cursor
+    finally:
+        # A transaction that has failed takes it back by itself.
+        if connection.info.transaction_status != psycopg.pq.TransactionStatus.INERROR:
+            connection.execute("SET client_encoding TO 'UTF8'")
+
+
+@cache
+def _name_loader(codec: str) -> type[Loader]:
+    class NameLoader(Loader):
+        def load(self, data: Buffer) -> str:
+            return _decoded(bytes(data), codec)
+
+    return NameLoader
+
+
+@cache
+def _json_loader(codec: str) -> type[Loader]:
+    class JsonLoader(Loader):
+        def load(self, data: Buffer) -> Any:
+            return json.loads(bytes(data).decode(codec, "replace"))
+
+    return JsonLoader
+
+
+def _decoded(stored: bytes, codec: str) -> str:
+    try:
+        return stored.decode(codec)
+    except UnicodeDecodeError:
+        return Undecodable(stored.decode(codec, "backslashreplace"))
+
+
+def is_valid(text: bytes, codec: str) -> bool:
+    """Return whether bytes are a text in the encoding of one of Python's codecs."""
+    try:
+        text.decode(codec)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def invalid_utf8(data: pa.Buffer, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of some texts are not UTF-8."""
+    ends = offsets.tolist()
+    found = np.zeros(len(ends) - 1, np.bool_)
+    for number, (begin, end) in enumerate(pairwise(ends)):
+        found[number] = not is_valid(data[begin:end].to_pybytes(), _UTF8)
+    return found
+
+
+def _recoded(
+    data: pa.Buffer, offsets: NDArray[np.int64], codec: str
+) -> tuple[pa.Buffer, NDArray[np.int64], NDArray[np.bool_]]:
+    """Turn texts of an encoding with one byte for each character into UTF-8."""
+    widths, is_unknown = _widths(codec)
+    stored = np.frombuffer(data, np.uint8)
+    ends = np.zeros(len(stored) + 1, np.int64)
+    np.cumsum(widths[stored], out=ends[1:])
+    unknown = np.zeros(len(stored) + 1, np.int64)
+    np.cumsum(is_unknown[stored], out=unknown[1:])
+    is_invalid: NDArray[np.bool_] = np.diff(unknown[offsets]) > 0
+    texts = stored.tobytes().decode(codec, "replace").encode()
+    return pa.py_buffer(texts), ends[offsets], is_invalid
+
+
+@cache
+def _widths(codec: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return how long each byte's character is in UTF-8, and which bytes stand for none."""
+    texts = [bytes([byte]).decode(codec, "replace") for byte in range(256)]
+    widths = np.array([len(text.encode()) for text in texts], np.int64)
+    return widths, np.array([text == _REPLACEMENT for text in texts], np.bool_)
+
+
+@cache
+def _characters_of(encoding: str) -> re.Pattern[bytes]:
+    """Return what takes text apart: a zero byte, ASCII, or one other character."""
+    return re.compile(rb"\x00|[\x01-\x7f]+|" + WIDE[encoding] + rb"|[\x80-\xff]")
