@@ -12,8 +12,10 @@ import psycopg
 import pytest
 import structlog
 from databases import Shop
+from postgresql import server
 from psycopg.pq import ExecStatus
 
+from chronolake.config import load_project
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
@@ -273,6 +275,36 @@ def test_two_pipelines_of_a_project_never_read_one_slot(
     with pytest.raises(ConfigurationError, match="one replication slot") as failed:
         project(tmp_path, told)
     assert "slot" in str(failed.value)
+
+
+def test_one_server_is_recognized_by_whatever_address(ready: Shop, tmp_path: Path) -> None:
+    ready.synced()
+    ((folder, port),) = ready.rows(
+        "SELECT current_setting('unix_socket_directories'), current_setting('port')"
+    )
+    text = ready.project.file.read_text()
+    password = psycopg.conninfo.conninfo_to_dict(ready.dsn)["password"]
+    socket = f"host={folder} port={port} user=me password={password} dbname=lake"
+
+    def found(address: str) -> list[str]:
+        ready.project.file.write_text(
+            f"{text}  other:\n    source:\n      type: postgres\n"
+            f"      dsn: '{address}'\n      slot: chronolake_shop\n"
+        )
+        source = source_of(load_project(ready.project.file), "shop")
+        assert isinstance(source, PostgresDatabase)
+        failed = [one.message for one in source.findings(create=True) if one.level == "failed"]
+        if failed:
+            with pytest.raises(SourceError, match="lead to one server"):
+                next(iter(source.bring(ready.lake, {"public.items": None}, anew=False)))
+        return failed
+
+    (message,) = found(socket)
+    assert "shop and other" in message
+    assert found(socket.replace("dbname=lake", "dbname=postgres")), "slots are of the server"
+    with server(wal_level="logical") as another:
+        assert found(another) == []
+    assert found("postgresql://127.0.0.1:1/nobody") == [], "a server that does not answer"
 
 
 def test_the_way_out_of_a_missing_publication_brings_what_there_is(ready: Shop) -> None:

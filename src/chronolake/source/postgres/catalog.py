@@ -424,6 +424,20 @@ def server_of(connection: psycopg.Connection) -> int:
     return int(row[0]) if row else 0
 
 
+def process_of(connection: psycopg.Connection) -> tuple[object, ...]:
+    """Return what tells a running server from all others, whatever address it is reached by.
+
+    Copies of a server, and its standbys, have its identifier, but have not started at the same
+    microsecond.
+
+    Raises:
+        SourceError: the server does not say.
+    """
+    query = "SELECT (SELECT system_identifier FROM pg_control_system()), pg_postmaster_start_time()"
+    with understood():
+        return tuple(connection.execute(query).fetchone() or ())
+
+
 def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable:
     """A table as a transaction sees it.
 

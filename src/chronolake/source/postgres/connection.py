@@ -59,6 +59,7 @@ def connected(
     replication: str | None = None,
     as_stored: bool = False,
     settings: Mapping[str, str] | None = None,
+    patience: int | None = None,
 ) -> Iterator[psycopg.Connection]:
     """A connection that commits each statement, for as long as the block runs.
 
@@ -68,6 +69,7 @@ def connected(
         as_stored: whether the server sends text as it is stored (`encoding.codec_of` decodes it)
             where it could fail to convert it to UTF-8.
         settings: more of the session's settings.
+        patience: how many seconds to wait for the server, unless the address says so.
 
     Raises:
         SourceError: the server cannot be reached, refuses, breaks the connection off, or is old.
@@ -83,6 +85,8 @@ def connected(
         _expect_whole(given)
         if replication is not None:
             given["replication"] = replication
+        if patience is not None:
+            given.setdefault("connect_timeout", patience)
         connection = psycopg.connect(
             psycopg.conninfo.make_conninfo("", **given),
             autocommit=True,

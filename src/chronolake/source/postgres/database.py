@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import structlog
 
+from chronolake.config.pipelines import PostgresMethod, PostgresSource
 from chronolake.errors import SourceError
 from chronolake.failpoints import reach
 from chronolake.rawlake import landed_micros
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from chronolake.config import PostgresSource, Project
+    from chronolake.config import Project
     from chronolake.lake import Lake
     from chronolake.source.offered import Described, Memory, Position, Reading
     from chronolake.source.postgres.catalog import Published, SourceTable
@@ -92,6 +93,8 @@ _UNPROVED_BYTES: Final = 64 * 2**10
 _KEPT_BYTES: Final = 16 * 2**20
 #: A snapshot for which no transaction has to end is there sooner.
 _AT_ONCE_SECONDS: Final = 2.0
+#: The servers of other pipelines are not waited for longer.
+_OTHER_SECONDS: Final = 3
 #: While some tables wait for a snapshot, the log is read for the others this often.
 _ROUND_SECONDS: Final = 10.0
 
@@ -129,7 +132,7 @@ class PostgresDatabase:
         """
         with connected(self.config.dsn) as connection:
             state = _State.of(connection, self.slot, self._wanted.there.values())
-            self._warn_of_sharing(connection, positions)
+            self._expect_own_slot(connection, positions)
             state = self._proved(connection, state, positions)
         # Looked at again: what the log tells up to its end is known by what there is after that.
         wanted = WantedTables(self.project, self.pipeline, self.config)
@@ -209,17 +212,53 @@ class PostgresDatabase:
         with connected(self.config.dsn) as connection:
             tables = list(self._wanted.there.values())
             checkup = Checkup(self.config.dsn, connection, self.slot, tables)
-            made = checkup.create() if create else []
+            # A slot of that name is the other pipeline's.
+            shared = self._other_reader(connection)
+            made = checkup.create() if create and shared is None else []
             if checkup.has_made_slot:
                 self._note_slot(connection)
             told = [Finding("made", Level.OK, statement) for statement in made]
             found = [*told, *checkup.findings()]
+            if shared is not None:
+                what = f"slot {self.slot.name}"
+                found.append(Finding(what, Level.FAILED, shared.message, shared.hint))
             is_readable = not any(
                 one.level is Level.FAILED and one.what == f"slot {self.slot.name}" for one in found
             )
             if positions is not None and is_readable and is_here(connection, self.slot):
                 found += self._sharing(connection, positions)
             return found
+
+    def _other_reader(self, connection: psycopg.Connection) -> SourceError | None:
+        """Return an error if another pipeline of the project reads the slot.
+
+        Addresses that differ may lead to one server. One that does not answer is not waited for.
+        """
+        process = None
+        for name, other in self.project.pipelines.items():
+            source = other.source
+            if (
+                name == self.pipeline
+                or not isinstance(source, PostgresSource)
+                or source.method is not PostgresMethod.LOGICAL_REPLICATION
+                or source.slot_for(name) != self.slot.name
+            ):
+                continue
+            process = process or catalog.process_of(connection)
+            try:
+                with connected(source.dsn, patience=_OTHER_SECONDS) as theirs:
+                    is_same = catalog.process_of(theirs) == process
+            except SourceError:
+                continue
+            if is_same:
+                return SourceError(
+                    f"The pipelines {self.pipeline} and {name} would read one replication slot, "
+                    f"{self.slot.name}: their addresses lead to one server. Each would miss what "
+                    "the other has read.",
+                    hint="Give one of them another slot in chronolake.yml: `slot: …` below "
+                    "`source`.",
+                )
+        return None
 
     def _note_slot(self, connection: psycopg.Connection) -> None:
         """Remember that this lake's slot is its own: no other pipeline reads it."""
@@ -232,10 +271,16 @@ class PostgresDatabase:
         made = self._memory.recalled(_SLOT_MADE) if self._memory is not None else None
         return made == {"slot": self.slot.name, "server": catalog.server_of(connection)}
 
-    def _warn_of_sharing(
+    def _expect_own_slot(
         self, connection: psycopg.Connection, positions: Mapping[str, Position | None]
     ) -> None:
-        """Warn before the first run of a lake whose slot others may read."""
+        """Warn before the first run of a lake whose slot others may read.
+
+        Raises:
+            SourceError: another pipeline of the project reads it.
+        """
+        if (shared := self._other_reader(connection)) is not None:
+            raise shared
         is_first = not any(positions.values()) and self._wanted.there.keys() <= positions.keys()
         if is_first and not self._is_slot_known(connection):
             log.warning(
