@@ -204,18 +204,36 @@ def test_a_catalog_that_refuses_says_so(address: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "is_ok"),
+    ("role", "fix"),
     [
-        ("ALTER ROLE reader REPLICATION", True),
-        ("ALTER ROLE reader SUPERUSER", True),
-        ("SELECT 1", False),
-        # The flag is that of the role that statements run as, not of the one that connects.
-        ("ALTER ROLE reader REPLICATION; ALTER ROLE reader SET role = 'plain'", False),
-        ("GRANT boss TO reader; ALTER ROLE reader SET role = 'boss'", False),
+        ("ALTER ROLE reader REPLICATION", None),
+        ("ALTER ROLE reader SUPERUSER", None),
+        ("SELECT 1", 'ALTER ROLE "reader" REPLICATION;'),
+        # Membership alone grants nothing: that is a managed service's own way.
+        ("GRANT boss TO reader", 'ALTER ROLE "reader" REPLICATION;'),
+        # The flag is that of the role that statements run as, and of the one that connects.
+        (
+            "ALTER ROLE reader REPLICATION; ALTER ROLE reader SET role = 'plain'",
+            'ALTER ROLE "plain" REPLICATION;',
+        ),
+        (
+            "GRANT boss TO reader; ALTER ROLE reader SET role = 'boss'",
+            'ALTER ROLE "reader" REPLICATION;',
+        ),
+        (
+            (
+                "ALTER ROLE reader REPLICATION; "
+                "REVOKE EXECUTE ON FUNCTION pg_replication_slot_advance FROM PUBLIC"
+            ),
+            (
+                "GRANT EXECUTE ON FUNCTION pg_catalog.pg_replication_slot_advance(name, pg_lsn) "
+                'TO "reader";'
+            ),
+        ),
     ],
 )
 def test_whether_a_role_may_read_the_log_is_tried(
-    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, *, is_ok: bool
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, fix: str | None
 ) -> None:
     _run(
         address,
@@ -227,10 +245,20 @@ def test_whether_a_role_may_read_the_log_is_tried(
         _project(tmp_path, f"postgresql://reader:secret-of-reader@{address.partition('@')[2]}")
         _, found = _checked(tmp_path, capsys)
         (one,) = found["role"]
-        assert one["ok"] is is_ok, one
-        assert is_ok or one["hint"].endswith(" REPLICATION;"), one
+        assert (one["ok"], one["hint"]) == (fix is None, fix)
+        if fix is not None:
+            _run(address, fix)
+            _, found = _checked(tmp_path, capsys)
+            assert found["role"][0]["ok"] or found["role"][0]["hint"] != fix
     finally:
-        _run(address, "DROP ROLE reader", "DROP ROLE boss")
+        _run(
+            address,
+            "GRANT EXECUTE ON FUNCTION pg_replication_slot_advance TO PUBLIC",
+            "REVOKE ALL ON FUNCTION pg_replication_slot_advance FROM reader",
+            "ALTER ROLE plain NOREPLICATION",
+            "DROP ROLE reader",
+            "DROP ROLE boss",
+        )
 
 
 def test_a_role_of_a_managed_service_gets_what_grants_it_there(
@@ -256,3 +284,4 @@ def test_a_server_that_takes_no_replication_connection_is_reported(
         _, found = _checked(tmp_path, capsys)
         assert not found["role"][0]["ok"]
         assert "max_wal_senders" in found["role"][0]["hint"]
+        assert 'ALTER ROLE "me" REPLICATION' in found["role"][0]["hint"]

@@ -57,6 +57,7 @@ _SERVICES: Final = {
 }
 #: What servers of different versions say to a role that must not read the log.
 _NO_REPLICATION: Final = ("start WAL sender", "start walsender")
+_ADVANCE: Final = "pg_catalog.pg_replication_slot_advance(name, pg_lsn)"
 #: Besides the pipeline's own slot, a copy needs one for as long as it takes.
 _SLOTS: Final = 2
 #: One reads the log, and another one holds a copy's snapshot.
@@ -262,28 +263,40 @@ class Checkup:
 
     def _role(self) -> Iterator[Finding]:
         """Try what a run does: managed services grant it in ways of their own."""
-        role, group = self._ask(
-            "SELECT current_user::text, (SELECT rolname::text FROM pg_roles "
-            "WHERE rolname = 'rds_replication')"
+        role, login, group, can_call = self._ask(
+            "SELECT current_user::text, session_user::text, (SELECT rolname::text FROM pg_roles "
+            "WHERE rolname = 'rds_replication'), "
+            f"has_function_privilege('{_ADVANCE}', 'execute')"
         )
         refusal = self._refusal()
         if refusal is None:
             yield Finding("role", Level.OK, f"{role} may read the log")
             yield from self._messages(str(role))
             return
-        grant = "GRANT {group} TO {role};" if group else "ALTER ROLE {role} REPLICATION;"
-        statement = sql.SQL(grant).format(
-            group=sql.Identifier(str(group)), role=sql.Identifier(str(role))
-        )
-        if not isinstance(refusal.__cause__, InsufficientPrivilege) and not any(
-            words in refusal.message for words in _NO_REPLICATION
-        ):
-            words = f"the server takes no replication connection of {role}: {refusal.message}"
-            fix = "Check max_wal_senders, and pg_hba.conf: a copy needs such a connection."
+        is_denied = isinstance(refusal.__cause__, InsufficientPrivilege)
+        if is_denied and not can_call:
+            who = sql.Identifier(str(role)).as_string(self.connection)
+            words = f"{role} may not move a slot on"
+            fix = f"GRANT EXECUTE ON FUNCTION {_ADVANCE} TO {who};"
             yield Finding("role", Level.FAILED, words, fix)
             return
-        words = f"{role} may not read the log"
-        yield Finding("role", Level.FAILED, words, statement.as_string(self.connection))
+        # Statements run as the role that a setting names, and replication as the one that logs in.
+        who = sql.Identifier(str(role if is_denied else login)).as_string(self.connection)
+        grant = (
+            f"GRANT {sql.Identifier(str(group)).as_string(self.connection)} TO {who};"
+            if group
+            else f"ALTER ROLE {who} REPLICATION;"
+        )
+        if not is_denied and not any(words in refusal.message for words in _NO_REPLICATION):
+            words = f"the server takes no replication connection of {login}: {refusal.message}"
+            fix = (
+                "Check max_wal_senders, pg_hba.conf, and that the role may read the log "
+                f"({grant}): a copy needs such a connection."
+            )
+            yield Finding("role", Level.FAILED, words, fix)
+            return
+        words = f"{role if is_denied else login} may not read the log"
+        yield Finding("role", Level.FAILED, words, grant)
 
     def _messages(self, role: str) -> Iterator[Finding]:
         """Say whether the role can write evidence to the log (`evidence`)."""
@@ -304,11 +317,12 @@ class Checkup:
 
     def _refusal(self) -> SourceError | None:
         """Return why the log cannot be read, or None: nothing is read, and nothing is made."""
+        refusal = None
         try:
             with connected(self.dsn, replication="database") as connection, understood():
                 connection.execute("IDENTIFY_SYSTEM")
         except SourceError as failure:
-            return failure
+            refusal = failure
         try:
             with understood():
                 # Whether a role may is looked at before whether the slot is there.
@@ -316,9 +330,10 @@ class Checkup:
                     "SELECT pg_replication_slot_advance('chronolake no such slot', '0/1')"
                 )
         except SourceError as failure:
+            # A connection that is refused has words in the server's language, and no code.
             if isinstance(failure.__cause__, InsufficientPrivilege):
                 return failure
-        return None
+        return refusal
 
     # ------------------------------------------------------------------ publication and slot
 
