@@ -15,7 +15,7 @@ from chronolake.pipeline.lease import leased
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.evidence import emit
+from chronolake.source.postgres.evidence import Evidence, bytes_before, emit
 from chronolake.source.postgres.slot import written_upto
 from seeds import drawn
 
@@ -219,6 +219,83 @@ def test_evidence_is_only_written_where_that_is_allowed(place: Cluster, version:
                 )
         with connected(dsn) as plain:
             assert emit(plain) is None
+
+
+def _reads_without_messages(shop: Shop) -> None:
+    """Let the pipeline read as a role that can't write messages to the log."""
+    shop.run(
+        "CREATE ROLE reader LOGIN REPLICATION PASSWORD 'reader'",
+        "GRANT USAGE ON SCHEMA public TO reader",
+        "GRANT SELECT ON orders TO reader",
+        "DO $$ DECLARE one text; BEGIN FOR one IN SELECT oid::regprocedure FROM pg_proc "
+        "WHERE proname = 'pg_logical_emit_message' LOOP "
+        "EXECUTE 'REVOKE EXECUTE ON FUNCTION ' || one || ' FROM PUBLIC'; END LOOP; END $$",
+    )
+    shop.dsn, owner = f"postgresql://reader:reader@{shop.dsn.partition('@')[2]}", shop.dsn
+    shop.configure()
+    shop.dsn = owner
+
+
+def _evidence(shop: Shop) -> Evidence:
+    (position,) = Store.open(shop.project.lake).checkpoints("shop").values()
+    return Evidence.from_json(position["evidence"])
+
+
+def test_bytes_of_the_log_are_evidence_where_no_message_can_be_written(
+    shop: Shop, place: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronolake.source.postgres.database._KEPT_BYTES", _MANY_BYTES // 2)
+    _reads_without_messages(shop)
+    shop.synced()
+    assert _evidence(shop).is_bytes, "of the copy"
+    saved = _saved(place)
+    _log_is_written(shop)
+    shop.synced()
+    assert _evidence(shop).is_bytes
+    (behind,) = shop.rows(
+        "SELECT pg_current_wal_lsn() - confirmed_flush_lsn FROM pg_replication_slots"
+    )[0]
+    assert behind < _MANY_BYTES // 2
+    shop.run("UPDATE orders SET state = 'b' WHERE id = 1")
+    shop.synced()
+    assert not _evidence(shop).is_bytes
+    _log_is_written(shop)
+    shop.synced()
+    assert _is_same(shop)
+
+    _restored(place, saved)
+    # Only the log is another one from here on.
+    _log_is_written(shop, 3 * _MANY_BYTES)
+    shop.run("UPDATE orders SET state = 'seen' WHERE id = 2")
+    _fails_and_resync_repairs(shop)
+
+
+def test_bytes_of_the_log_are_those_of_standbys_as_far_as_they_have_come(
+    place: Cluster, version: int
+) -> None:
+    def written(address: str) -> int:
+        with connected(address) as connection:
+            connection.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 90000))")
+            return written_upto(connection)
+
+    with standby_cluster(place.address, version, wal_level="logical") as other:
+        upto = written(place.address)
+        early = bytes_before(place.address, upto)
+        assert early is not None
+        with connected(other.address) as behind:
+            while written_upto(behind) < upto:
+                time.sleep(0.05)
+            assert early.is_there(other.address)
+        other.stop()
+        late = bytes_before(place.address, written(place.address))
+        assert late is not None
+        assert late.is_there(place.address)
+        place.stop()
+        other.start()
+        other.promote()
+        assert written(other.address) + written(other.address) > 2 * late.lsn
+        assert early.is_there(other.address)
+        assert not late.is_there(other.address)
 
 
 @pytest.mark.long

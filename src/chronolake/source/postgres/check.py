@@ -17,9 +17,17 @@ from chronolake.source.offered import Finding, Level
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.encoding import reading_names
+from chronolake.source.postgres.evidence import bytes_before
 from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.publication import has_gap, recovery_of, was_missing
-from chronolake.source.postgres.slot import END_OF_LOG, HAS_FAILOVER, Slot, confirmed, exists
+from chronolake.source.postgres.slot import (
+    END_OF_LOG,
+    HAS_FAILOVER,
+    Slot,
+    confirmed,
+    exists,
+    written_upto,
+)
 from chronolake.source.postgres.snapshot import oldest_transaction
 
 if TYPE_CHECKING:
@@ -299,18 +307,21 @@ class Checkup:
         yield Finding("role", Level.FAILED, words, grant)
 
     def _messages(self, role: str) -> Iterator[Finding]:
-        """Say whether the role can write evidence to the log (`evidence`)."""
+        """Say whether there can be evidence of the log that is read (`evidence`)."""
         (function,) = self._ask(
             "SELECT min(oid::regprocedure::text) FROM pg_proc WHERE proname = "
             "'pg_logical_emit_message' AND provariadic = 0 AND proargtypes[2] = 'text'::regtype "
             "AND NOT has_function_privilege(oid, 'execute')"
         )
-        if function is not None:
+        if function is None:
+            return
+        if bytes_before(self.dsn, written_upto(self.connection)) is None:
             who = sql.Identifier(role).as_string(self.connection)
             yield Finding(
                 "role",
                 Level.WARNING,
-                f"{role} can't write messages to the log: a server that is restored from a "
+                f"{role} can neither write messages to the log nor read its bytes: a server that "
+                "is restored from a "
                 "snapshot may not be noticed",
                 f"GRANT EXECUTE ON FUNCTION {function} TO {who};",
             )

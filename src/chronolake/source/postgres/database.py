@@ -40,7 +40,7 @@ from chronolake.source.postgres.compared import read_whole
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.copying import copied
 from chronolake.source.postgres.encoding import Undecodable, codec_of, converted
-from chronolake.source.postgres.evidence import Evidence, Reached, emit
+from chronolake.source.postgres.evidence import Evidence, Reached, bytes_before, emit
 from chronolake.source.postgres.following import Following
 from chronolake.source.postgres.identity import identity_problems
 from chronolake.source.postgres.pgoutput import Decoder
@@ -388,7 +388,8 @@ class PostgresDatabase:
         self._await_written(snapshot.lsn)
         with connected(self.config.dsn) as connection:
             # What is written now is behind it: a log that has it has all before it, too.
-            return replace(snapshot, evidence=emit(connection))
+            evidence = emit(connection)
+        return replace(snapshot, evidence=evidence or bytes_before(self.config.dsn, snapshot.lsn))
 
     def _late(self, waiting: Iterable[Following]) -> Iterator[Failure]:
         """Say which transaction keeps tables from being read in this run."""
@@ -453,6 +454,7 @@ class PostgresDatabase:
         """
         if not followed:
             return
+        self._recognize(followed)
         lsn, evidence = 0, None
         begins = min(one.position.needed_from for one in followed)
         folder = followed[0].folder.parent / uuid4().hex
@@ -470,14 +472,26 @@ class PostgresDatabase:
                 for one in due:
                     yield from one.bring(lake.spark, Reached(lsn, evidence, upto=lsn))
         if not state.is_proved and state.upto - lsn >= _KEPT_BYTES:
-            # Better without evidence than that the server keeps its log for ever.
-            lsn, evidence = state.upto, None
+            # The server must not keep its log for ever.
+            lsn, evidence = state.upto, bytes_before(self.config.dsn, state.upto)
         for one in followed:
             one.is_lost = not one.is_recognized
             if one.is_recognized:
                 yield from self._brought(
                     lake, one, Reached(lsn, evidence, upto=state.upto), anew=anew
                 )
+
+    def _recognize(self, followed: Sequence[Following]) -> None:
+        """Compare the server's log with the bytes that positions have as evidence."""
+        known: dict[Evidence, bool] = {}
+        for one in followed:
+            evidence = one.position.evidence
+            if one.is_recognized or evidence is None or not evidence.is_bytes:
+                continue
+            if evidence not in known:
+                known[evidence] = evidence.is_there(self.config.dsn)
+            one.is_recognized = known[evidence]
+            one.is_lost = not one.is_recognized
 
     def _brought(
         self, lake: Lake, one: Following, reached: Reached, *, anew: bool
