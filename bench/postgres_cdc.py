@@ -154,6 +154,9 @@ def measured(address: str, lake: Lake, project: Project, flags: argparse.Namespa
             with psycopg.connect(address, autocommit=True) as connection:
                 connection.execute("TRUNCATE orders")
             shop.synced(lake, project)
+        for way, other in PAIRS:
+            ratio = times.seconds[other][-1] / times.seconds[way][-1]
+            say(f"  {way}: {times.seconds[way][-1]:.1f} s, {ratio:.2f} times as fast as before")
     return times
 
 
