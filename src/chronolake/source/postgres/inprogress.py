@@ -10,6 +10,7 @@ been sent then, so that nothing else has to know.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -24,8 +25,8 @@ _START: Final = ord("S")
 _STOP: Final = ord("E")
 _COMMIT: Final = ord("c")
 _ABORT: Final = ord("A")
-#: Messages about transactions in progress, by their first byte.
-FRAMES: Final = frozenset({_START, _STOP, _COMMIT, _ABORT})
+#: Messages about transactions in progress, by their kinds.
+FRAME: Final = re.compile(rb"[SEcA]")
 #: So much of a transaction is in memory at once.
 _BUFFER_BYTES: Final = 4 * 2**20
 #: The bytes of a message's length, which is before it in a file, and of a transaction's number.
@@ -60,19 +61,20 @@ class InProgress:
         Returns:
             How many of them were taken.
         """
-        for number, message in enumerate(messages):
-            if message[0] == _STOP:
-                self._flush()
-                self._block = None
-                return number + 1
+        end = kinds_of(messages).find(_STOP)
+        for message in messages if end < 0 else messages[:end]:
             self._waiting += (len(message).to_bytes(_LENGTH, "big"), message)
             self._waiting_bytes += len(message)
+        if end >= 0:
+            self._flush()
+            self._block = None
+            return end + 1
         if self._waiting_bytes >= _BUFFER_BYTES:
             self._flush()
         return len(messages)
 
     def add(self, message: bytes, *, upto: int) -> Iterable[list[bytes]]:
-        """Take a message about a transaction in progress: one of `FRAMES`.
+        """Take a message about a transaction in progress: one that `FRAME` finds.
 
         Args:
             message: the message.
@@ -146,6 +148,11 @@ class InProgress:
                 ]
         if rest:
             raise misunderstood("a part of a transaction in progress is missing")
+
+
+def kinds_of(messages: Sequence[bytes]) -> bytes:
+    """Return the first byte of each message, which says what it is."""
+    return bytes([message[0] for message in messages])
 
 
 def _split(data: bytes) -> tuple[list[bytes], bytes]:

@@ -9,6 +9,7 @@ connection.
 
 from __future__ import annotations
 
+import re
 import selectors
 import struct
 import time
@@ -22,7 +23,7 @@ from psycopg.errors import ObjectInUse, error_from_result
 
 from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import APPLICATION, connected, sent, understood
-from chronolake.source.postgres.inprogress import FRAMES, InProgress
+from chronolake.source.postgres.inprogress import FRAME, InProgress, kinds_of
 from chronolake.source.postgres.messages import Kind, begin, misunderstood
 from chronolake.source.postgres.publication import (
     is_missing,
@@ -40,9 +41,14 @@ if TYPE_CHECKING:
 
 #: Decoding is fastest in batches of some megabytes.
 BATCH_BYTES: Final = 4 * 2**20
+#: Messages of so many bytes are looked at together, unless the server is silent.
+_TOGETHER_BYTES: Final = 2**18
 #: A message's kind, its position, that of the log's end, and the time.
 _HEADER_BYTES: Final = 25
-_CHANGES: Final = frozenset({Kind.INSERT, Kind.UPDATE, Kind.DELETE, Kind.TRUNCATE, Kind.MESSAGE})
+#: Kinds of messages, as `kinds_of` gives them.
+_CHANGE: Final = re.compile(rb"[IUDTM]")
+_BEGIN: Final = bytes([Kind.BEGIN])
+_END: Final = bytes([Kind.COMMIT])
 _DATA: Final = ord("w")
 #: After so long without a message, the server is asked how far it is.
 _SILENCE_SECONDS: Final = 1.0
@@ -131,26 +137,36 @@ class LogStream:
 
     def _changing(self, messages: Sequence[bytes]) -> list[bytes]:
         """Leave out transactions without changes, and all that is not before `upto`."""
+        kinds = kinds_of(messages)
         found: list[bytes] = []
         held = self._held
-        for message in messages:
-            kind = message[0]
-            if kind == Kind.BEGIN:
-                if begin(message).commit_lsn >= self.upto:
-                    self._is_done = True
-                    break
-                held.append(message)
-            elif not held:
-                found.append(message)
-            elif kind == Kind.COMMIT:
-                # Later transactions may need a description.
-                found += held[1:]
-                held.clear()
-            else:
-                held.append(message)
-                if kind in _CHANGES:
+        place = 0
+        while place < len(messages):
+            if held:
+                end = kinds.find(_END, place)
+                stop = len(messages) if end < 0 else end
+                if _CHANGE.search(kinds, place, stop):
                     found += held
                     held.clear()
+                    continue
+                held += messages[place:stop]
+                place = stop
+                if end >= 0:
+                    # Later transactions may need a description.
+                    found += held[1:]
+                    held.clear()
+                    place += 1
+                continue
+            following = kinds.find(_BEGIN, place)
+            if following < 0:
+                found += messages[place:]
+                break
+            found += messages[place:following]
+            if begin(messages[following]).commit_lsn >= self.upto:
+                self._is_done = True
+                break
+            held.append(messages[following])
+            place = following + 1
         return found
 
     def _committed(self) -> Iterator[Sequence[bytes]]:
@@ -158,10 +174,9 @@ class LogStream:
         transactions = self.transactions
         for received in self._received():
             begin = place = transactions.keep(received) if transactions.is_open else 0
-            while place < len(received):
-                if received[place][0] not in FRAMES:
-                    place += 1
-                    continue
+            kinds = kinds_of(received)
+            while (frame := FRAME.search(kinds, place)) is not None:
+                place = frame.start()
                 # What came before may be of a transaction that was committed earlier.
                 yield received[begin:place]
                 yield from transactions.add(received[place], upto=self.upto)
@@ -176,24 +191,32 @@ class LogStream:
         server = self.connection.pgconn
         self.confirm(0, wants_answer=True)
         received: list[bytes] = []
+        waiting = 0
         with selectors.DefaultSelector() as readable:
             readable.register(server.socket, selectors.EVENT_READ)
             while True:
                 size, data = server.get_copy_data(1)
                 if size > 0 and data[0] == _DATA:
                     received.append(bytes(data[_HEADER_BYTES:]))
-                    continue
-                if received:
-                    yield received
-                    received = []
-                if size < 0:
+                    waiting += size
+                    if waiting < _TOGETHER_BYTES:
+                        continue
+                elif size < 0:
                     raise self._ended(size)
-                if size == 0:
-                    if not readable.select(_SILENCE_SECONDS):
+                elif size == 0:
+                    is_silent = not readable.select(_SILENCE_SECONDS)
+                    if is_silent:
                         self.confirm(0, wants_answer=True)
                     server.consume_input()
+                    # The server sends each message by itself, and is often waited for.
+                    if not is_silent:
+                        continue
                 elif self._is_read(bytes(data)):
+                    yield received
                     return
+                if received:
+                    yield received
+                    received, waiting = [], 0
 
     def _is_read(self, keepalive: bytes) -> bool:
         kind, end, _, wants_answer = _KEEPALIVE.unpack(keepalive)
