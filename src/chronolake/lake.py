@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: Up to these, planning a batch takes longer than running it.
 _LIGHT_ROWS: Final = 200_000
 _LIGHT_BYTES: Final = 256 * 2**10
+#: A file of a few rows has as much for each column; code for a wide row takes seconds to compile.
+_LIGHT_BYTES_OF_COLUMN: Final = 512
 #: Up to this, a few tasks shuffle what a batch and its records' versions are.
 _MODERATE_BYTES: Final = 16 * 2**20
 _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000"
@@ -195,9 +197,12 @@ class Lake:
         return moderate if size <= _MODERATE_BYTES else large
 
     def _is_light(self, name: TableName, size: int) -> bool:
-        if size > _LIGHT_BYTES:
+        if size > _MODERATE_BYTES:
             return False
         table = self.catalog.find(name)
+        columns = 0 if table is None else len(table.fields)
+        if size > _LIGHT_BYTES + _LIGHT_BYTES_OF_COLUMN * columns:
+            return False
         rows = 0 if table is None else table.rows
         return rows is not None and rows <= _LIGHT_ROWS
 

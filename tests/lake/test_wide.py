@@ -1,4 +1,4 @@
-"""What is asked of the JVM does not grow with the number of a table's columns."""
+"""The work for a wide table: calls to the JVM do not grow with its columns, plans only in step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import MEMORY_COMMAND_NAME
+from pyspark.sql import DataFrame, SparkSession
 
 from chronolake import table
+from chronolake.changes import (
+    DELETED_AT,
+    LANDED_FILE,
+    LANDED_ROW,
+    MODIFIED,
+    PURGED_AT,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
 from chronolake.lake import Lake
-from chronolake.types import SYNCED, Column, ColumnType, Kind, TableName
+from chronolake.table.landed import write_versions
+from chronolake.table.pulled import create_pulled
+from chronolake.types import SYNCED, Column, ColumnType, Kind, Mode, TableName
 
 _numbers = count()
 _KINDS = [kind for kind in Kind if kind is not Kind.DECIMAL]
@@ -70,3 +84,65 @@ def test_creating_and_altering_cost_no_call_for_each_column(
         assert [field.field_id for field in fields] == list(range(1, len(wanted) + 1))
     assert created[1] - created[0] < 100
     assert altered[1] - altered[0] < 100
+
+
+def _versions(lake: Lake, width: int, number: int) -> DataFrame:
+    """Two records with text columns, each in a version of its own."""
+    rows = {
+        "Id": ["1", "2"],
+        **{f"c{place}": [f"{number} a {place}", f"{number} b"] for place in range(width)},
+        MODIFIED: pa.array([number, number], pa.int64()),
+        SEQUENCE: [f"{number:x}"] * 2,
+        DELETED_AT: pa.array([None, None], pa.int64()),
+        PURGED_AT: pa.array([None, None], pa.int64()),
+        TELLS: [True, True],
+        UNTOLD: pa.array([None, None], pa.list_(pa.string())),
+        LANDED_FILE: [f"data-{number:x}.parquet"] * 2,
+        LANDED_ROW: [0, 1],
+    }
+    return lake.spark.createDataFrame(pa.table(rows))
+
+
+def _attributes(plan: Any) -> int:
+    """Count the columns of all nodes of a plan."""
+    if plan.getClass().getSimpleName() == "CommandResult":
+        plan = plan.commandLogicalPlan()
+    children = plan.children()
+    below = sum(_attributes(children.apply(place)) for place in range(children.size()))
+    return below + int(plan.output().size())
+
+
+@pytest.mark.parametrize("mode", [Mode.HISTORY, Mode.LIVE])
+def test_plans_of_a_change_hold_few_columns_for_each_of_the_table(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    found, run = [], SparkSession.sql
+
+    def counted(session: SparkSession, text: str) -> DataFrame:
+        frame = run(session, text)
+        found[-1] += _attributes(frame._jdf.queryExecution().analyzed())
+        return frame
+
+    widths = (10, 60)
+    for width in widths:
+        name = TableName("wide", f"t{next(_numbers)}")
+        texts = [Column(f"c{place}", ColumnType(Kind.STRING)) for place in range(width)]
+        key = Column("Id", ColumnType(Kind.STRING), primary_key=True)
+        create_pulled(lake, name, [key, *texts], mode=mode, epsilon_micros=1)
+        found.append(0)
+        for number in (1, 2):
+            # What is written first does not count.
+            found[-1] = 0
+            with monkeypatch.context() as patched:
+                patched.setattr(SparkSession, "sql", counted)
+                result = write_versions(
+                    lake,
+                    name,
+                    _versions(lake, width, number),
+                    synced_micros=number,
+                    batch=str(number),
+                    properties={},
+                )
+            assert result.written == 2 * (number if mode is Mode.HISTORY else 1)
+    per_column = (found[1] - found[0]) / (widths[1] - widths[0])
+    assert per_column <= 40

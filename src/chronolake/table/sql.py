@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.classic.dataframe import DataFrame
 
 from chronolake.changes import RESERVED
 from chronolake.types import literal, quoted
@@ -19,7 +20,7 @@ from chronolake.types import literal, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
     from chronolake.description import TableDescription
 
@@ -53,16 +54,37 @@ def kept(frame: DataFrame) -> Iterator[str]:
     """
     frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
-        with viewed(frame) as name:
+        with viewed(_without_plan(frame)) as name:
             yield name
     finally:
         frame.unpersist()
+
+
+def _without_plan(frame: DataFrame) -> DataFrame:
+    """The kept rows of a persisted frame, for statements that need not know what they came from.
+
+    Spark would analyze and optimize the frame's plan again with each of them before it finds that
+    the rows are kept: for a wide table, that takes longer than all else.
+    """
+    session = frame.sparkSession
+    rows = frame._jdf.queryExecution().withCachedData()  # noqa: SLF001
+    datasets = session._jvm.org.apache.spark.sql.classic.Dataset  # noqa: SLF001
+    return DataFrame(datasets.ofRows(session._jsparkSession, rows), session)  # noqa: SLF001
 
 
 def listed(names: Iterable[str], *, of: str = "") -> str:
     """Quoted names in a row, of one relation if it is given."""
     prefix = f"{of}." if of else ""
     return ", ".join(f"{prefix}{quoted(name)}" for name in names)
+
+
+def any_of(conditions: Iterable[str]) -> str:
+    """Return a SQL condition: one of many holds. None of them may be null.
+
+    The expression is flat: it gets no deeper with their number.
+    """
+    found = ", ".join(conditions)
+    return f"array_contains(array({found}), true)" if found else "false"
 
 
 def cells(description: TableDescription, carried: Sequence[str], *, of: str) -> str:

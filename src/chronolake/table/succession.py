@@ -46,7 +46,7 @@ from chronolake.changes import (
 )
 from chronolake.table import untold
 from chronolake.table.hashes import hash_of
-from chronolake.table.sql import TABLE, listed
+from chronolake.table.sql import TABLE, any_of, listed
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -116,6 +116,14 @@ _PURGED: Final = f"{RESERVED}purged"
 _GONE: Final = f"{RESERVED}gone"
 _FINISH: Final = f"{RESERVED}finish"
 _LOSES: Final = f"{RESERVED}loses"
+_CHANGED: Final = f"{RESERVED}changed"
+#: All data columns in one.
+_DATA: Final = f"{RESERVED}data"
+#: Whether a row has something that a purge erases.
+_HOLDS: Final = f"{RESERVED}holds"
+
+_SO_FAR: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+_WHOLE: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 
 
 def of_landed(rows: str, layout: Layout) -> str:
@@ -125,9 +133,8 @@ def of_landed(rows: str, layout: Layout) -> str:
         rows: a relation with the layout's data columns and `changes.VERSION_COLUMNS`.
         layout: the table.
     """
-    facts = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in _FACTS.items()]
-    origins = untold.of_landed(layout.untold_columns)
-    chosen = ", ".join([listed(layout.data), *VERSION_COLUMNS, *facts, *origins])
+    facts = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in _facts_of(layout).items()]
+    chosen = ", ".join([listed(layout.data), *VERSION_COLUMNS, *facts])
     return f"SELECT {chosen} FROM {rows}"
 
 
@@ -158,7 +165,7 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
         UNTOLD: "CAST(NULL AS ARRAY<STRING>)",
         LANDED_FILE: "CAST(NULL AS STRING)",
         LANDED_ROW: "CAST(NULL AS BIGINT)",
-        **{name: f"CAST(NULL AS {kind})" for name, kind in _FACTS.items()},
+        **{name: f"CAST(NULL AS {kind})" for name, kind in _facts_of(layout).items()},
         STORED: version,
         _HIDDEN: str(hidden),
         _OLD_SYNCED: f"{TABLE}.{SYNCED}",
@@ -172,10 +179,15 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
             }
         elif layout.mode is Mode.SOFT_DELETE:
             facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
+    if layout.untold:
+        facts[untold.CARRIED] = untold.carried(told)
     chosen = [f"{value} AS {name}" for name, value in facts.items()]
-    own = (facts[MODIFIED], facts[SEQUENCE])
-    origins = untold.of_stored(layout.untold_columns, told, facts[PURGED_AT], own)
-    return ", ".join([listed(layout.data, of=TABLE), *chosen, *origins])
+    return ", ".join([listed(layout.data, of=TABLE), *chosen])
+
+
+def _facts_of(layout: Layout) -> dict[str, str]:
+    """What is known of a stored row, and is null in a landed one, with its type."""
+    return {**_FACTS, **({untold.CARRIED: untold.CARRIED_TYPE} if layout.untold else {})}
 
 
 def _part(version: str, number: int) -> str:
@@ -196,6 +208,10 @@ def time_in(version: str, number: int) -> str:
 def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> str:
     """What becomes of the rows of all keys among some events, as a query.
 
+    The data columns are packed into one column before anything is compared, and unpacked at the
+    end: what Spark needs to plan a query grows with all columns of all its steps. The steps are
+    nested and not a WITH, of which Spark copies everything before a step to bring it in.
+
     Args:
         events: queries of `of_landed` and `of_stored` rows. Of a key that is among the landed rows,
             all stored rows are here that they can change.
@@ -206,89 +222,16 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
         SQL that gives the columns of the table, and `MODIFIED`, `FILE`, `POSITION`, `STORED`,
         `REMOVED`, `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
     """
-    key = listed(layout.key)
-    is_deletion = f"NOT {TELLS} AND {PURGED_AT} IS NULL"
-    # Rows with data come first, the greatest before the others; then purges as versions without;
-    # then marks. Marks that
-    # say the same follow each other: deletions by their sequence, then stored ones first.
-    order = [
-        f"{TELLS} DESC",
-        f"{PURGED_AT} NULLS FIRST",
-        f"IF({TELLS}, NULL, {DELETED_AT}) NULLS FIRST",
-        f"IF({is_deletion}, {_RANK}, NULL) DESC",
-        f"{TELLS} OR {STORED} IS NOT NULL DESC",
-        f"length({SEQUENCE}) DESC",
-        f"{SEQUENCE} DESC",
-        f"length({LANDED_FILE}) DESC NULLS LAST",
-        f"{LANDED_FILE} DESC NULLS LAST",
-        f"{LANDED_ROW} DESC NULLS LAST",
-    ]
-    in_version = f"PARTITION BY {key}, {MODIFIED} ORDER BY {', '.join(order)}"
-    so_far = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
-    whole = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
-    repeats = " AND ".join(
-        f"lag({name}) OVER ({in_version}) <=> {name}" for name in (TELLS, PURGED_AT, DELETED_AT)
-    )
-    # The first row of a version tells, if one does: its sequence is the greatest that does.
-    told = f"first_value(IF({untold.HAS_DATA}, {_RANK}, NULL)) OVER ({in_version} {so_far})"
-    is_void = f"({is_deletion} AND coalesce({told} > {_RANK}, false))"
-    purge_deleted = f"IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})"
-    of_version = (
-        f"{TELLS} AND row_number() OVER ({in_version}) = 1 AS {_IS_FIRST}, "
-        f"first_value({_SAYS}) OVER ({in_version} {so_far}) AS {_FIRST_SAYS}, "
-        f"max(IF({TELLS} AND {STORED} IS NOT NULL, {_SAYS}, NULL)) OVER ({in_version} {whole}) "
-        f"AS {_STORED_SAYS}, "
-        f"NOT ({TELLS} OR ({repeats}) OR {is_void}) AS {_IS_MARK}, "
-        f"min({purge_deleted}) OVER ({in_version} {whole}) AS {_PURGE_DELETED}, "
-        # A version that was moved stays at least there when another row takes its place.
-        f"max({_OLD_START}) OVER ({in_version} {whole}) AS {_NOT_BEFORE}"
-    )
-    # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
-    stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
-    is_version = f"{TELLS} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST})"
-    if layout.mode is not Mode.HISTORY:
-        # What a record was last is more than that there was a later version of it.
-        has_data = f"max({untold.HAS_DATA}) OVER (PARTITION BY {key})"
-        is_version += f" AND ({untold.HAS_DATA} OR NOT {has_data})"
-    says = ", ".join(_said(layout))
-    in_record = f"PARTITION BY {key} ORDER BY {MODIFIED}"
-    moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
-    # Never before the version that it was landed with; `greatest` takes no notice of nulls.
-    marked = f"IF({_IS_MARK}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
-    ends = "CAST(NULL AS BIGINT)"
-    if layout.has_marks:
-        # The first mark from a version on: among equal times, all are in the frame.
-        ends = (
-            f"min({marked}) OVER (PARTITION BY {key} ORDER BY coalesce({marked}, {MODIFIED}) DESC)"
-        )
-    purged = "CAST(NULL AS BIGINT)"
-    if layout.erased:
-        purged = f"max(IF({PURGED_AT} IS NULL, NULL, {marked})) OVER ({in_record} {whole})"
-    facts = ", ".join(["*", *untold.facts(layout.untold_columns, key)])
-    # Of rows that the source superseded, stored ones have to go; others may have told what a later
-    # row did not.
-    is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {STORED} IS NOT NULL"
-    if layout.untold:
-        is_needed += f" OR {TELLS}"
-    return (
-        f"WITH events AS ({' UNION ALL '.join(events)}), "
-        # All that follows is by key: one shuffle and one sort serve it.
-        f"together AS (SELECT *, xxhash64({SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {says}, "
-        f"IF({TELLS}, {PURGED_AT}, NULL)) "
-        f"AS {_SAYS} FROM events DISTRIBUTE BY {key}), "
-        f"ranked AS (SELECT *, {of_version} FROM together), "
-        f"versions AS (SELECT *, {is_version} AS {_IS_VERSION} FROM ranked), "
-        f"telling AS (SELECT {facts} FROM versions WHERE {is_needed}), "
-        f"counted AS (SELECT *, count_if({_IS_VERSION}) OVER ({in_record} {so_far}) AS {_NUMBER}, "
-        f"{ends} AS {_MARKED}, {purged} AS {_PURGED} FROM telling), "
-        f"begun AS (SELECT *, max(IF({_IS_VERSION}, {moved}, NULL)) OVER ({in_record} {so_far}) "
-        f"+ {_NUMBER} * {layout.epsilon}L AS {_BEGIN} FROM counted), "
-        f"placed AS (SELECT *, lead(IF({_IS_VERSION}, {_BEGIN}, NULL)) IGNORE NULLS "
-        f"OVER ({in_record}) AS {_NEXT} FROM begun), "
-        f"ended AS (SELECT *, {_ending(layout)} FROM placed) "
-        f"SELECT {_cells(layout, synced_micros)}, {MODIFIED}, {FILE}, {POSITION}, "
-        f"{STORED}, {_verdict(layout)} FROM ended"
-    )
+    rows = _together([_packed(event, layout) for event in events], layout)
+    rows = _versions(_ranked(rows, layout), layout)
+    rows = _counted(_facts(rows, layout), layout)
+    rows = _ended(_placed(_begun(rows, layout), layout), layout)
+    return f"""
+        SELECT {_cells(layout, synced_micros)},
+          {MODIFIED}, {FILE}, {POSITION}, {STORED},
+          {_verdict(layout)}
+        FROM ({rows})
+        """
 
 
 def states(event: str, layout: Layout, *, synced_micros: int) -> str:
@@ -302,11 +245,194 @@ def states(event: str, layout: Layout, *, synced_micros: int) -> str:
     Returns:
         SQL that gives the columns of the table.
     """
-    placed = (
-        f"SELECT *, {MODIFIED} AS {_BEGIN}, {TMAX_MICROS}L AS {_FINISH}, "
-        f"CAST(NULL AS BIGINT) AS {_GONE} FROM ({event})"
+    cells = _cells(replace(layout, erased=(), untold=()), synced_micros, is_packed=False)
+    return f"""
+        SELECT {cells}
+        FROM (
+          SELECT *, {MODIFIED} AS {_BEGIN}, {TMAX_MICROS}L AS {_FINISH},
+            CAST(NULL AS BIGINT) AS {_GONE}
+          FROM ({event})
+        )
+        """
+
+
+def _packed(event: str, layout: Layout) -> str:
+    """Pack what a row says, hash it, and keep only what decides about it beside it."""
+    packed = [f"struct({', '.join(map(quoted, layout.data))}) AS {_DATA}"]
+    if layout.untold:
+        event = f"SELECT *, {', '.join(untold.origins(layout.untold_columns))} FROM ({event})"
+        packed.append(f"{untold.packed(layout.untold_columns)} AS {untold.TOLD}")
+    plain = [name for name in layout.erased if name not in layout.untold]
+    if plain:
+        holds = any_of(f"{quoted(name)} IS NOT NULL" for name in plain)
+        packed.append(f"{holds} AS {_HOLDS}")
+    decisive = [name for name in VERSION_COLUMNS if name != UNTOLD]
+    return f"""
+        SELECT {listed(layout.key)},
+          {", ".join(packed)},
+          xxhash64(
+            {SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {", ".join(_said(layout))},
+            IF({TELLS}, {PURGED_AT}, NULL)
+          ) AS {_SAYS},
+          {", ".join([*decisive, *_FACTS])}
+        FROM ({event})
+        """
+
+
+def _together(events: Sequence[str], layout: Layout) -> str:
+    """Bring the rows of a record together: one shuffle and one sort serve all that follows."""
+    return f"""
+        SELECT * FROM ({" UNION ALL ".join(events)})
+        DISTRIBUTE BY {listed(layout.key)}
+        """
+
+
+def _ranked(rows: str, layout: Layout) -> str:
+    """Order the rows of each version, and compare them.
+
+    Rows with data come first, the greatest before the others; then purges as versions without; then
+    marks. Marks that say the same follow each other: deletions by their sequence, then stored ones
+    first.
+    """
+    is_deletion = f"NOT {TELLS} AND {PURGED_AT} IS NULL"
+    version = f"""
+        PARTITION BY {listed(layout.key)}, {MODIFIED}
+        ORDER BY
+          {TELLS} DESC,
+          {PURGED_AT} NULLS FIRST,
+          IF({TELLS}, NULL, {DELETED_AT}) NULLS FIRST,
+          IF({is_deletion}, {_RANK}, NULL) DESC,
+          {TELLS} OR {STORED} IS NOT NULL DESC,
+          length({SEQUENCE}) DESC,
+          {SEQUENCE} DESC,
+          length({LANDED_FILE}) DESC NULLS LAST,
+          {LANDED_FILE} DESC NULLS LAST,
+          {LANDED_ROW} DESC NULLS LAST
+        """
+    repeats = " AND ".join(
+        f"lag({name}) OVER version <=> {name}" for name in (TELLS, PURGED_AT, DELETED_AT)
     )
-    return f"SELECT {_cells(replace(layout, erased=()), synced_micros)} FROM ({placed})"
+    # The first row of a version tells, if one does: its sequence is the greatest that does.
+    told = f"first_value(IF({untold.HAS_DATA}, {_RANK}, NULL)) OVER so_far"
+    is_void = f"({is_deletion} AND coalesce({told} > {_RANK}, false))"
+    # A version that was moved stays at least there when another row takes its place: the greatest
+    # of the starts so far.
+    return f"""
+        SELECT *,
+          {TELLS} AND row_number() OVER version = 1 AS {_IS_FIRST},
+          first_value({_SAYS}) OVER so_far AS {_FIRST_SAYS},
+          max(IF({TELLS} AND {STORED} IS NOT NULL, {_SAYS}, NULL)) OVER whole AS {_STORED_SAYS},
+          NOT ({TELLS} OR ({repeats}) OR {is_void}) AS {_IS_MARK},
+          min(IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})) OVER whole AS {_PURGE_DELETED},
+          max({_OLD_START}) OVER whole AS {_NOT_BEFORE}
+        FROM ({rows})
+        WINDOW
+          version AS ({version}),
+          so_far AS ({version} {_SO_FAR}),
+          whole AS ({version} {_WHOLE})
+        """
+
+
+def _versions(rows: str, layout: Layout) -> str:
+    """Choose the row of each version, and leave out rows that decide nothing."""
+    # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
+    stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
+    is_version = f"{TELLS} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST})"
+    if layout.mode is not Mode.HISTORY:
+        # What a record was last is more than that there was a later version of it.
+        has_data = f"max({untold.HAS_DATA}) OVER (PARTITION BY {listed(layout.key)})"
+        is_version += f" AND ({untold.HAS_DATA} OR NOT {has_data})"
+    # Of rows that the source superseded, stored ones have to go; others may have told what a later
+    # row did not.
+    is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {STORED} IS NOT NULL"
+    if layout.untold:
+        is_needed += f" OR {TELLS}"
+    return f"""
+        SELECT * FROM (SELECT *, {is_version} AS {_IS_VERSION} FROM ({rows}))
+        WHERE {is_needed}
+        """
+
+
+def _facts(rows: str, layout: Layout) -> str:
+    """Find what columns hold that a row does not tell."""
+    if not layout.untold:
+        return rows
+    return f"""
+        SELECT *, {untold.facts(layout.untold_columns)} AS {untold.FACTS}
+        FROM ({rows})
+        WINDOW until AS (
+          PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}, length({SEQUENCE}), {SEQUENCE}
+        )
+        """
+
+
+def _counted(rows: str, layout: Layout) -> str:
+    """Number the versions of a record, and find the marks that end each."""
+    # Never before the version that it was landed with; `greatest` takes no notice of nulls.
+    marked = f"IF({_IS_MARK}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
+    record = f"PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}"
+    # The first mark from a version on: among equal times, all are in the frame.
+    backwards = f"PARTITION BY {listed(layout.key)} ORDER BY coalesce({marked}, {MODIFIED}) DESC"
+    nothing = "CAST(NULL AS BIGINT)"
+    ends = f"min({marked}) OVER ({backwards})" if layout.has_marks else nothing
+    purged = nothing
+    if layout.erased:
+        purged = f"max(IF({PURGED_AT} IS NULL, NULL, {marked})) OVER ({record} {_WHOLE})"
+    return f"""
+        SELECT *,
+          count_if({_IS_VERSION}) OVER ({record} {_SO_FAR}) AS {_NUMBER},
+          {ends} AS {_MARKED},
+          {purged} AS {_PURGED}
+        FROM ({rows})
+        """
+
+
+def _begun(rows: str, layout: Layout) -> str:
+    """Let versions start at their time, but no less than an epsilon after the one before."""
+    moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
+    return f"""
+        SELECT *,
+          max(IF({_IS_VERSION}, {moved}, NULL)) OVER (
+            PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED} {_SO_FAR}
+          ) + {_NUMBER} * {layout.epsilon}L AS {_BEGIN}
+        FROM ({rows})
+        """
+
+
+def _placed(rows: str, layout: Layout) -> str:
+    """Find the start of the version after each."""
+    return f"""
+        SELECT *,
+          lead(IF({_IS_VERSION}, {_BEGIN}, NULL)) IGNORE NULLS OVER (
+            PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}
+          ) AS {_NEXT}
+        FROM ({rows})
+        """
+
+
+def _ended(rows: str, layout: Layout) -> str:
+    """Decide when a version was deleted or purged, when it ends, and what of it has to change."""
+    gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {_MARKED})"
+    end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
+    is_active = f"{_NEXT} IS NULL AND {gone} IS NULL"
+    columns = layout.untold_columns
+    # A row that has nothing to lose is erased already.
+    loses = [
+        f"{_is_erased(one.name, layout)} AND {one.told}.v IS NOT NULL"
+        for one in columns
+        if one.name in layout.erased
+    ]
+    if set(layout.erased) - set(layout.untold):
+        loses.append(f"{_HOLDS} AND coalesce({MODIFIED} <= {_PURGED}, false)")
+    changed = f"{untold.HAS_DATA} AND {any_of(one.has_changed for one in columns)}"
+    return f"""
+        SELECT *,
+          {gone} AS {_GONE},
+          IF({is_active}, {TMAX_MICROS}L, {end}) AS {_FINISH},
+          {any_of(loses)} AS {_LOSES},
+          {changed} AS {_CHANGED}
+        FROM ({rows})
+        """
 
 
 def _said(layout: Layout) -> Iterator[str]:
@@ -320,21 +446,6 @@ def _said(layout: Layout) -> Iterator[str]:
         yield f"{value}, {value} IS NULL"
 
 
-def _ending(layout: Layout) -> str:
-    """When a version was deleted or purged, and when it ends."""
-    gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {_MARKED})"
-    end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
-    is_active = f"{_NEXT} IS NULL AND {gone} IS NULL"
-    # A row that has nothing to lose is erased already.
-    loses = (
-        f"({_is_erased(name, layout)} AND {quoted(name)} IS NOT NULL)" for name in layout.erased
-    )
-    return (
-        f"{gone} AS {_GONE}, IF({is_active}, {TMAX_MICROS}L, {end}) AS {_FINISH}, "
-        f"{' OR '.join(loses) or 'false'} AS {_LOSES}"
-    )
-
-
 def _is_erased(name: str, layout: Layout) -> str:
     """Whether a column must not keep what it says, as SQL: it was said before a purge."""
     by_name = {one.name: one for one in layout.untold_columns}
@@ -342,13 +453,15 @@ def _is_erased(name: str, layout: Layout) -> str:
     return f"coalesce({told} <= {_PURGED}, false)"
 
 
-def _cells(layout: Layout, synced: int) -> str:
+def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
     """The columns of the table."""
     columns = layout.untold_columns
     told = untold.to_version(columns)
     times = [f"coalesce(CAST({name} AS STRING), '-')" for name in (DELETED_AT, PURGED_AT)]
     # What says something else now is news to those who go by the time.
-    is_new = " OR ".join([f"{STORED} IS NULL", *(one.has_changed for one in columns)])
+    is_new = f"{STORED} IS NULL"
+    if is_packed:
+        is_new += f" OR {_CHANGED}"
     if layout.mode is Mode.SOFT_DELETE:
         # So is a record that another row has marked.
         is_new += f" OR NOT (({_GONE} IS NOT NULL) <=> {_OLD_MARK})"
@@ -361,7 +474,8 @@ def _cells(layout: Layout, synced: int) -> str:
         VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {told}, "
         f"{SEQUENCE})",
     }
-    cells |= {name: quoted(name) for name in layout.data}
+    of_data = f"{_DATA}." if is_packed else ""
+    cells |= {name: f"{of_data}{quoted(name)}" for name in layout.data}
     cells |= {one.name: one.value for one in columns}
     cells |= {
         name: f"IF({_is_erased(name, layout)}, NULL, {cells[name]})" for name in layout.erased
@@ -385,8 +499,7 @@ def _verdict(layout: Layout) -> str:
             is_shown = f"({is_newest} AND {_GONE} IS NULL)"
             is_concealed = f"({_IS_MARK} OR ({is_newest} AND {_GONE} IS NOT NULL))"
             unchanged = "true"
-    changes = [_LOSES, *(one.has_changed for one in layout.untold_columns)]
-    says_the_same = f"NOT ({' OR '.join(changes)})"
+    says_the_same = f"NOT ({_LOSES} OR {_CHANGED})"
     stays = f"({is_shown} AND {FILE} IS NOT NULL AND {unchanged} AND {says_the_same})"
     stays_hidden = f"({is_concealed} AND {_HIDDEN} <=> true AND {says_the_same})"
     verdict = {

@@ -29,14 +29,22 @@ UNTOLD_PROPERTY: Final = "chronolake.untold"
 ALL_TOLD: Final = "-"
 NONE_TOLD: Final = "*"
 
-#: SQL: whether a row says what its fields were. A version of which only purges speak does not.
-HAS_DATA: Final = f"({TELLS} AND {PURGED_AT} IS NULL)"
-
 # What is known of a column that was not told: its name, and modification and sequence of its fact.
-_ORIGINS: Final = "array<struct<n:string,m:bigint,s:string>>"
+_ORIGIN: Final = "struct<n:string,m:bigint,s:string>"
+_ORIGINS: Final = f"array<{_ORIGIN}>"
 _PLACE: Final = "struct<m:bigint,l:int,s:string>"
 #: What orders facts: those of one version by their sequence.
 _OWN: Final = f"struct({MODIFIED} AS m, length({SEQUENCE}) AS l, {SEQUENCE} AS s)"
+
+#: What `carried` gives of a stored row, and its type.
+CARRIED: Final = f"{RESERVED}carried"
+CARRIED_TYPE: Final = f"map<string,{_ORIGIN}>"
+#: All facts that a row's cells went by so far, and go by now.
+TOLD: Final = f"{RESERVED}told"
+FACTS: Final = f"{RESERVED}facts"
+
+#: SQL: whether a row says what its fields were. A version of which only purges speak does not.
+HAS_DATA: Final = f"({TELLS} AND {PURGED_AT} IS NULL)"
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,14 @@ class UntoldColumn:
         return f"{RESERVED}origin{self.number}"
 
     @property
+    def told(self) -> str:
+        """The fact that the cell went by: where it was told, and its value; null without origin."""
+        return f"{TOLD}.f{self.number}"
+
+    @property
     def fact(self) -> str:
-        """The column that holds the fact: where it was told, and its value."""
-        return f"{RESERVED}fact{self.number}"
+        """The fact that the cell goes by now."""
+        return f"{FACTS}.f{self.number}"
 
     @property
     def value(self) -> str:
@@ -68,9 +81,9 @@ class UntoldColumn:
 
     @property
     def has_changed(self) -> str:
-        """Whether the cell goes by another fact than it did."""
-        same = (f"{self.fact}.{part} <=> {self.origin}.{part}" for part in "ms")
-        return f"({HAS_DATA} AND NOT ({' AND '.join(same)}))"
+        """Whether the cell goes by another fact than it did, if it has data."""
+        same = (f"{self.fact}.{part} <=> {self.told}.{part}" for part in "ms")
+        return f"NOT ({' AND '.join(same)})"
 
 
 def numbered(names: Sequence[str]) -> tuple[UntoldColumn, ...]:
@@ -78,60 +91,52 @@ def numbered(names: Sequence[str]) -> tuple[UntoldColumn, ...]:
     return tuple(UntoldColumn(name, number) for number, name in enumerate(names))
 
 
-def of_landed(columns: Sequence[UntoldColumn]) -> list[str]:
-    """Columns to select of landed rows: the origins of their cells."""
-    return [
-        f"IF({HAS_DATA} AND NOT coalesce(array_contains({UNTOLD}, {literal(one.name)}), false), "
-        f"{_OWN}, CAST(NULL AS {_PLACE})) AS {one.origin}"
-        for one in columns
-    ]
-
-
-def of_stored(
-    columns: Sequence[UntoldColumn], told: str, purged: str, own: tuple[str, str]
-) -> list[str]:
-    """Columns to select of stored rows: the origins of their cells.
+def carried(told: str) -> str:
+    """SQL: where the cells of a stored row were told that the row itself did not tell.
 
     Args:
-        columns: the columns.
-        told: SQL: what `_chronolake_version` says of them.
-        purged: SQL: the purge's time that it says, or null.
-        own: SQL: the row's own modification and sequence.
+        told: SQL: what `_chronolake_version` says of the row's columns.
     """
-    modified, sequence = own
     marks = f"'{ALL_TOLD}', '{NONE_TOLD}'"
     parsed = (
         f"from_json(IF({told} IN ({marks}), '[]', CAST(unbase64({told}) AS STRING)), '{_ORIGINS}')"
     )
-    place = "struct({0} AS m, length({1}) AS l, {1} AS s)"
+    return f"map_from_entries(transform({parsed}, one -> struct(one.n, one)))"
+
+
+def origins(columns: Sequence[UntoldColumn]) -> list[str]:
+    """Columns to select of landed and stored rows: the origins of their cells."""
     found = []
     for one in columns:
-        carried = f"get(filter({parsed}, one -> one.n = {literal(one.name)}), 0)"
+        name = literal(one.name)
+        fact = f"try_element_at({CARRIED}, {name})"
+        place = f"struct({fact}.m AS m, length({fact}.s) AS l, {fact}.s AS s)"
         found.append(
-            f"CASE WHEN {told} = '{NONE_TOLD}' OR {purged} IS NOT NULL "
+            f"CASE WHEN NOT {HAS_DATA} OR array_contains({UNTOLD}, {name}) "
             f"THEN CAST(NULL AS {_PLACE}) "
-            f"WHEN {carried} IS NULL THEN {place.format(modified, sequence)} "
-            f"WHEN {carried}.m IS NOT NULL "
-            f"THEN {place.format(f'{carried}.m', f'{carried}.s')} END AS {one.origin}"
+            f"WHEN {fact} IS NULL THEN {_OWN} WHEN {fact}.m IS NOT NULL THEN {place} END "
+            f"AS {one.origin}"
         )
     return found
 
 
-def facts(columns: Sequence[UntoldColumn], key: str) -> list[str]:
-    """Columns to select: for each cell the latest fact that was told until then.
-
-    Args:
-        columns: the columns.
-        key: SQL: the record's key, as a list.
-    """
-    until = f"PARTITION BY {key} ORDER BY {MODIFIED}, length({SEQUENCE}), {SEQUENCE}"
+def packed(columns: Sequence[UntoldColumn]) -> str:
+    """SQL: the facts that a row's cells go by so far, in one column (`TOLD`)."""
     found = []
     for one in columns:
         parts = (f"{one.origin}.{part} AS {part}" for part in "mls")
         fact = f"struct({', '.join(parts)}, {quoted(one.name)} AS v)"
-        told = f"IF({one.origin} IS NULL, NULL, {fact})"
-        found.append(f"max({told}) OVER ({until}) AS {one.fact}")
-    return found
+        found.append(f"IF({one.origin} IS NULL, NULL, {fact}) AS f{one.number}")
+    return f"struct({', '.join(found)})"
+
+
+def facts(columns: Sequence[UntoldColumn]) -> str:
+    """SQL: for each cell the latest fact that was told until then, in one column (`FACTS`).
+
+    They are the rows of a window `until`.
+    """
+    found = (f"max({one.told}) OVER until AS f{one.number}" for one in columns)
+    return f"struct({', '.join(found)})"
 
 
 def to_version(columns: Sequence[UntoldColumn]) -> str:
