@@ -305,6 +305,8 @@ def test_a_sync_that_succeeds_has_what_the_server_has(
 ) -> None:
     """Whatever is saved and restored between: a run brings all of it, or it fails."""
     chance = random.Random(seed)
+    if chance.choice([True, False]):
+        _reads_without_messages(shop)
     saved = [_saved(place)]
     shop.synced()
     for number in range(6):

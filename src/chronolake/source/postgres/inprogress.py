@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
 from chronolake.source.postgres.messages import Kind, Reader, misunderstood
@@ -29,8 +31,10 @@ _ABORT: Final = ord("A")
 FRAME: Final = re.compile(rb"[SEcA]")
 #: So much of a transaction is in memory at once.
 _BUFFER_BYTES: Final = 4 * 2**20
-#: The bytes of a message's length, which is before it in a file, and of a transaction's number.
-_LENGTH: Final = 4
+#: A file has blocks: how many messages, their lengths, and the messages.
+_COUNT: Final = struct.Struct(">I")
+_LENGTHS: Final = "I"
+#: The bytes of a transaction's number.
 _XID: Final = 4
 _BEGIN: Final = struct.Struct(">cqqI")
 _END: Final = struct.Struct(">cBqqq")
@@ -62,9 +66,9 @@ class InProgress:
             How many of them were taken.
         """
         end = kinds_of(messages).find(_STOP)
-        for message in messages if end < 0 else messages[:end]:
-            self._waiting += (len(message).to_bytes(_LENGTH, "big"), message)
-            self._waiting_bytes += len(message)
+        mine = messages if end < 0 else messages[:end]
+        self._waiting += mine
+        self._waiting_bytes += sum(map(len, mine))
         if end >= 0:
             self._flush()
             self._block = None
@@ -106,8 +110,11 @@ class InProgress:
     def _flush(self) -> None:
         if self._waiting and self._block is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
+            lengths = array(_LENGTHS, map(len, self._waiting))
             with self._file(self._block).open("ab") as file:
-                file.write(b"".join(self._waiting))
+                file.write(_COUNT.pack(len(lengths)))
+                file.write(lengths.tobytes())
+                file.writelines(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
 
     def _abort(self, xid: int, subtransaction: int) -> None:
@@ -137,32 +144,20 @@ class InProgress:
         if not self._file(xid).is_file():
             return
         with self._file(xid).open("rb") as file:
-            rest = b""
-            while data := file.read(_BUFFER_BYTES):
-                stored, rest = _split(rest + data)
+            while head := file.read(_COUNT.size):
+                lengths = array(_LENGTHS)
+                lengths.frombytes(file.read(_COUNT.unpack(head)[0] * lengths.itemsize))
+                data = file.read(sum(lengths))
+                places = pairwise(accumulate(lengths, initial=0))
+                # The number of the subtransaction is left out.
                 yield [
-                    # The number of the subtransaction is left out.
-                    one[:1] + one[1 + _XID :]
-                    for one in stored
-                    if one[0] != Kind.ORIGIN and one[1 : 1 + _XID] not in undone
+                    data[begin : begin + 1] + data[begin + 1 + _XID : end]
+                    for begin, end in places
+                    if data[begin] != Kind.ORIGIN
+                    and not (undone and data[begin + 1 : begin + 1 + _XID] in undone)
                 ]
-        if rest:
-            raise misunderstood("a part of a transaction in progress is missing")
 
 
 def kinds_of(messages: Sequence[bytes]) -> bytes:
     """Return the first byte of each message, which says what it is."""
     return bytes([message[0] for message in messages])
-
-
-def _split(data: bytes) -> tuple[list[bytes], bytes]:
-    """The messages that are in a part of a file, and what follows the last whole one."""
-    found: list[bytes] = []
-    place = 0
-    while (begin := place + _LENGTH) <= len(data):
-        end = begin + int.from_bytes(data[place:begin], "big")
-        if end > len(data):
-            break
-        found.append(data[begin:end])
-        place = end
-    return found, data[place:]
