@@ -345,7 +345,4 @@ def _start(connection: psycopg.Connection, slot: Slot, begins: int) -> None:
 
 def _last_commit(batch: list[bytes]) -> int:
     """The place after the last message that ends a transaction, or 0."""
-    for place in range(len(batch), 0, -1):
-        if batch[place - 1][0] == Kind.COMMIT:
-            return place
-    return 0
+    return kinds_of(batch).rfind(_END) + 1

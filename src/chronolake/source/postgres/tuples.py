@@ -52,7 +52,8 @@ class Messages:
     def of(cls, messages: Sequence[bytes], codec: TextCodec = UTF_8) -> Messages:
         """Put messages into one buffer."""
         offsets = np.zeros(len(messages) + 1, np.int64)
-        np.cumsum([len(message) for message in messages], out=offsets[1:])
+        lengths = np.fromiter(map(len, messages), np.int64, len(messages))
+        np.cumsum(lengths, out=offsets[1:])
         buffer = np.frombuffer(b"".join([*messages, _PADDING]), np.uint8)
         return cls(buffer, offsets, codec)
 
