@@ -235,6 +235,18 @@ def test_a_refusal_by_another_origin_says_what_to_do() -> None:
     assert "allowed_hosts" in failure.hint
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["javascript:1", "mailto:a@b", "http:x", "file:///etc/passwd", "ftp://x", "//169.254.169.254"],
+)
+def test_a_redirect_to_no_web_server_fails_its_stream(place: str) -> None:
+    with Api({"/items": Reply(status=302, headers={"Location": place})}) as api:
+        failure = _read(_stream(api.url, "bearer", "redirect")).failure
+
+    assert isinstance(failure, SourceError)
+    assert "got no answer" not in failure.message
+
+
 def test_a_redirect_does_not_carry_the_query_that_holds_the_key() -> None:
     def moved(asked: Asked) -> Reply:
         return Reply(

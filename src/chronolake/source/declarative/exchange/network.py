@@ -284,10 +284,7 @@ def _redirected(
     try:
         url = as_sent(urljoin(request.url, location))
     except ValueError as error:
-        raise SourceError(
-            f"{request.method} {network.path(request.url)} is redirected to what is no URL.",
-            hint="Ask the right URL directly.",
-        ) from error
+        raise _to_no_url(network, request) from error
     _check(network, url, SourceError)
     followed = replace(request, url=url)
     if status in _TO_GET:
@@ -307,6 +304,13 @@ def _redirected(
         raise SourceError(f"{what} with credentials in its URL.", hint=hint)
     public = public_headers(followed.headers, network.mask)
     return replace(followed, headers=public, is_public=True)
+
+
+def _to_no_url(network: Network, request: Encoded) -> SourceError:
+    return SourceError(
+        f"{request.method} {network.path(request.url)} is redirected to what is no URL.",
+        hint="Ask the right URL directly.",
+    )
 
 
 def public_headers(headers: Mapping[str, Any], mask: Callable[[str], str]) -> dict[str, Any]:
@@ -366,6 +370,9 @@ def _answered(
     try:
         with deadline(longest):
             return _streamed(network, request, headers, timeout, in_file=in_file)
+    except httpx.InvalidURL as error:
+        # The request's own URL has been checked: httpx reads where a redirect leads.
+        raise _to_no_url(network, request) from error
     except DeadlineError as error:
         raise SourceError(
             f"The answer to {request.method} {network.path(request.url)} did not end within "
