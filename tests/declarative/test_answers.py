@@ -139,9 +139,10 @@ def test_what_is_no_list_of_records_is_empty_or_fails_its_slice(
     api: Api, extractor: dict[str, Any], within: Callable[[bytes], bytes], record: Any
 ) -> None:
     cases = [*_BODIES]
-    if extractor not in (_ANY, _EXPANDED):
-        # What a pattern fits, or what an expander leaves out, the manifest leaves open.
-        cases += [(within(value), wanted) for value, wanted in _VALUES]
+    if extractor is not _EXPANDED:
+        # What an expander leaves out, the manifest leaves open; null has no list for a pattern.
+        values = [one for one in _VALUES if extractor is not _ANY or one[0] != b"[null]"]
+        cases += [(within(value), wanted) for value, wanted in values]
     one = described(extractor)
 
     found = {body: outcome(api, Reply(body), record, one)[0] for body, _ in cases}

@@ -83,12 +83,23 @@ def test_records_are_where_the_path_leads(path: list[str], body: Any, expected: 
             dict.fromkeys("bcdefgh"),
             "`a` (there is an object with 'b', 'c', 'd', 'e', 'f', …)",
         ),
-        # Within what is empty nothing is missing, nor is what a pattern could fit.
+        # A pattern that fits nothing, or nothing that has the rest of the path.
+        (["a", "*"], {"a": "text"}, "`a.*` (there is a text)"),
+        (["a", "*", "b"], {"a": {"x": 1}}, "`a.*.b` (there is a number or a truth value)"),
+        (["*", "b"], {"error": {"code": 5}}, "`*.b` (there is an object with 'code')"),
+        (["*", "b"], [{"x": {"c": 1}}, {"d": 5}], "`*.b` (there is an object with 'c')"),
+        (["d*"], {"a": 1}, "`d*` (there is an object with 'a')"),
+        (["a", "**", "b"], {"a": {"x": [{"c": 1}]}}, "`a.**.b` (there is an object with 'x')"),
+        # Within what is empty nothing is missing, and one of what a pattern fits is enough.
         (["a", "b"], {"a": None}, None),
         (["a", "b"], {"a": []}, None),
         (["a", "b", "c"], {"a": {}}, None),
-        (["a", "*", "b"], {"a": {"x": 1}}, None),
-        (["d*"], {"a": 1}, None),
+        (["a", "*", "b"], {"a": {}}, None),
+        (["a", "*", "b"], {"a": {"x": {}, "y": {"c": 1}}}, None),
+        (["a", "*", "b", "*"], {"a": [{"c": 1}, {"b": []}]}, None),
+        (["*", "b"], [{"x": {"c": 1}}, {"x": {"b": 5}}], None),
+        (["*", "b"], [{"x": {"c": 1}}, {"x": None}], None),
+        (["**", "b", "*"], {"a": {"b": []}}, None),
     ],
 )
 def test_a_path_that_leads_nowhere_is_told_apart_from_an_empty_list(

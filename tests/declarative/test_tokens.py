@@ -26,7 +26,10 @@ TOKENS = [
     "1,2",
     "(1, 2)",
     "[1,2]",
+    "[1, 2]",
+    "[1]",
     '{"a": 1}',
+    "{'a': 1}",
     "'quoted'",
     '"quoted"',
     "1j",
@@ -69,10 +72,11 @@ def _paged(place: str, **more: Any) -> dict[str, Any]:
 
 
 def _told(asked: Asked) -> Any:
-    """The token that a request has, wherever it is."""
+    """The token that a request has, wherever it is; a text of digits is a number in JSON."""
     if asked.method == "POST":
         if asked.headers.get("content-type") == "application/json":
-            return None if (found := asked.json.get("page")) is None else str(found)
+            found = asked.json.get("page")
+            return str(found) if type(found) is int else found
         return asked.form.get("page")
     return asked.params.get("page", asked.headers.get("page"))
 
@@ -126,6 +130,28 @@ def test_page_tokens_in_templates_are_sent_as_they_came(api: Api, asks: dict[str
     assert read.ids == ["first", *TOKENS]
 
 
+@pytest.mark.parametrize("token", [" 5", "5 ", "5\n", "\t[1]", "a\n", " ", "{{ config.api }}"])
+def test_blanks_and_braces_of_a_token_are_sent(api: Api, token: str) -> None:
+    api.on("/items", Reply({"data": [{"id": 1}], "next": token}), Reply({"data": []}))
+    api.asked.clear()
+
+    read = reading(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
+
+    assert read.result.failure is None
+    assert [one.params.get("page") for one in api.asked] == [None, token]
+
+
+@pytest.mark.parametrize("nothing", [None, False, 0, "", [], {}, "None", "False", "0", "[]", "{}"])
+def test_a_token_that_says_nothing_ends_the_pages(api: Api, nothing: Any) -> None:
+    api.on("/items", Reply({"data": [{"id": 1}], "next": nothing}))
+    api.asked.clear()
+
+    read = reading(stream(retriever=retriever(paginator=_paged("request_parameter"))), api)
+
+    assert read.ids == [1]
+    assert len(api.asked) == 1
+
+
 def test_a_stop_condition_sees_tokens_as_they_came(api: Api) -> None:
     _pages(api, _told)
     paginator = _paged("request_parameter", stop_condition="{{ not response.next }}")
@@ -135,7 +161,7 @@ def test_a_stop_condition_sees_tokens_as_they_came(api: Api) -> None:
     assert read.ids == ["first", *TOKENS]
 
 
-_TEXTS = [token for token in TOKENS if token != "True"]
+_TEXTS = TOKENS
 
 
 @pytest.mark.parametrize(

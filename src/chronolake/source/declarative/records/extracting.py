@@ -196,7 +196,8 @@ def _finder(
 
 
 def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - of one caller
-    lookup = only_value if any(map(is_pattern, path)) else looked_up
+    has_pattern = any(map(is_pattern, path))
+    lookup = only_value if has_pattern else looked_up
     # XML has no empty list: where there is no item, there is no element.
     needed = path[:-1] if is_xml and len(path) > 1 else path
 
@@ -213,13 +214,15 @@ def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - o
             return Extracted(
                 records, len(records), None if records else missing_in(bodies[0], needed)
             )
-        records, missing = [], None
+        records, missing, is_there = [], None, False
         for body in bodies:
             found = found_in(body)
-            if not found and missing is None:
-                missing = missing_in(body, needed)
+            lacks = None if found or (missing and not has_pattern) else missing_in(body, needed)
+            missing = missing or lacks
+            is_there = is_there or lacks is None
             records.extend(found)
-        return Extracted(records, len(records), missing)
+        # Bodies are to a pattern what the values are that it fits: one that has it is enough.
+        return Extracted(records, len(records), None if has_pattern and is_there else missing)
 
     return find
 

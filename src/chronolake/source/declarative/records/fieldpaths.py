@@ -69,27 +69,41 @@ def is_empty(value: object) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
-def missing_in(body: Any, path: Sequence[Any]) -> str | None:
-    """Name the first part of a path that a body lacks; None: it has all up to the first pattern.
+def missing_in(body: Any, path: Sequence[Any], above: tuple[Any, ...] = ()) -> str | None:
+    """Name the first part of a path that a body lacks; None: it has all of it.
 
-    Within what is empty nothing is missing: the API says that there is nothing.
+    Within what is empty nothing is missing: the API says that there is nothing. Of what a pattern
+    fits, one value that has the rest of the path is enough: records may lack what they need not
+    have, and an error that stands in their place lacks all of it.
 
     Args:
         body: of an answer.
         path: where its records should be.
+        above: the path to the body.
 
     Returns:
         The path as far as it is missing, and what is there in its place.
     """
-    for number, segment in enumerate(path):
-        if is_empty(body) or is_pattern(segment):
+    if not path or is_empty(body):
+        return None
+    segment, rest, here = path[0], path[1:], (*above, path[0])
+    if segment == _ANY_DEPTH:
+        deeper = (place.value for place in places(body, path[:1]))
+        found = [value for value in (body, *deeper) if not is_empty(value)]
+    elif is_pattern(segment):
+        found = [place.value for place in _children(body, segment)]
+    else:
+        value = looked_up(body, (segment,))
+        found = [] if value is MISSING else [value]
+    if not found:
+        return f"`{'.'.join(map(str, here))}` (there is {_described(body)})"
+    first = None
+    for value in found:
+        missing = missing_in(value, rest, here)
+        if missing is None:
             return None
-        found = looked_up(body, (segment,))
-        if found is MISSING:
-            text = ".".join(map(str, path[: number + 1]))
-            return f"`{text}` (there is {_described(body)})"
-        body = found
-    return None
+        first = first or missing
+    return first
 
 
 def _described(value: Any) -> str:

@@ -87,13 +87,20 @@ _NUMBER = re.compile(r"\d+")
 
 
 class _Allowance:
-    """What an evaluation has left, and what it has been given."""
+    """What an evaluation has left, what it has been given, and what it shows.
 
-    __slots__ = ("_given", "_shared", "size", "steps")
+    Attributes:
+        steps: how many more it may take.
+        size: how many more bytes it may make.
+        shown: the value that it has put out last.
+    """
+
+    __slots__ = ("_given", "_shared", "shown", "size", "steps")
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         self.steps = STEPS
         self.size = SIZE
+        self.shown: Any = None
         self._given = given or {}
         self._shared: set[int] | None = None
 
@@ -168,15 +175,15 @@ class Compiled:
     template: Template
     variables: frozenset[str]
 
-    def rendered(self, context: Mapping[str, Any]) -> str:
-        """The text that a context makes of it.
+    def rendered(self, context: Mapping[str, Any]) -> tuple[str, Any]:
+        """The text that a context makes of it, and the value that it has put out last.
 
         Raises:
             OverflowError: it takes more steps, or makes more, than is allowed.
             Exception: whatever a template's own steps raise.
         """
-        _allowance.set(_Allowance(context))
-        return self.template.render(context)
+        _allowance.set(allowance := _Allowance(context))
+        return self.template.render(context), allowance.shown
 
 
 def compiled(text: str) -> Compiled:
@@ -244,7 +251,7 @@ class _Environment(SandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "//", "%"})
 
     def __init__(self) -> None:
-        super().__init__(finalize=_measured)
+        super().__init__(finalize=_shown)
         self.filters = {
             name: _counting(name, run)
             for name, run in {**GENERAL_FILTERS, **FILTERS, **_GROWING}.items()
@@ -421,6 +428,12 @@ def _measured(value: Any) -> Any:
     """The value, counted with all that it says."""
     allowance = _allowance.get()
     allowance.step(allowance.weigh(value))
+    return value
+
+
+def _shown(value: Any) -> Any:
+    """A value that is put out: counted, and kept as it was before it became a text."""
+    _allowance.get().shown = _measured(value)
     return value
 
 

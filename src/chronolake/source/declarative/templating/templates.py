@@ -2,8 +2,9 @@
 
 What a template makes is read as a Python literal if it is one, unless that would be spelled in
 another way: "7" becomes 7 and "[1, 2]" a list, but "2.10", "1e5" and "1,2" stay texts. Tokens, keys
-and cursors look like numbers now and then, and have to be sent as they came. What a manifest says
-without a template is read as the reference reads it: "2.10" is 2.1.
+and cursors look like numbers now and then, and have to be sent as they came: of what an answer, a
+slice or a token holds, a text that looks like a list stays a text, with the blanks around it. What
+a manifest says without a template is read as the reference reads it: "2.10" is 2.1.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
@@ -56,6 +57,8 @@ _DATE = re.compile(
 )
 #: Filters that give a value as it is.
 _LOOKUPS = frozenset({"default", "d", "first", "last"})
+#: Variables whose texts people write: in the configuration, and in records.
+_WRITTEN = frozenset({"config", "parameters", "record"})
 #: Bits of a number: Python does not print longer ones.
 _LONGEST_NUMBER = 14_000
 _SMALL = 18  # digits that are read as a number at once
@@ -106,8 +109,8 @@ def evaluated(
     try:
         made = _rendered(text, context)
     except UndefinedError:
-        made = ""
-    if made:
+        made = _NOTHING
+    if made.text:
         return _value_of(text, made, kinds)
     if default is None:
         return None
@@ -176,7 +179,17 @@ def variables_of(text: str) -> frozenset[str]:
     return made_ready(text).variables if is_template(text) else frozenset()
 
 
-def _with_parts(text: str, context: Context) -> str:
+class _Made(NamedTuple):
+    """The text that a template has made, and the value that it has put out last."""
+
+    text: str
+    shown: Any = None
+
+
+_NOTHING = _Made("")
+
+
+def _with_parts(text: str, context: Context) -> _Made:
     try:
         return _rendered(text, context)
     except UndefinedError as error:
@@ -191,7 +204,7 @@ def syntax_of(text: str) -> nodes.Template | None:
         return None
 
 
-def _rendered(text: str, context: Context) -> str:
+def _rendered(text: str, context: Context) -> _Made:
     """The text that a text makes.
 
     Raises:
@@ -204,7 +217,7 @@ def _rendered(text: str, context: Context) -> str:
             hint="Use `stream_interval` instead.",
         )
     if not is_template(text):
-        return _unfolded(text)
+        return _Made(_unfolded(text))
     ready = made_ready(text)
     variables = dict(context)
     if "stream_slice" in variables:
@@ -216,11 +229,11 @@ def _rendered(text: str, context: Context) -> str:
             hint="Correct its spelling, or use a variable that this place of the manifest has.",
         )
     try:
-        return ready.rendered(variables)
+        return _Made(*ready.rendered(variables))
     except UndefinedError:
         raise
     except TypeError:
-        return text
+        return _Made(text)
     except _FAILURES as error:
         raise _failure(text, error) from None
 
@@ -269,15 +282,33 @@ def _unfolded(text: str) -> str:
     return "\n".join(lines if lines[-1] else lines[:-1])
 
 
-def _value_of(text: str, made: str, kinds: tuple[type, ...]) -> Any:
+def _value_of(text: str, made: _Made, kinds: tuple[type, ...]) -> Any:
     """Return the value of what a text has made."""
     if not is_template(text):
-        return _plain(made, kinds)
-    value = _read(made, kinds)
+        return _plain(made.text, kinds)
+    value = _read(made.text, kinds)
     # Where the manifest asks for numbers, it gets them however they are spelled.
-    if value is made or (kinds and str not in kinds):
+    if value is made.text or (kinds and str not in kinds):
         return value
-    return made.strip() if _is_respelled(value, made, text) else value
+    if isinstance(made.shown, str) and _is_sent(text):
+        return value if _is_plainly(value, made.shown) else made.shown
+    return made.text.strip() if _is_respelled(value, made.text, text) else value
+
+
+@lru_cache(maxsize=8192)
+def _is_sent(text: str) -> bool:
+    """Return whether a template gives a token, a key or a cursor: a value that is to be sent back.
+
+    What a record or the configuration holds may be a list that is written as a text.
+    """
+    return looks_up(text) and not made_ready(text).variables <= _WRITTEN
+
+
+def _is_plainly(value: Any, text: str) -> bool:
+    """Return whether a text may be read as a value: it is a number, or how nothing is written."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_nothing = not value and isinstance(value, bool | list | dict | None)
+    return (is_number or is_nothing) and str(value) == text
 
 
 def _is_respelled(value: Any, made: str, text: str) -> bool:
