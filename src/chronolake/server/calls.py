@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from uuid import uuid4
 
@@ -72,6 +73,33 @@ class Call:
         """What errors and log lines name: the batch, and the table if it is known."""
         named = {} if self.table is None else {"table": str(self.table)}
         return {**named, "batch": self.batch}
+
+
+def answered(
+    as_task: Callable[[common_pb2.Task], _A],
+) -> Callable[[Callable[[Any, Any, Call], _A]], Callable[[Any, Any, grpc.ServicerContext], _A]]:
+    """Decorate a method of `Calls` that does the work of one RPC, which has the method's name.
+
+    Args:
+        as_task: returns the RPC's response for a failure that somebody can act upon.
+
+    Returns:
+        A decorator from `(self, request, call) -> response` to gRPC's own signature. The work sets
+        `call.table` as soon as it knows the table.
+    """
+
+    def decorate(
+        work: Callable[[Any, Any, Call], _A],
+    ) -> Callable[[Any, Any, grpc.ServicerContext], _A]:
+        @wraps(work)
+        def answer(calls: Calls, request: Any, context: grpc.ServicerContext) -> _A:
+            return calls._answer(  # noqa: SLF001 - the decorator is a part of the class
+                work.__name__, context, lambda call: work(calls, request, call), as_task
+            )
+
+        return answer
+
+    return decorate
 
 
 class Calls:
@@ -162,10 +190,7 @@ class Calls:
         work: Callable[[Call], _A],
         as_task: Callable[[common_pb2.Task], _A],
     ) -> _A:
-        """Do the work, and make of whatever it raises what the caller is to see.
-
-        The work gives the call its table as soon as it knows it.
-        """
+        """Run the work of a call, and turn what it raises into a response or a gRPC status."""
         with self._running(rpc, context) as call:
             if self._closed:
                 return self._refused(rpc, context, call, _given_up(call), as_task)

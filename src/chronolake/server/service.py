@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
@@ -10,7 +10,7 @@ from chronolake import table
 from chronolake.errors import ChronolakeError
 from chronolake.protos import common_pb2, destination_sdk_pb2, destination_sdk_pb2_grpc
 from chronolake.server import migrating, wire, writing
-from chronolake.server.calls import Call, Calls
+from chronolake.server.calls import Call, Calls, answered
 from chronolake.server.configuration import TESTS, Configuration, form
 from chronolake.server.outcomes import text_of, unexpected
 
@@ -59,7 +59,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         request: common_pb2.ConfigurationFormRequest,  # noqa: ARG002 - gRPC gives it by place
         context: grpc.ServicerContext,  # noqa: ARG002
     ) -> common_pb2.ConfigurationFormResponse:
-        """What the customer may choose, and which tests there are."""
+        """Return the fields of the configuration form, and the tests that can be run."""
         self._metrics.answered("ConfigurationForm", "success")
         return form()
 
@@ -68,209 +68,161 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         request: destination_sdk_pb2.CapabilitiesRequest,  # noqa: ARG002
         context: grpc.ServicerContext,  # noqa: ARG002
     ) -> destination_sdk_pb2.CapabilitiesResponse:
-        """The one form of batch file that is read."""
+        """Return the format of batch files that is read."""
         self._metrics.answered("Capabilities", "success")
         return destination_sdk_pb2.CapabilitiesResponse(batch_file_format=_FORMATS[self._format])
 
+    @answered(lambda task: common_pb2.TestResponse(failure=task.message))
     def Test(  # noqa: N802
-        self, request: common_pb2.TestRequest, context: grpc.ServicerContext
+        self,
+        request: common_pb2.TestRequest,
+        call: Call,  # noqa: ARG002 - a test is about no table
     ) -> common_pb2.TestResponse:
-        """Run one test of the form; whatever fails is told as a text, not as a status."""
+        """Run one test of the form; a failure is a text in the response, not a gRPC status."""
+        if request.name not in TESTS:
+            return common_pb2.TestResponse(failure="There is no such test.")
+        try:
+            TESTS[request.name][1](self._lake)
+        except ChronolakeError as error:
+            _log.warning("test_failed", test=request.name, reason=text_of(error))
+            return common_pb2.TestResponse(failure=text_of(error))
+        except Exception as failure:  # noqa: BLE001 - a test exists to find out
+            _log.warning("test_failed", test=request.name, **unexpected(failure))
+            return common_pb2.TestResponse(
+                failure="The lake cannot be used; the server's log says more."
+            )
+        _log.info("test_passed", test=request.name)
+        return common_pb2.TestResponse(success=True)
 
-        def work(_call: Call) -> common_pb2.TestResponse:
-            if request.name not in TESTS:
-                return common_pb2.TestResponse(failure="There is no such test.")
-            try:
-                TESTS[request.name][1](self._lake)
-            except ChronolakeError as error:
-                _log.warning("test_failed", test=request.name, reason=text_of(error))
-                return common_pb2.TestResponse(failure=text_of(error))
-            except Exception as failure:  # noqa: BLE001 - a test exists to find out
-                _log.warning("test_failed", test=request.name, **unexpected(failure))
-                return common_pb2.TestResponse(
-                    failure="The lake cannot be used; the server's log says more."
-                )
-            _log.info("test_passed", test=request.name)
-            return common_pb2.TestResponse(success=True)
-
-        return self._answer(
-            "Test", context, work, lambda task: common_pb2.TestResponse(failure=task.message)
+    @answered(lambda task: destination_sdk_pb2.DescribeTableResponse(task=task))
+    def DescribeTable(  # noqa: N802
+        self, request: destination_sdk_pb2.DescribeTableRequest, call: Call
+    ) -> destination_sdk_pb2.DescribeTableResponse:
+        """Return the columns of a table, or that it was not found."""
+        name = call.table = wire.table_name(
+            request.schema_name, request.table_name, prefix=_prefix(request)
+        )
+        found = self._lake.describe(name)
+        if found is None:
+            return destination_sdk_pb2.DescribeTableResponse(not_found=True)
+        return destination_sdk_pb2.DescribeTableResponse(
+            table=wire.table_message(request.table_name, found.columns, found.primary_key)
         )
 
-    def DescribeTable(  # noqa: N802
-        self,
-        request: destination_sdk_pb2.DescribeTableRequest,
-        context: grpc.ServicerContext,
-    ) -> destination_sdk_pb2.DescribeTableResponse:
-        """Every column of a table, or that there is none."""
-        answer = destination_sdk_pb2.DescribeTableResponse
-
-        def work(call: Call) -> destination_sdk_pb2.DescribeTableResponse:
-            name = call.table = wire.table_name(
-                request.schema_name,
-                request.table_name,
-                prefix=Configuration.of(request.configuration).schema_prefix,
-            )
-            found = self._lake.describe(name)
-            if found is None:
-                return answer(not_found=True)
-            return answer(
-                table=wire.table_message(request.table_name, found.columns, found.primary_key)
-            )
-
-        return self._answer("DescribeTable", context, work, lambda task: answer(task=task))
-
+    @answered(lambda task: destination_sdk_pb2.CreateTableResponse(task=task))
     def CreateTable(  # noqa: N802
-        self,
-        request: destination_sdk_pb2.CreateTableRequest,
-        context: grpc.ServicerContext,
+        self, request: destination_sdk_pb2.CreateTableRequest, call: Call
     ) -> destination_sdk_pb2.CreateTableResponse:
-        """Make a table, and its schema where that is missing; a table that exists is a task."""
-        answer = destination_sdk_pb2.CreateTableResponse
+        """Create a table, and its schema if that is missing; an existing table is a task."""
+        name = call.table = wire.table_name(
+            request.schema_name, request.table.name, prefix=_prefix(request)
+        )
+        columns = wire.columns_of(request.table)
+        table.create(self._lake, name, columns)
+        _log.info("table_created", table=str(name), columns=len(columns))
+        return destination_sdk_pb2.CreateTableResponse(success=True)
 
-        def work(call: Call) -> destination_sdk_pb2.CreateTableResponse:
-            name = call.table = wire.table_name(
-                request.schema_name,
-                request.table.name,
-                prefix=Configuration.of(request.configuration).schema_prefix,
-            )
-            columns = wire.columns_of(request.table)
-            table.create(self._lake, name, columns)
-            _log.info("table_created", table=str(name), columns=len(columns))
-            return answer(success=True)
-
-        return self._answer("CreateTable", context, work, lambda task: answer(task=task))
-
+    @answered(lambda task: destination_sdk_pb2.AlterTableResponse(task=task))
     def AlterTable(  # noqa: N802
-        self,
-        request: destination_sdk_pb2.AlterTableRequest,
-        context: grpc.ServicerContext,
+        self, request: destination_sdk_pb2.AlterTableRequest, call: Call
     ) -> destination_sdk_pb2.AlterTableResponse:
         """Bring a table to the request's columns, in one step or not at all."""
-        answer = destination_sdk_pb2.AlterTableResponse
+        name = call.table = wire.table_name(
+            request.schema_name, request.table.name, prefix=_prefix(request)
+        )
+        columns = wire.columns_of(request.table)
+        with self._writing(name):
+            changed = table.alter(self._lake, name, columns, drop_columns=request.drop_columns)
+        _log.info("table_altered", table=str(name), changed=changed)
+        return destination_sdk_pb2.AlterTableResponse(success=True)
 
-        def work(call: Call) -> destination_sdk_pb2.AlterTableResponse:
-            name = call.table = wire.table_name(
-                request.schema_name,
-                request.table.name,
-                prefix=Configuration.of(request.configuration).schema_prefix,
-            )
-            columns = wire.columns_of(request.table)
-            with self._writing(name):
-                changed = table.alter(self._lake, name, columns, drop_columns=request.drop_columns)
-            _log.info("table_altered", table=str(name), changed=changed)
-            return answer(success=True)
-
-        return self._answer("AlterTable", context, work, lambda task: answer(task=task))
-
+    @answered(lambda task: destination_sdk_pb2.TruncateResponse(task=task))
     def Truncate(  # noqa: N802
-        self,
-        request: destination_sdk_pb2.TruncateRequest,
-        context: grpc.ServicerContext,
+        self, request: destination_sdk_pb2.TruncateRequest, call: Call
     ) -> destination_sdk_pb2.TruncateResponse:
-        """Remove or mark the rows from before a time; a table that is not there is no failure."""
-        answer = destination_sdk_pb2.TruncateResponse
-
-        def work(call: Call) -> destination_sdk_pb2.TruncateResponse:
-            prefix = Configuration.of(request.configuration).schema_prefix
-            call.table = wire.table_name(request.schema_name, request.table_name, prefix=prefix)
-            wanted = wire.truncate_of(request, prefix=prefix)
-            with self._writing(wanted.name):
-                result = table.truncate(
-                    self._lake,
-                    wanted.name,
-                    synced_column=wanted.synced_column,
-                    before_micros=wanted.before_micros,
-                    deleted_column=wanted.deleted_column,
-                )
-            _log.info(
-                "table_truncated",
-                table=str(wanted.name),
-                exists=result.exists,
-                rows=result.rows,
-                soft=wanted.deleted_column is not None,
-                without_time=wanted.before_micros is None,
+        """Remove or mark the rows from before a time; a missing table is not an error."""
+        prefix = _prefix(request)
+        call.table = wire.table_name(request.schema_name, request.table_name, prefix=prefix)
+        wanted = wire.truncate_of(request, prefix=prefix)
+        with self._writing(wanted.name):
+            result = table.truncate(
+                self._lake,
+                wanted.name,
+                synced_column=wanted.synced_column,
+                before_micros=wanted.before_micros,
+                deleted_column=wanted.deleted_column,
             )
-            return answer(success=True)
+        _log.info(
+            "table_truncated",
+            table=str(wanted.name),
+            exists=result.exists,
+            rows=result.rows,
+            soft=wanted.deleted_column is not None,
+            without_time=wanted.before_micros is None,
+        )
+        return destination_sdk_pb2.TruncateResponse(success=True)
 
-        return self._answer("Truncate", context, work, lambda task: answer(task=task))
-
+    @answered(lambda task: destination_sdk_pb2.WriteBatchResponse(task=task))
     def WriteBatch(  # noqa: N802
-        self,
-        request: destination_sdk_pb2.WriteBatchRequest,
-        context: grpc.ServicerContext,
+        self, request: destination_sdk_pb2.WriteBatchRequest, call: Call
     ) -> destination_sdk_pb2.WriteBatchResponse:
         """Load the files of a batch into a table that keeps the newest state."""
-        return self._write("WriteBatch", request, context)
+        return self._write(request, call, history=False)
 
+    @answered(lambda task: destination_sdk_pb2.WriteBatchResponse(task=task))
     def WriteHistoryBatch(  # noqa: N802
-        self,
-        request: destination_sdk_pb2.WriteHistoryBatchRequest,
-        context: grpc.ServicerContext,
+        self, request: destination_sdk_pb2.WriteHistoryBatchRequest, call: Call
     ) -> destination_sdk_pb2.WriteBatchResponse:
         """Load the files of a batch into a table that keeps every version."""
-        return self._write("WriteHistoryBatch", request, context)
+        return self._write(request, call, history=True)
 
+    @answered(lambda task: destination_sdk_pb2.MigrateResponse(task=task))
     def Migrate(  # noqa: N802
-        self,
-        request: destination_sdk_pb2.MigrateRequest,
-        context: grpc.ServicerContext,
+        self, request: destination_sdk_pb2.MigrateRequest, call: Call
     ) -> destination_sdk_pb2.MigrateResponse:
-        """Change a whole table, its mode or a column at once, in one step or not at all."""
-        answer = destination_sdk_pb2.MigrateResponse
-
-        def work(call: Call) -> destination_sdk_pb2.MigrateResponse:
-            migration = migrating.migration_of(
-                request, prefix=Configuration.of(request.configuration).schema_prefix
-            )
-            if migration is None:
-                return answer(unsupported=True)
-            call.table = migration.name
-            with self._writing(migration.name):
-                migration.run(self._lake)
-            _log.info("table_migrated", table=str(migration.name), operation=migration.operation)
-            return answer(success=True)
-
-        return self._answer("Migrate", context, work, lambda task: answer(task=task))
+        """Migrate a table, its mode or a column, in one commit or not at all."""
+        migration = migrating.migration_of(request, prefix=_prefix(request))
+        if migration is None:
+            return destination_sdk_pb2.MigrateResponse(unsupported=True)
+        call.table = migration.name
+        with self._writing(migration.name):
+            migration.run(self._lake)
+        _log.info("table_migrated", table=str(migration.name), operation=migration.operation)
+        return destination_sdk_pb2.MigrateResponse(success=True)
 
     def _write(
         self,
-        rpc: str,
         request: destination_sdk_pb2.WriteBatchRequest
         | destination_sdk_pb2.WriteHistoryBatchRequest,
-        context: grpc.ServicerContext,
+        call: Call,
+        *,
+        history: bool,
     ) -> destination_sdk_pb2.WriteBatchResponse:
-        answer = destination_sdk_pb2.WriteBatchResponse
-        history = rpc == "WriteHistoryBatch"
+        prefix = _prefix(request)
+        call.table = wire.table_name(request.schema_name, request.table.name, prefix=prefix)
+        write = wire.write_of(request, format=self._format, prefix=prefix, root=self._root)
+        with self._writing(write.name):
+            written = writing.run(self._lake, write, history=history, batch=call.batch)
+        result = written.result
+        if result is None:
+            _log.info("batch_empty", table=str(write.name))
+            return destination_sdk_pb2.WriteBatchResponse(success=True)
+        _log.info(
+            "batch_written",
+            table=str(write.name),
+            files=len(write.files),
+            bytes=written.size,
+            replaced=result.replaced,
+            updated=result.updated,
+            deleted=result.deleted,
+            ignored=result.ignored,
+            seconds=round(written.seconds, 3),
+        )
+        self._metrics.published(
+            str(write.name), result, history=history, size=written.size, seconds=written.seconds
+        )
+        return destination_sdk_pb2.WriteBatchResponse(success=True)
 
-        def work(call: Call) -> destination_sdk_pb2.WriteBatchResponse:
-            prefix = Configuration.of(request.configuration).schema_prefix
-            call.table = wire.table_name(request.schema_name, request.table.name, prefix=prefix)
-            write = wire.write_of(request, format=self._format, prefix=prefix, root=self._root)
-            with self._writing(write.name):
-                written = writing.run(self._lake, write, history=history, batch=call.batch)
-            if written.result is None:
-                _log.info("batch_empty", table=str(write.name))
-                return answer(success=True)
-            result = written.result
-            _log.info(
-                "batch_written",
-                table=str(write.name),
-                files=len(write.files),
-                bytes=written.size,
-                replaced=result.replaced,
-                updated=result.updated,
-                deleted=result.deleted,
-                ignored=result.ignored,
-                seconds=round(written.seconds, 3),
-            )
-            self._metrics.published(
-                str(write.name),
-                result,
-                history=history,
-                size=written.size,
-                seconds=written.seconds,
-            )
-            return answer(success=True)
 
-        return self._answer(rpc, context, work, lambda task: answer(task=task))
+def _prefix(request: Any) -> str:
+    return Configuration.of(request.configuration).schema_prefix
