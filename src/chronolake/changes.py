@@ -52,7 +52,6 @@ RESERVED: Final = "__chronolake_"
 OP: Final = "__chronolake_op"
 SEQ: Final = "__chronolake_seq"
 UNMODIFIED: Final = "__chronolake_unmodified"
-CHANGE_COLUMNS: Final = (OP, SEQ, UNMODIFIED)
 
 MODIFIED: Final = "__chronolake_modified"
 SEQUENCE: Final = "__chronolake_sequence"

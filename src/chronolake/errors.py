@@ -32,10 +32,9 @@ ChronolakeError
 │       ├── MalformedFileError  not the CSV or Parquet that was promised
 │       ├── OversizeError       more in one piece than memory is kept for
 │       └── ValueRefusedError   one value does not fit its column
-├── CommitError
-│   ├── CommitConflictError   another writer was first (retryable)
-│   └── CommitUnknownError    the catalog's answer was lost and the table does not tell (retryable)
-└── PromiseBrokenError        a table no longer keeps what it promises
+└── CommitError
+    ├── CommitConflictError   another writer was first (retryable)
+    └── CommitUnknownError    the catalog's answer was lost, the outcome is unknown (retryable)
 ```
 
 An error says what was wrong (`message`), where (`table`, `batch`, `file`, `row`, `column`) and what
@@ -269,10 +268,6 @@ class CommitConflictError(CommitError):
 
 class CommitUnknownError(CommitError):
     """The catalog's answer was lost, and the table does not tell what became of the change."""
-
-
-class PromiseBrokenError(ChronolakeError):
-    """A table no longer keeps what it promises."""
 
 
 class HistoryWarning(UserWarning):

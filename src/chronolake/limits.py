@@ -1,4 +1,4 @@
-"""What history mode cannot do, and the ends of time of each kind of destination.
+"""Which modes a stream can be in, and why not in the others.
 
 Source: `seeds/history-mode.txt` ("Switching to history mode", "Limitations").
 """
@@ -6,44 +6,13 @@ Source: `seeds/history-mode.txt` ("Switching to history mode", "Limitations").
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from chronolake.errors import ConfigurationError
-from chronolake.types import TMAX_MICROS, TMIN_MICROS, Mode
+from chronolake.types import Mode
 
 #: For tables of such a name, history is the only mode.
 _HISTORY_SUFFIX: Final = "_history"
-
-
-class DestinationKind(StrEnum):
-    """Where tables are kept, as far as it decides about times."""
-
-    ICEBERG = "iceberg"
-    MYSQL = "mysql"
-    #: MySQL up to version 5.6, which keeps no fractions of a second.
-    MYSQL_5_6 = "mysql-5.6"
-
-
-@dataclass(frozen=True)
-class TimeLimits:
-    """The ends of time of a destination, in microseconds since 1970 (UTC).
-
-    Attributes:
-        tmin: start and end of a version of a record that was deleted before history began.
-        tmax: the end of an active version.
-    """
-
-    tmin: int
-    tmax: int
-
-
-TIME_LIMITS: Final = {
-    DestinationKind.ICEBERG: TimeLimits(TMIN_MICROS, TMAX_MICROS),
-    # 1970-01-01T00:00:01Z; 2038-01-19T03:14:07.999Z, and without the fraction.
-    DestinationKind.MYSQL: TimeLimits(1_000_000, 2_147_483_647_999_000),
-    DestinationKind.MYSQL_5_6: TimeLimits(1_000_000, 2_147_483_647_000_000),
-}
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ def test_a_short_status_text_is_left_alone() -> None:
         (errors.MalformedFileError, False),
         (errors.CommitConflictError, False),
         (errors.StoppingError, False),
-        (errors.PromiseBrokenError, False),
     ],
 )
 def test_what_somebody_can_mend_is_a_task(

@@ -1,38 +1,12 @@
-"""Which streams can be in which mode, and the ends of time."""
+"""Which streams can be in which mode."""
 
 from __future__ import annotations
-
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from chronolake.errors import ConfigurationError
-from chronolake.limits import (
-    TIME_LIMITS,
-    DestinationKind,
-    StreamTraits,
-    allowed_modes,
-    check_mode,
-)
+from chronolake.limits import StreamTraits, allowed_modes, check_mode
 from chronolake.types import Mode
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("kind", "tmin", "tmax"),
-    [
-        (DestinationKind.ICEBERG, "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999Z"),
-        (DestinationKind.MYSQL, "1970-01-01T00:00:01Z", "2038-01-19T03:14:07.999Z"),
-        (DestinationKind.MYSQL_5_6, "1970-01-01T00:00:01Z", "2038-01-19T03:14:07Z"),
-    ],
-)
-def test_the_ends_of_time_are_those_of_the_document(
-    kind: DestinationKind, tmin: str, tmax: str
-) -> None:
-    limits = TIME_LIMITS[kind]
-    assert EPOCH + timedelta(microseconds=limits.tmin) == datetime.fromisoformat(tmin)
-    assert EPOCH + timedelta(microseconds=limits.tmax) == datetime.fromisoformat(tmax)
 
 
 @pytest.mark.parametrize(

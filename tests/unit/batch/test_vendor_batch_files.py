@@ -13,7 +13,8 @@ from batch_columns import values
 from batch_writer import NULL, UNMODIFIED
 from chronolake.batch.decoding import Reading, decoded
 from chronolake.batch.files import BatchFile, FileForm
-from chronolake.changes import CHANGE_COLUMNS, Op
+from chronolake.changes import OP, SEQ, Op
+from chronolake.changes import UNMODIFIED as WORDS
 from chronolake.types import Column, ColumnType, Kind
 
 FILES = Path(__file__).resolve().parents[4] / "shared/data/partner-sdk/files"
@@ -58,6 +59,8 @@ OPS = {
     "delete": Op.DELETE,
     "earliest": Op.EARLIEST,
 }
+#: The columns of a change set that come before the data.
+_FIRST = (OP, SEQ, WORDS)
 pytestmark = pytest.mark.skipif(not PLAIN, reason="the shared vendor files are not beside the repo")
 
 
@@ -75,9 +78,9 @@ def test_a_vendor_file_is_read_the_same_in_every_form(path: Path) -> None:
         rows(BatchFile(str(path), op), FileForm("csv", "off", False, NULL, UNMODIFIED), columns)
     )
     assert len(plain) == len(lines)
-    for place, column in enumerate(columns, start=len(CHANGE_COLUMNS)):
+    for place, column in enumerate(columns, start=len(_FIRST)):
         for line, row in zip(lines, plain, strict=True):
-            text = line[place - len(CHANGE_COLUMNS)]
+            text = line[place - len(_FIRST)]
             cell = row[place]  # type: ignore[index]
             assert (cell is None) == (text in (NULL, UNMODIFIED))
             if cell is not None and column.type.kind is Kind.STRING:
