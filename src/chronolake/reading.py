@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from datetime import UTC, date, datetime, time
+from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
@@ -21,6 +20,7 @@ from chronolake.errors import (
     ValueRefusedError,
 )
 from chronolake.frames import LakeFrame, lake_frame
+from chronolake.instants import micros_of
 from chronolake.session import CATALOG
 from chronolake.texts import clocks_of
 from chronolake.types import (
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 _BEFORE: Final = f"{RESERVED}before"
 _AFTER: Final = f"{RESERVED}after"
-_WITH_DATE: Final = re.compile(r"\s*[+-]?\d{4}")
 
 
 class LakeTable:
@@ -169,7 +168,7 @@ class LakeTable:
             ValueRefusedError: the text is no time.
         """
         description = self._history_description()
-        micros = self._micros(at)
+        micros = micros_of(at, table=str(self.name))
         self._warn_before(micros, description)
         return lake_frame(self.df.where(_covers(micros, description.epsilon)))
 
@@ -195,7 +194,10 @@ class LakeTable:
             ValueRefusedError: a text is no time, or the first instant is after the second.
         """
         description = self._history_description()
-        first, second = self._micros(before), self._micros(after)
+        first, second = (
+            micros_of(before, table=str(self.name)),
+            micros_of(after, table=str(self.name)),
+        )
         if first > second:
             raise ValueRefusedError(
                 f"{cells.instant(first)} is after {cells.instant(second)}.",
@@ -261,23 +263,6 @@ class LakeTable:
             stacklevel=3,
         )
 
-    def _micros(self, at: Instant) -> int:
-        """An instant in microseconds since 1970."""
-        text = _iso(at) if isinstance(at, datetime) else str(at)
-        # Without a date, Spark would take today's; and a number has no unit.
-        wanted = text if isinstance(at, date | str) and _WITH_DATE.match(text) else None
-        # Nothing but a constant: Spark runs no job for it.
-        (row,) = self._spark.sql(
-            "SELECT unix_micros(try_cast(:text AS TIMESTAMP))", args={"text": wanted}
-        ).collect()
-        if row[0] is None:
-            raise ValueRefusedError(
-                f"{text!r} is no timestamp.",
-                table=str(self.name),
-                hint="Times are written as 2024-05-02T00:00:00Z.",
-            )
-        return int(row[0])
-
     def _literal(self, value: Any, of: ColumnType, column: str) -> Expression:
         """A value as a literal of a column's type, checked now and not when Spark comes to it."""
         kind = of.sql
@@ -322,11 +307,6 @@ class LakeTable:
                 "history` keeps them from now on.",
             )
         return description
-
-
-def _iso(at: datetime) -> str:
-    """A time with its own offset: in UTC it may be beyond the years that Python has."""
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).isoformat()
 
 
 def _covers(micros: int, epsilon: int) -> Expression:

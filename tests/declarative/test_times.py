@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from chronolake.durations import iso_duration
 from chronolake.source.declarative.templating.times import (
     Reader,
-    duration,
     formatted,
     formatted_exactly,
     micros_of,
@@ -281,16 +281,16 @@ def test_what_is_no_text_and_no_number_fits_no_format(value):
 
 
 def test_durations_are_those_of_iso_8601():
-    assert duration("P1DT2H") == timedelta(days=1, hours=2)
-    assert datetime(2024, 3, 31) - duration("P1M") == datetime(2024, 2, 29)
-    assert isinstance(duration("P1Y"), isodate.Duration)
+    assert iso_duration("P1DT2H") == timedelta(days=1, hours=2)
+    assert datetime(2024, 3, 31) - iso_duration("P1M") == datetime(2024, 2, 29)
+    assert isinstance(iso_duration("P1Y"), isodate.Duration)
     with pytest.raises(ValueError, match="Unable to parse"):
-        duration("1 day")
+        iso_duration("1 day")
 
 
 def test_a_duration_that_no_time_can_have_is_none():
     with pytest.raises(ValueError, match="too long: P9999999999999D"):
-        duration("P9999999999999D")
+        iso_duration("P9999999999999D")
 
 
 @given(moment=moments, code=st.sampled_from(EXACT + EXACT_WITH_OFFSET))

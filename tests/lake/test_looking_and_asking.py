@@ -133,9 +133,9 @@ def test_a_wrong_question_about_the_past_is_explained(lake: Lake) -> None:
         versions.history(self=1)
     with pytest.raises(TableNotFoundError, match=re.escape(f"Did you mean {NAME}?")):
         lake.table(TableName(NAME.schema, NAME.table.upper()))
-    with pytest.raises(ValueRefusedError, match="'last week' is no timestamp"):
+    with pytest.raises(ValueRefusedError, match="'last week' is not a valid time"):
         versions.as_of("last week")
-    with pytest.raises(ValueRefusedError, match="'12345' is no timestamp"):
+    with pytest.raises(ValueRefusedError, match="'12345' is not a valid time"):
         versions.as_of(12345)  # type: ignore[arg-type]
 
 

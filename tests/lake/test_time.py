@@ -128,7 +128,7 @@ def test_times_in_the_wrong_order_and_no_times_are_refused(
 ) -> None:
     with pytest.raises(ValueRefusedError, match="is after"):
         lake.table(versions).diff("2024-01-02", "2024-01-01")
-    with pytest.raises(ValueRefusedError, match="no timestamp"):
+    with pytest.raises(ValueRefusedError, match="not a valid time"):
         lake.table(versions).as_of("yesterday-ish")
     live = TableName(name.schema, f"{name.table}_live")
     table.create(lake, live, COLUMNS)
@@ -333,7 +333,7 @@ def test_questions_at_the_edges_of_python(lake: Lake, versions: TableName) -> No
     east, west = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
     assert found.as_of(datetime.max.replace(tzinfo=east)).count() == 3
     assert found.as_of(datetime.min.replace(tzinfo=west)).count() == 0
-    with pytest.raises(ValueRefusedError, match="is no timestamp"):
+    with pytest.raises(ValueRefusedError, match="is not a valid time"):
         found.as_of("12:00")
     with pytest.raises(ValueRefusedError, match="is no bigint") as refused:
         found.history(id=2**70)

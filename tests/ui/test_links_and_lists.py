@@ -79,7 +79,7 @@ def test_every_instant_that_we_write_is_read(micros: int) -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "1", "", "2026-05-02T25:00"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ValueRefusedError, match=f"^'{text}' is no time"):
+    with pytest.raises(ValueRefusedError, match=f"^'{text}' is not a valid time"):
         links.micros_of(text)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from functools import partial
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 #: Exit code of a run in which some streams failed and others did not.
 PARTIAL: Final = 3
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 PipelineArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="A name below `pipelines`.", show_default=False)
@@ -123,7 +121,7 @@ def sync(
     from chronolake.config import WatchedProject
     from chronolake.pipeline.streams import pipeline_of
 
-    pause = None if every is None else seconds_of(every)
+    pause = None if every is None else _interval(every)
     wanted = project_of(project, lake, settings)
     if pipeline is None and not wanted.pipelines:
         raise ConfigurationError(
@@ -264,16 +262,18 @@ def _leave(ended: Sequence[Status | None]) -> None:
     fail(PARTIAL if any(status in {Status.SUCCEEDED, Status.PARTIAL} for status in ended) else 1)
 
 
-def seconds_of(text: str) -> float:
-    """A length of time such as `30s`, `5m` or `1h`, in seconds.
+def _interval(text: str) -> float:
+    """Return the value of `--every` in seconds.
 
     Raises:
-        BadParameter: the text is none.
+        BadParameter: the text is not a length of time.
     """
-    matched = re.fullmatch(r"(\d+)([smhd])", text)
-    if matched is None or int(matched[1]) == 0:
-        raise typer.BadParameter("write a time such as 30s, 5m or 1h", param_hint="--every")
-    return float(int(matched[1]) * _UNITS[matched[2]])
+    from chronolake.durations import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as failure:
+        raise typer.BadParameter(str(failure), param_hint="--every") from None
 
 
 @app.command(epilog="Example: chronolake rebuild crm.Account")

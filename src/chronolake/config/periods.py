@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from isodate import Duration, ISO8601Error, parse_duration
 from pydantic import AfterValidator
+
+from chronolake.durations import length_of
+
+if TYPE_CHECKING:
+    from isodate import Duration
 
 _NAMED: Final = {"daily": "P1D", "weekly": "P7D", "monthly": "P1M"}
 _NEVER: Final = "never"
-_SHORT: Final = re.compile(r"(\d+)([smhd])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 #: What is done at the same time each day is never exactly a day apart.
 _SLACK: Final = timedelta(hours=1)
 _SLACK_PART: Final = 20
@@ -25,30 +26,19 @@ def _known(text: str) -> str:
 
 
 def _length_of(text: str) -> timedelta | Duration:
-    """How long a period is.
+    """Return the length of a period other than `never`.
 
     Raises:
-        ValueError: the text is no period, or one without a length.
+        ValueError: the text is not a period.
     """
-    refused = ValueError(
-        f"write {', '.join(_NAMED)}, {_NEVER}, a time such as 12h or 10d, or a duration of ISO "
-        "8601 such as P10D"
-    )
     try:
-        if short := _SHORT.fullmatch(text):
-            length: timedelta | Duration = timedelta(**{_UNITS[short[2]]: int(short[1])})
-        else:
-            length = parse_duration(_NAMED.get(text, text))
-        is_long = _EXAMPLE + length > _EXAMPLE
-    except (ISO8601Error, OverflowError, ValueError):
-        raise refused from None
-    if not is_long:
-        raise refused
-    return length
+        return length_of(_NAMED.get(text, text))
+    except ValueError:
+        raise ValueError(
+            f"write {', '.join(_NAMED)}, {_NEVER}, a time such as 12h or 10d, or a duration of "
+            "ISO 8601 such as P10D"
+        ) from None
 
-
-#: Some day, to see whether a length of months has any.
-_EXAMPLE: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - the offset makes no difference
 
 #: How often something is done, in a configuration.
 Period = Annotated[str, AfterValidator(_known)]

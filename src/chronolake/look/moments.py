@@ -1,11 +1,9 @@
-"""Instants: what a text means, which rows are true then, which snapshot was current."""
+"""Which rows are true at an instant, and which snapshot was current."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from chronolake.cells import instant
 from chronolake.errors import ValueRefusedError
@@ -15,59 +13,12 @@ from chronolake.types import (
     EPSILON_PROPERTY,
     HISTORY_SINCE_PROPERTY,
     START,
-    now_micros,
 )
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
     from chronolake.look.catalog import LookedUp
-
-_MICROS: Final = timedelta(microseconds=1)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: In minutes.
-_GREATEST_OFFSET: Final = 18 * 60
-_ISO: Final = re.compile(
-    r"(?P<year>\d{4})(?:-(?P<month>\d{1,2})(?:-(?P<day>\d{1,2})"
-    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{1,2})"
-    r"(?::(?P<second>\d{1,2})(?:\.(?P<fraction>\d+))?)?"
-    r" ?(?:(?P<utc>Z|UTC)|(?P<sign>[+-])(?P<hours>\d{1,2}):?(?P<minutes>\d{2})?)?)?)?)?",
-    re.ASCII | re.IGNORECASE,
-)
-
-
-def micros_of(text: str, *, table: str | None = None) -> int:
-    """A time in ISO 8601 as microseconds since 1970; without an offset it is taken as UTC.
-
-    What is finer than a microsecond is cut off.
-
-    Raises:
-        ValueRefusedError: the text is no time of the years 1 to 9999.
-    """
-    parts = _ISO.fullmatch(text.strip())
-    micros = None if parts is None else _micros(parts)
-    if micros is None:
-        raise ValueRefusedError(
-            f"{text[:50]!r} is no time.",
-            hint="Times are written as 2024-05-02T00:00:00Z.",
-            table=table,
-        )
-    return micros
-
-
-def _micros(parts: re.Match[str]) -> int | None:
-    year, month, day = (int(parts[name] or 1) for name in ("year", "month", "day"))
-    hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
-    offset = int(parts["hours"] or 0) * 60 + int(parts["minutes"] or 0)
-    try:
-        whole = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
-    except ValueError:
-        return None
-    if offset > _GREATEST_OFFSET:
-        return None
-    micros = (whole - _EPOCH) // _MICROS + int((parts["fraction"] or "0").ljust(6, "0")[:6])
-    # Integers: in UTC it may be beyond the years that Python's datetime has.
-    return micros - (-1 if parts["sign"] == "-" else 1) * offset * 60_000_000
 
 
 def epsilon_of(found: LookedUp) -> int:
@@ -156,12 +107,3 @@ def current_at(found: LookedUp, micros: int) -> Published | None:
             table=str(found.name),
         )
     return before[-1]
-
-
-def asked_or_now(text: str | None, *, table: str) -> int:
-    """An instant that was asked for, or this one.
-
-    Raises:
-        ValueRefusedError: the text is no time.
-    """
-    return now_micros() if text is None else micros_of(text, table=table)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final, cast
 import pyarrow as pa
 
 from chronolake.errors import SchemaError, ValueRefusedError
+from chronolake.instants import micros_of
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.server import wire
 from chronolake.table import migration
-from chronolake.texts import instant_of, value_of
-from chronolake.types import DELETED, Mode, TableName, stored_name
+from chronolake.texts import value_of
+from chronolake.types import DELETED, LAST_MICROS, TMIN_MICROS, Mode, TableName, stored_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +126,15 @@ def _copy_column(name: TableName, entity: sdk.CopyColumn) -> Run:
     return lambda lake: migration.copy_column(lake, name, column, new_name)
 
 
+def _instant(text: str) -> int:
+    micros = micros_of(text)
+    if not TMIN_MICROS <= micros <= LAST_MICROS:
+        raise ValueRefusedError(
+            "The time is outside the years 1 to 9999.", hint="Write it like 2024-05-02T00:00:00Z."
+        )
+    return micros
+
+
 def _update_column_value(name: TableName, entity: sdk.UpdateColumnValueOperation) -> Run:
     column = _column(entity.column)
     value = _null if entity.value == _NULL else _Text(entity.value, column)
@@ -140,13 +150,13 @@ def _add_column_with_default_value(name: TableName, entity: sdk.AddColumnWithDef
 def _add_column_in_history_mode(name: TableName, entity: sdk.AddColumnInHistoryMode) -> Run:
     column = wire.column_of(_column(entity.column), entity.column_type)
     value = _Text(entity.default_value, column.name)
-    at = instant_of(entity.operation_timestamp)
+    at = _instant(entity.operation_timestamp)
     return lambda lake: migration.add_column_in_history(lake, name, column, value, at_micros=at)
 
 
 def _drop_column_in_history_mode(name: TableName, entity: sdk.DropColumnInHistoryMode) -> Run:
     column = _column(entity.column)
-    at = instant_of(entity.operation_timestamp)
+    at = _instant(entity.operation_timestamp)
     return lambda lake: migration.drop_column_in_history(lake, name, column, at_micros=at)
 
 

@@ -1,5 +1,5 @@
 """Texts as values, as batch files have them: what each text means for a column of each type."""
 
-from chronolake.texts.single import clocks_of, instant_of, value_of
+from chronolake.texts.single import clocks_of, value_of
 
-__all__ = ["clocks_of", "instant_of", "value_of"]
+__all__ = ["clocks_of", "value_of"]

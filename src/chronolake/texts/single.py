@@ -11,7 +11,6 @@ import pyarrow as pa
 from chronolake.errors import ValueRefusedError
 from chronolake.texts import cells
 from chronolake.texts.columns import CellRefusedError, typed
-from chronolake.types import Kind
 
 if TYPE_CHECKING:
     from chronolake.types import ColumnType
@@ -51,22 +50,3 @@ def clocks_of(text: str) -> set[str]:
         return {cells.clock(_SHORT_HOUR.sub("0", text)), text}
     except cells.RefusedError:
         return {text}
-
-
-def instant_of(text: str) -> int:
-    """The microseconds since 1970 (UTC) of a time in ISO 8601; finer digits are cut off.
-
-    Raises:
-        ValueRefusedError: the text is no such time.
-    """
-    try:
-        micros, is_outside = cells.micros(text, Kind.UTC_DATETIME)
-    except cells.RefusedError as refused:
-        raise ValueRefusedError(
-            f"The text is no time: {refused}.", hint="Write it like 2024-05-02T00:00:00Z."
-        ) from None
-    if is_outside:
-        raise ValueRefusedError(
-            "The time is outside the years 1 to 9999.", hint="Write it like 2024-05-02T00:00:00Z."
-        )
-    return micros

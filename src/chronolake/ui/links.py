@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
+from chronolake import instants
 from chronolake.errors import SchemaError, ValueRefusedError
-from chronolake.look import moments
 from chronolake.types import LAST_MICROS, TMIN_MICROS, TableName
 
 if TYPE_CHECKING:
@@ -156,5 +156,5 @@ def micros_of(text: str) -> int:
     Raises:
         ValueRefusedError: the text is no time.
     """
-    found = moments.micros_of(_ZONE.sub(r"\1+\2", text.strip()))
+    found = instants.micros_of(_ZONE.sub(r"\1+\2", text.strip()))
     return min(max(found, TMIN_MICROS), LAST_MICROS)

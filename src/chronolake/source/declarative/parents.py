@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from chronolake.durations import iso_duration
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.counting import NO_CURSOR
 from chronolake.source.declarative.cursors.timing import time_cursor
@@ -19,7 +20,6 @@ from chronolake.source.declarative.language.streams import (
     UnionPartitionRouter,
 )
 from chronolake.source.declarative.templating.templates import as_text
-from chronolake.source.declarative.templating.times import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,7 +106,7 @@ def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> da
                 hint="Only a cursor over time tells how old a state is.",
             )
     try:
-        return datetime.now(UTC) - duration(text)
+        return datetime.now(UTC) - iso_duration(text)
     except (ValueError, OverflowError) as failure:
         raise ConfigurationError(
             f"The api_retention_period {text!r} of the stream {stream.name} is no span of time.",

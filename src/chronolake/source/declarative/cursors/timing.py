@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from chronolake.durations import iso_duration
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.cursors.intervals import Cutting, Gap
 from chronolake.source.declarative.templating.templates import as_text, as_truth
 from chronolake.source.declarative.templating.times import (
     Reader,
-    duration,
     formatted_exactly,
     parsed,
     parsed_by,
@@ -149,7 +149,7 @@ def _duration(name: str, text: str | None) -> Gap | None:
     if not text:
         return None
     try:
-        return duration(text)
+        return iso_duration(text)
     except ValueError as failure:
         raise ConfigurationError(
             f"The cursor's `{name}` is no duration: {text!r}.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from chronolake.durations import iso_duration
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.templating.times import duration
 
 
 def seconds_of(text: str, where: str, *, none: bool = False) -> float:
@@ -20,7 +20,7 @@ def seconds_of(text: str, where: str, *, none: bool = False) -> float:
         ConfigurationError: it is no span, or an empty one where it may not be.
     """
     try:
-        span = duration(text)
+        span = iso_duration(text)
         if not isinstance(span, timedelta):
             span = span.totimedelta(start=datetime.now(UTC))
         seconds = float(span.total_seconds())

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from chronolake.durations import iso_duration
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.exchange.verdicts import Action
 from chronolake.source.declarative.paging.rereading import actions_of
 from chronolake.source.declarative.streamslice import StreamSlice
-from chronolake.source.declarative.templating.times import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +133,7 @@ def _shortest(text: str | None) -> timedelta | None:
     if not text:
         return None
     try:
-        found = duration(text)
+        found = iso_duration(text)
     except ValueError:
         found = timedelta(0)
     if not isinstance(found, timedelta) or found <= timedelta(0):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from jinja2 import meta, nodes
 from jinja2.exceptions import TemplateSyntaxError
 
+from chronolake.durations import iso_duration
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.templating.macros import MACROS
 from chronolake.source.declarative.templating.sandbox import ENVIRONMENT
@@ -18,7 +19,7 @@ from chronolake.source.declarative.templating.templates import (
     shown,
     syntax_of,
 )
-from chronolake.source.declarative.templating.times import duration, expect_format
+from chronolake.source.declarative.templating.times import expect_format
 from chronolake.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def faults_of_pattern(text: str) -> Iterator[Fault]:
 def faults_of_duration(text: str) -> Iterator[Fault]:
     """What is wrong with a duration."""
     try:
-        duration(text)
+        iso_duration(text)
     except ValueError:
         yield Fault(
             f"{shown(text)} is no duration",

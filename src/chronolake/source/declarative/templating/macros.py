@@ -16,13 +16,8 @@ from zoneinfo import ZoneInfo
 
 from dateutil.parser import isoparse
 
-from chronolake.source.declarative.templating.times import (
-    duration,
-    expect_narrow,
-    formatted,
-    parsed,
-    spelled,
-)
+from chronolake.durations import iso_duration
+from chronolake.source.declarative.templating.times import expect_narrow, formatted, parsed, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,7 +167,7 @@ MACROS: dict[str, Callable[..., Any]] = {
     "max": builtins.max,
     "min": builtins.min,
     "day_delta": day_delta,
-    "duration": duration,
+    "duration": iso_duration,
     "format_datetime": format_datetime,
     "today_with_timezone": today_with_timezone,
     "str_to_datetime": str_to_datetime,

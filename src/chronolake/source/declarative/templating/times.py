@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import lru_cache, partial
-from typing import cast
-
-import isodate
 
 Value = str | int | float
 _Read = Callable[[Value], int | None]
@@ -189,19 +186,6 @@ def formatted_exactly(value: datetime, format: str) -> str:  # noqa: A002
 def micros_of(moment: datetime) -> int:
     """Microseconds since 1970 of a moment that has an offset, exactly."""
     return _micros(moment - _EPOCH)
-
-
-def duration(text: str) -> timedelta | isodate.Duration:
-    """What an ISO 8601 duration spells: with years or months it is no fixed time.
-
-    Raises:
-        ValueError: it is none, or longer than any time.
-        TypeError: it is no text.
-    """
-    try:
-        return cast("timedelta | isodate.Duration", isodate.parse_duration(text))
-    except OverflowError as failure:
-        raise ValueError(f"too long: {text}") from failure
 
 
 class Reader:

@@ -1,0 +1,71 @@
+"""Lengths of time that people write: `30s`, `5m`, `12h`, `10d`, or ISO 8601 such as `P1M`."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Final, cast
+
+from isodate import Duration, parse_duration
+
+_SHORT: Final = re.compile(r"(\d+)([smhd])", re.ASCII)
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+#: A day from which a length of months is measured, to see whether it has any.
+_EXAMPLE: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - the offset makes no difference
+
+
+def iso_duration(text: str) -> timedelta | Duration:
+    """Return what an ISO 8601 duration spells, which may be zero.
+
+    Returns:
+        A `timedelta`, or with years or months an `isodate.Duration`.
+
+    Raises:
+        ValueError: the text is not a duration, or longer than any time.
+        TypeError: it is not a text.
+    """
+    try:
+        return cast("timedelta | Duration", parse_duration(text))
+    except OverflowError as failure:
+        raise ValueError(f"too long: {text}") from failure
+
+
+def length_of(text: str) -> timedelta | Duration:
+    """Return a length of time.
+
+    Args:
+        text: a number of seconds, minutes, hours or days such as `5m`, or an ISO 8601 duration.
+
+    Returns:
+        A `timedelta`, or with years or months an `isodate.Duration`, whose length depends on the
+        day that it is added to. It is greater than zero.
+
+    Raises:
+        ValueError: the text is anything else, or the length is zero, negative or too great.
+    """
+    try:
+        if short := _SHORT.fullmatch(text):
+            length: timedelta | Duration = timedelta(**{_UNITS[short[2]]: int(short[1])})
+        else:
+            length = iso_duration(text)
+        is_positive = _EXAMPLE + length > _EXAMPLE
+    except (OverflowError, TypeError, ValueError) as failure:
+        raise ValueError(_REFUSED) from failure
+    if not is_positive:
+        raise ValueError(_REFUSED)
+    return length
+
+
+def seconds_of(text: str) -> float:
+    """Return a length of time in seconds; months and years are as long as the next ones.
+
+    Raises:
+        ValueError: as for `length_of`.
+    """
+    length = length_of(text)
+    if isinstance(length, Duration):
+        length = length.totimedelta(start=datetime.now())  # noqa: DTZ005 - any day will do
+    return length.total_seconds()
+
+
+_REFUSED: Final = "write a time such as 30s, 5m, 12h or 10d, or an ISO 8601 duration such as P10D"
