@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from chronolake.errors import ChronolakeError
+from chronolake.source.declarative.components.authenticating import custom_authentication
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.landing.slicefiles import Read
@@ -34,7 +35,12 @@ class Slices:
 def coordinator() -> Iterator[Coordinator]:
     with (
         http_client() as client,
-        Coordinator("127.0.0.1", Access(Network(client), {}), Slices(), callers=2) as running,
+        Coordinator(
+            "127.0.0.1",
+            Access(Network(client), {}, custom=custom_authentication),
+            Slices(),
+            callers=2,
+        ) as running,
     ):
         yield running
 

@@ -15,6 +15,7 @@ from readings import reading, stream
 from visits import HIDDEN, NOW, Visit
 
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
+from chronolake.source.declarative.components.authenticating import custom_authentication
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.exchange.quotas import CountedQuotas, Left, Report, Turn
@@ -266,7 +267,7 @@ def test_wait_ends_when_the_reading_is_cancelled(api: Api, client: httpx.Client)
         visit.network.cancelled.set()
 
     network = Network(client, sleep=cancelling, now=lambda: NOW, cancelled=visit.network.cancelled)
-    visit.access = Access(network, visit.config)
+    visit.access = Access(network, visit.config, custom=custom_authentication)
 
     with pytest.raises(SourceError, match="cancelled"):
         visit.asks(rotating(api))
@@ -379,7 +380,9 @@ def test_tasks_share_the_calls_that_the_driver_counts(api: Api, client: httpx.Cl
         Driver(coordinator.address) as second,
     ):
         for driver in (first, second):
-            visit.access = Access(visit.network, visit.config, shared=driver)
+            visit.access = Access(
+                visit.network, visit.config, custom=custom_authentication, shared=driver
+            )
             visit.asks(rotating(api, heard))
 
     seen = [token_of(each) for each in api.asked if each.path == "/items"]
@@ -397,7 +400,7 @@ def test_tasks_wait_by_themselves(api: Api, client: httpx.Client) -> None:
         Coordinator("127.0.0.1", driving.access, NoSlices(), callers=1) as coordinator,
         Driver(coordinator.address) as driver,
     ):
-        task.access = Access(task.network, task.config, shared=driver)
+        task.access = Access(task.network, task.config, custom=custom_authentication, shared=driver)
         task.asks(rotating(api))
 
     assert (driving.time.waits, task.time.waits) == ([], [60.0])

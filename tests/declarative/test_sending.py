@@ -15,6 +15,7 @@ from apis import Api, Asked, Reply
 from pydantic import TypeAdapter
 
 from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.exchange.authenticating import Authentication
 from chronolake.source.declarative.exchange.caching import AnswerCache
 from chronolake.source.declarative.exchange.injection import Injection
 from chronolake.source.declarative.exchange.network import Exchange, Network, http_client
@@ -51,8 +52,8 @@ class Desk:
         return Sender(network, {}, error_handler=made, **fields)
 
 
-class Key:
-    """Credentials in a header and a parameter; `renewed` counts up."""
+class Key(Authentication):
+    """Credentials in a header and a parameter; a refresh counts up."""
 
     def __init__(self) -> None:
         self.number = 1
@@ -63,7 +64,7 @@ class Key:
             headers={"Authorization": f"Bearer token-number-{self.number}"},
         )
 
-    def renewed(self, spent: Injection) -> bool:
+    def refresh(self, spent: Injection) -> bool:
         self.number += 1
         return True
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from apis import Api, Asked
 
+from chronolake.source.declarative.components.authenticating import custom_authentication
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Exchange, Network
 from chronolake.source.declarative.exchange.requesting import request_of
@@ -59,7 +60,7 @@ class Visit:
 
     def again(self) -> Access:
         """Access as a next run has it."""
-        return Access(self.network, self.config, memory=self.memory)
+        return Access(self.network, self.config, custom=custom_authentication, memory=self.memory)
 
     def requester(self, authenticator: dict[str, Any], **fields: Any) -> HttpRequester:
         whole = {

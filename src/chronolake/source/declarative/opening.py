@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.api import Api
+from chronolake.source.declarative.components.authenticating import custom_authentication
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.language.budget import HTTPAPIBudget
@@ -60,7 +61,7 @@ def api_of(
     manifest.expect_known()
     ready = {**made_ready(config, manifest), **(overrides or {})}
     budget = _budget_of(manifest)
-    access = Access(network, ready, budget=budget, memory=memory)
+    access = Access(network, ready, custom=custom_authentication, budget=budget, memory=memory)
     reports = threading.Semaphore(reports_of(manifest, ready))
     api = Api(
         manifest,

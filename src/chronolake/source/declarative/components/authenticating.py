@@ -5,19 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from chronolake.source.declarative.components.preparing import ready
 from chronolake.source.declarative.components.responses import encoded_from, request_for
-from chronolake.source.declarative.exchange.authenticating import PLACE
+from chronolake.source.declarative.exchange.authenticating import PLACE, Authentication
 from chronolake.source.declarative.exchange.injection import Injection
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chronolake.source.declarative.components.calls import Calls
-    from chronolake.source.declarative.exchange.requesting import Encoded
+    from chronolake.source.declarative.exchange.access import Access
+    from chronolake.source.declarative.exchange.requesting import Encoded, Request
+    from chronolake.source.declarative.language.custom import CustomAuthenticator
 
 _RENEW = "refresh_and_set_access_token"
 
 
+def custom_authentication(
+    component: CustomAuthenticator, access: Access, config: Mapping[str, Any]
+) -> Authentication:
+    """Return the authenticator that a class of the connector's own is.
+
+    Raises:
+        ConfigurationError: the class is missing, or a part of it is invalid.
+        SourceError: its constructor fails.
+    """
+    return ComponentAuthentication(ready(component, access, config))
+
+
 @dataclass(frozen=True)
-class ComponentAuthentication:
+class ComponentAuthentication(Authentication):
     """What a class adds to requests: as headers, parameters and bodies, and when all is there."""
 
     calls: Calls
@@ -40,14 +57,16 @@ class ComponentAuthentication:
             credentials.headers = self.calls.mapping("get_auth_header") or {}
         return credentials
 
-    def signed(self, request: Encoded, credentials: Injection) -> tuple[Encoded, Injection]:
-        """A request as the class changes it, and all that is secret of it.
+    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+        """Return a request as the class changes it, and all secrets in it.
 
         Raises:
             SourceError: the class fails.
         """
-        if not self._signs:
-            return request, credentials
+        plain, credentials = super().prepare(request)
+        return self._signed(plain, credentials) if self._signs else (plain, credentials)
+
+    def _signed(self, request: Encoded, credentials: Injection) -> tuple[Encoded, Injection]:
         prepared: Any = request_for(request)
         signed = encoded_from(self.calls.call("__call__", prepared) or prepared)
         added = {
@@ -63,8 +82,8 @@ class ComponentAuthentication:
             place=PLACE,
         )
 
-    def renewed(self, spent: Injection) -> bool:  # noqa: ARG002 - the class knows what it gave
-        """Has the class get other credentials; False if it has no way to."""
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the class knows what it gave
+        """Let the class get other credentials; return False if it has no way to."""
         if not self.calls.has(_RENEW):
             return False
         self.calls.call(_RENEW)

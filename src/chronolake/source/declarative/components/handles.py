@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import requests
 
     from chronolake.source.declarative.exchange.access import Access
-    from chronolake.source.declarative.exchange.sending import Authentication, Sender
+    from chronolake.source.declarative.exchange.authenticating import Authentication
+    from chronolake.source.declarative.exchange.sending import Sender
     from chronolake.source.declarative.language.custom import Origin
 
 _AUTHENTICATOR: Final[TypeAdapter[Authenticator]] = TypeAdapter(Authenticator)
@@ -120,7 +121,7 @@ class Credentials:
 
     def refresh_and_set_access_token(self) -> None:
         """Gets others with the next request."""
-        self.authentication.renewed(self.authentication.injection())
+        self.authentication.refresh(self.authentication.injection())
 
     def __call__(self, request: Any) -> Any:
         """A request with the headers."""

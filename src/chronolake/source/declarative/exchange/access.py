@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import httpx
 
 from chronolake.errors import SourceError
-from chronolake.source.declarative.components.authenticating import ComponentAuthentication
-from chronolake.source.declarative.components.preparing import ready
 from chronolake.source.declarative.exchange.authenticating import (
+    Authentication,
     FixedAuthentication,
     JwtAuthentication,
     fixed_authentication,
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.exchange.injection import Injection
     from chronolake.source.declarative.exchange.network import Network
     from chronolake.source.declarative.exchange.quotas import Quotas
-    from chronolake.source.declarative.exchange.sending import Authentication
     from chronolake.source.declarative.language.budget import HTTPAPIBudget
     from chronolake.source.declarative.language.requests import Authenticator, HttpRequester
     from chronolake.source.offered import Memory
@@ -81,14 +79,23 @@ _TOKENS: Final = (
 )
 
 
+class CustomAuthentication(Protocol):
+    """Makes the authenticator that a class of the connector's own is."""
+
+    def __call__(
+        self, component: CustomAuthenticator, access: Access, config: Mapping[str, Any], /
+    ) -> Authentication:
+        """Return the authenticator."""
+
+
 class Shared(Calls, Protocol):
     """What all have in common that read an API at once, in several processes."""
 
     def injection(self, identity: str) -> Injection:
         """What goes into the next request of an authenticator."""
 
-    def renewed(self, identity: str, spent: Injection) -> bool:
-        """Gets others in place of credentials that were refused; False if there are no others."""
+    def refresh(self, identity: str, spent: Injection) -> bool:
+        """Get others in place of rejected credentials; return False if there are none."""
 
     def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
         """Takes a call of one of an authenticator's tokens, as `quotas.Quotas` has it."""
@@ -101,15 +108,15 @@ class Shared(Calls, Protocol):
 
 
 @dataclass(frozen=True)
-class _SharedAuthentication:
+class _SharedAuthentication(Authentication):
     shared: Shared
     identity: str
 
     def injection(self) -> Injection:
         return self.shared.injection(self.identity)
 
-    def renewed(self, spent: Injection) -> bool:
-        return self.shared.renewed(self.identity, spent)
+    def refresh(self, spent: Injection) -> bool:
+        return self.shared.refresh(self.identity, spent)
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,7 @@ class Access:
     Args:
         network: where requests go.
         config: the connection's configuration.
+        custom: makes the authenticators that are classes of the connector's own.
         budget: the manifest's `api_budget`, or None.
         memory: keeps what the next run has to know: rotating tokens, a secret.
         shared: has the budget's calls and the tokens, where others read the API as well.
@@ -151,12 +159,14 @@ class Access:
         network: Network,
         config: Mapping[str, Any],
         *,
+        custom: CustomAuthentication,
         budget: HTTPAPIBudget | None = None,
         memory: Memory | None = None,
         shared: Shared | None = None,
     ) -> None:
         self._network = network
         self._config = config
+        self._custom = custom
         self._shared = shared
         policies = () if budget is None else budget.policies
         self.calls: Calls = shared or CountedCalls(policies, config, network.now)
@@ -260,7 +270,7 @@ class Access:
 
     def _made(self, component: Authenticator, api_url: str, identity: str) -> Authentication:  # noqa: PLR0911 - one for each
         if isinstance(component, CustomAuthenticator):
-            return ComponentAuthentication(ready(component, self, self._config))
+            return self._custom(component, self, self._config)
         if isinstance(component, OAuthAuthenticator):
             assertion = component.profile_assertion
             return OAuthAuthentication(
@@ -319,7 +329,7 @@ class Access:
             )
             for each in credentials
         ]
-        status = QuotaStatus(component, self._config, senders)
+        status = QuotaStatus(component, self._config, [sender.send for sender in senders])
         return CountedQuotas(component, status.fetched, self._network.now)
 
 

@@ -1,4 +1,4 @@
-"""How requests prove who sends them, with what the config holds; see also `oauth`, `sessions`.
+"""Authenticators: the base class, and those whose credentials are in the configuration.
 
 Source: `specs/airbyte-declarative.md` (1.7). What a template gives for a credential is sent as it
 stands: no key or password is taken for a number because it looks like one.
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from chronolake.errors import ConfigurationError
 from chronolake.source.declarative.exchange.injection import Injection
 from chronolake.source.declarative.exchange.jsontext import loads
+from chronolake.source.declarative.exchange.requesting import encoded
 from chronolake.source.declarative.language.auth import (
     ApiKeyAuthenticator,
     BasicHttpAuthenticator,
@@ -29,9 +30,11 @@ from chronolake.source.declarative.records.fieldpaths import MISSING, only_value
 from chronolake.source.declarative.templating.templates import as_mapping, as_truth, evaluated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from chronolake.source.declarative.exchange.answers import Answer
     from chronolake.source.declarative.exchange.network import Network
+    from chronolake.source.declarative.exchange.requesting import Encoded, Request
     from chronolake.source.declarative.language.auth import JwtAuthenticator
     from chronolake.source.declarative.language.requests import (
         Authenticator,
@@ -52,19 +55,56 @@ def credential(template: str | None, context: Context) -> str:
     return str(evaluated(template, context, default=template, kinds=(str,)))
 
 
+class Authentication:
+    """Puts credentials into requests and learns from responses, as `httpx.Auth` does.
+
+    The HTTP client knows nothing else of authenticators. Any number of threads may use one. This
+    class itself is the authenticator of an API that needs none.
+    """
+
+    @property
+    def secrets(self) -> Sequence[Injection]:
+        """Return the credentials that no message may show before they are used."""
+        return ()
+
+    def injection(self) -> Injection:
+        """Return the credentials of a request that nothing is known about."""
+        return Injection()
+
+    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+        """Return a request as it is sent, and the credentials that were put into it.
+
+        Raises:
+            ConfigurationError: the request cannot be encoded, or a template fails.
+            SourceError: there are no credentials to be had.
+        """
+        credentials = self.injection()
+        return encoded(request.with_injection(credentials)), credentials
+
+    def observe(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
+        """Learn from the response to a request that was sent with these credentials."""
+
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - there are no others
+        """Get other credentials in place of rejected ones; return False if there are none."""
+        return False
+
+    def retry_after(self, request: Encoded, credentials: Injection) -> float | None:  # noqa: ARG002
+        """Return the seconds after which a rate-limited request can be sent with other credentials.
+
+        None: it has to wait as the API asks for.
+        """
+        return None
+
+
 @dataclass(frozen=True)
-class FixedAuthentication:
-    """Credentials that stay what they are."""
+class FixedAuthentication(Authentication):
+    """Credentials that never change."""
 
     credentials: Injection
 
     def injection(self) -> Injection:
-        """The credentials."""
+        """Return the credentials."""
         return self.credentials
-
-    def renewed(self, spent: Injection) -> bool:  # noqa: ARG002 - there are no others
-        """There are no others."""
-        return False
 
 
 def fixed_authentication(
@@ -110,7 +150,7 @@ def selected(component: SelectiveAuthenticator, config: Mapping[str, Any]) -> Au
     return chosen
 
 
-class JwtAuthentication:
+class JwtAuthentication(Authentication):
     """Signs a token for each request.
 
     Args:
@@ -142,10 +182,6 @@ class JwtAuthentication:
         credentials = Injection(place=PLACE)
         credentials.put(option, self.token(), self._config)
         return credentials
-
-    def renewed(self, spent: Injection) -> bool:  # noqa: ARG002 - each is new
-        """Each token is a new one anyway."""
-        return False
 
     def token(self) -> str:
         """A token for now, with its prefix.

@@ -20,7 +20,7 @@ from dateutil import parser
 
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.source.declarative.exchange.answers import Answer
-from chronolake.source.declarative.exchange.authenticating import credential
+from chronolake.source.declarative.exchange.authenticating import Authentication, credential
 from chronolake.source.declarative.exchange.injection import Injection
 from chronolake.source.declarative.exchange.network import exchanged, told
 from chronolake.source.declarative.exchange.requesting import Request, encoded
@@ -72,7 +72,7 @@ class Tokens:
         return bool(self.access) and now <= self.expires
 
 
-class OAuthAuthentication:
+class OAuthAuthentication(Authentication):
     """One access token for all requests.
 
     Args:
@@ -130,8 +130,8 @@ class OAuthAuthentication:
             access = self._tokens.access
         return Injection(headers={"Authorization": f"Bearer {access}"}, place="the authenticator")
 
-    def renewed(self, spent: Injection) -> bool:
-        """Fetches another token in place of one that was refused, unless that has happened.
+    def refresh(self, spent: Injection) -> bool:
+        """Fetch another token in place of one that was refused, unless that has happened.
 
         Raises:
             SourceError: the server gives no token.

@@ -24,7 +24,7 @@ from chronolake.source.declarative.templating.templates import as_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from chronolake.source.declarative.exchange.sending import Sender
+    from chronolake.source.declarative.exchange.answers import Answer
     from chronolake.source.declarative.language.quotas import (
         QuotaStatusSource,
         RateLimitedMultipleTokenAuthenticator,
@@ -218,7 +218,8 @@ class QuotaStatus:
     Args:
         component: as the manifest has it.
         config: for its templates.
-        senders: one for each token, with its credentials and `handler_of` as error handler.
+        sends: one function for each token that sends a request with its credentials and
+            `handler_of` as error handler; None: an error that is ignored.
 
     Raises:
         ConfigurationError: a template fails.
@@ -228,7 +229,7 @@ class QuotaStatus:
         self,
         component: RateLimitedMultipleTokenAuthenticator,
         config: Mapping[str, Any],
-        senders: Sequence[Sender],
+        sends: Sequence[Callable[[Request], Answer | None]],
     ) -> None:
         source = component.quota_status_source
         context = {"config": config, "parameters": source.parameters}
@@ -244,7 +245,7 @@ class QuotaStatus:
         )
         self._unavailable = source.unavailable_status_codes
         self._quotas = component.quotas
-        self._senders = senders
+        self._sends = sends
 
     def fetched(self) -> list[Counts]:
         """The quotas of each token.
@@ -252,10 +253,10 @@ class QuotaStatus:
         Raises:
             SourceError: the API does not tell them.
         """
-        return [self._counts(sender) for sender in self._senders]
+        return [self._counts(send) for send in self._sends]
 
-    def _counts(self, sender: Sender) -> Counts:
-        answer = sender.send(self._request)
+    def _counts(self, send: Callable[[Request], Answer | None]) -> Counts:
+        answer = send(self._request)
         if answer is None or answer.status in self._unavailable:
             return None
         try:

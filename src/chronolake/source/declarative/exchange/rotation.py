@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.exchange.authenticating import PLACE, credential
+from chronolake.source.declarative.exchange.authenticating import PLACE, Authentication, credential
 from chronolake.source.declarative.exchange.budget import Matcher
 from chronolake.source.declarative.exchange.injection import Injection
 from chronolake.source.declarative.exchange.quotas import Report, moment, whole
+from chronolake.source.declarative.exchange.requesting import encoded
 from chronolake.source.declarative.exchange.spans import seconds_of
 from chronolake.source.declarative.templating.templates import as_text
 
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.exchange.answers import Answer
     from chronolake.source.declarative.exchange.network import Network
     from chronolake.source.declarative.exchange.quotas import Quotas
-    from chronolake.source.declarative.exchange.requesting import Encoded
+    from chronolake.source.declarative.exchange.requesting import Encoded, Request
     from chronolake.source.declarative.language.quotas import (
         RateLimitedMultipleTokenAuthenticator,
         TokenQuota,
     )
 
 _WHERE: Final = "an authenticator's quotas"
+#: Seconds after which another token is tried, in place of waiting for the one that is spent.
+_ROTATION: Final = 0.1
 #: A server's clock may be late, so it is not asked anew at once.
 _LEAST_WAIT: Final = 5.0
 
@@ -56,7 +59,7 @@ def credentials_of(
     return [Injection(headers={header: f"{word} {token}"}, place=PLACE) for token in tokens]
 
 
-class TokenRotation:
+class TokenRotation(Authentication):
     """Gives each request the credentials of a token that has calls left.
 
     Args:
@@ -97,27 +100,26 @@ class TokenRotation:
         )
 
     def injection(self) -> Injection:
-        """What goes into a request of which nothing is known; raises what `injection_for` does."""
+        """Return a token for a request that nothing is known about; raises as `prepare` does."""
         return self._turn(self._default.name)
 
-    def injection_for(self, request: Encoded) -> Injection:
-        """What goes into a request, once it may be made.
+    @property
+    def secrets(self) -> Sequence[Injection]:
+        """Return the credentials of all tokens."""
+        return self.credentials
 
-        Args:
-            request: without credentials.
+    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+        """Return a request with a token that has calls left for it; wait until there is one.
 
         Raises:
             SourceError: all tokens are spent for longer than the manifest wants to wait, the API
-                does not tell the quotas, or the reading is cancelled.
+                does not report the quotas, or the reading is cancelled.
         """
-        return self._turn(self._quota(request).name)
+        credentials = self._turn(self._quota(encoded(request)).name)
+        return encoded(request.with_injection(credentials)), credentials
 
-    def renewed(self, spent: Injection) -> bool:  # noqa: ARG002 - tokens are what they are
-        """There are no others."""
-        return False
-
-    def learn(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
-        """Takes over what an answer tells of the quota that its request counts for."""
+    def observe(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
+        """Note what a response reports about the quota that its request counts for."""
         quota = self._quota(request)
         report = Report(
             left=whole(_header(answer, quota.remaining_header)),
@@ -128,10 +130,10 @@ class TokenRotation:
         if report != Report(left=None, limit=None, reset=None, refused=False):
             self.quotas.reported(self.credentials.index(credentials), quota.name, report)
 
-    def can_go_otherwise(self, request: Encoded, credentials: Injection) -> bool:
-        """Whether the token that a request went by is spent, and another is not."""
+    def retry_after(self, request: Encoded, credentials: Injection) -> float | None:
+        """Return a short wait if the token of a request is spent and another is not."""
         token = self.credentials.index(credentials)
-        return self.quotas.others(token, self._quota(request).name)
+        return _ROTATION if self.quotas.others(token, self._quota(request).name) else None
 
     def _quota(self, request: Encoded) -> TokenQuota:
         for quota, matchers in self._matchers:

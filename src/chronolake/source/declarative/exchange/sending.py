@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import structlog
 
 from chronolake.errors import SourceError
-from chronolake.source.declarative.components.authenticating import ComponentAuthentication
 from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.exchange.authenticating import Authentication
 from chronolake.source.declarative.exchange.injection import Injection
 from chronolake.source.declarative.exchange.network import (
     TIMEOUT,
@@ -22,7 +22,6 @@ from chronolake.source.declarative.exchange.network import (
 )
 from chronolake.source.declarative.exchange.origins import origin_of
 from chronolake.source.declarative.exchange.requesting import Request, encoded
-from chronolake.source.declarative.exchange.rotation import TokenRotation
 from chronolake.source.declarative.exchange.verdicts import Action, Verdict, verdict_on
 from chronolake.source.declarative.exchange.waiting import (
     Retries,
@@ -44,8 +43,6 @@ __all__ = ["Answer", "Authentication", "Exchange", "Network", "ReadDifferentlyEr
 log = structlog.get_logger(__name__)
 
 _OK: Final = 200
-#: Seconds after which another token is tried, in place of waiting for the one that is spent.
-_ROTATION: Final = 0.1
 #: Shorter texts are found everywhere.
 _SECRET: Final = 4
 _READ_DIFFERENTLY: Final = frozenset(
@@ -71,35 +68,13 @@ class ReadDifferentlyError(SourceError):
         self.action = action
 
 
-class Authentication(Protocol):
-    """Proves who sends a request."""
-
-    def injection(self) -> Injection:
-        """What goes into the next request; may ask the API for it."""
-
-    def renewed(self, spent: Injection) -> bool:
-        """Gets others in place of credentials that were refused; False if there are no others."""
-
-
-class NoAuthentication:
-    """An API that asks for nothing."""
-
-    def injection(self) -> Injection:
-        """Nothing."""
-        return Injection()
-
-    def renewed(self, spent: Injection) -> bool:  # noqa: ARG002 - there are none
-        """There are no others."""
-        return False
-
-
 class Sender:
     """Sends the requests of one requester; any number of threads may use it.
 
     Args:
         network: what the requests of the source share.
         config: for templates in the error handler.
-        authentication: proves who sends them.
+        authentication: puts credentials into them; None: the API needs none.
         identity: whose credentials these are; requests of the same identity share cached answers.
         error_handler: the manifest's, or None.
         budget: how often the API may be called, or None.
@@ -122,13 +97,9 @@ class Sender:
         cache: AnswerCache | None = None,
         timeout: httpx.Timeout = TIMEOUT,
     ) -> None:
-        self._network = (
-            hiding(network, authentication.credentials)
-            if isinstance(authentication, TokenRotation)
-            else network
-        )
+        self._authentication = authentication or Authentication()
+        self._network = hiding(network, self._authentication.secrets)
         self._config = config
-        self._authentication = authentication or NoAuthentication()
         self._identity = identity
         self._handler = error_handler
         self._retries = retries_of(error_handler, config)
@@ -156,7 +127,7 @@ class Sender:
         authentication, identity = self._authentication, self._identity
         if self._is_foreign(request):
             request = self._public(request)
-            authentication, identity = NoAuthentication(), ""
+            authentication, identity = Authentication(), ""
         if self._cache is None or request.method != "GET" or in_file:
             return self._sent(request, authentication, None, in_file=in_file)
         plain = encoded(request)
@@ -236,10 +207,7 @@ class Sender:
             if kept is not None and attempt == 1:
                 outcome = kept
             else:
-                credentials = _credentials(authentication, request)
-                whole = encoded(request.with_injection(credentials))
-                if isinstance(authentication, ComponentAuthentication):
-                    whole, credentials = authentication.signed(whole, credentials)
+                whole, credentials = authentication.prepare(request)
                 outcome = self._outcome(
                     whole, attempt, authentication, credentials, in_file=in_file
                 )
@@ -254,23 +222,21 @@ class Sender:
             if verdict.action is Action.REFRESH_TOKEN_THEN_RETRY:
                 if renewed:
                     raise error
-                renewed = authentication.renewed(credentials)
-            wanted = (
-                _ROTATION
-                if _goes_otherwise(verdict, authentication, whole, credentials)
-                else strategic_wait(
-                    self._strategies,
-                    outcome,
-                    self._config,
-                    attempt=attempt,
-                    now=self._network.now(),
-                )
-            )
+                renewed = authentication.refresh(credentials)
+            other = None
+            if whole is not None and verdict.action is Action.RATE_LIMITED:
+                other = authentication.retry_after(whole, credentials)
+            wanted = self._strategic_wait(outcome, attempt) if other is None else other
             seconds = retries.wait(verdict.action, wanted)
             if seconds is None:
                 raise error
             self._network.wait(seconds)
             retries.again(verdict.action, wanted)
+
+    def _strategic_wait(self, outcome: Answer | httpx.RequestError, attempt: int) -> float | None:
+        return strategic_wait(
+            self._strategies, outcome, self._config, attempt=attempt, now=self._network.now()
+        )
 
     def _outcome(
         self,
@@ -297,8 +263,7 @@ class Sender:
             return error
         if self._budget is not None:
             self._budget.learn(request, answer)
-        if isinstance(authentication, TokenRotation):
-            authentication.learn(request, credentials, answer)
+        authentication.observe(request, credentials, answer)
         return answer
 
     def _error(
@@ -340,29 +305,10 @@ def _accepted(outcome: Answer | httpx.RequestError, verdict: Verdict) -> Answer 
     return replace(outcome, may_lack_records=verdict.is_handled)
 
 
-def _credentials(authentication: Authentication, request: Request) -> Injection:
-    if isinstance(authentication, TokenRotation):
-        return authentication.injection_for(encoded(request))
-    return authentication.injection()
-
-
-def _goes_otherwise(
-    verdict: Verdict,
-    authentication: Authentication,
-    request: Encoded | None,
-    credentials: Injection,
-) -> bool:
-    """Return whether another token can be tried in place of waiting."""
-    return (
-        verdict.action is Action.RATE_LIMITED
-        and request is not None
-        and isinstance(authentication, TokenRotation)
-        and authentication.can_go_otherwise(request, credentials)
-    )
-
-
 def hiding(network: Network, credentials: Sequence[Injection]) -> Network:
-    """A network whose messages hide credentials that the configuration has not as they are."""
+    """Return a network whose messages hide credentials which the configuration lacks."""
+    if not credentials:
+        return network
     return replace(network, mask=lambda text: network.mask(_without(text, credentials)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.exchange.authenticating import PLACE, credential
+from chronolake.source.declarative.exchange.authenticating import PLACE, Authentication, credential
 from chronolake.source.declarative.exchange.injection import Injection
 from chronolake.source.declarative.exchange.requesting import Request, request_of
 from chronolake.source.declarative.exchange.spans import seconds_of
@@ -35,7 +35,7 @@ _DAY: Final = 86_400.0
 
 
 @dataclass
-class SessionAuthentication:
+class SessionAuthentication(Authentication):
     """A login's token, for as long as it is good; without a duration each request logs in.
 
     Attributes:
@@ -72,7 +72,7 @@ class SessionAuthentication:
         credentials.put(wanted.inject_into, credential(wanted.api_token, context), self.config)
         return credentials
 
-    def renewed(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
         """Logs in anew with the next request."""
         with self._lock:
             self._until = 0.0
@@ -104,7 +104,7 @@ class SessionAuthentication:
 
 
 @dataclass
-class LegacySessionAuthentication:
+class LegacySessionAuthentication(Authentication):
     """The config's session token while the API takes it, else the one that a login gives.
 
     Attributes:
@@ -134,7 +134,7 @@ class LegacySessionAuthentication:
                 self._until = now + _DAY
         return Injection(headers={self._text(self.component.header): self._token}, place=PLACE)
 
-    def renewed(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
         """Logs in anew with the next request."""
         with self._lock:
             self._until = 0.0

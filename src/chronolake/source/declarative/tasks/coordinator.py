@@ -91,7 +91,7 @@ class Coordinator:
             "taken": access.calls.taken,
             "told": access.calls.told,
             "injection": lambda identity: access.issued(identity).injection(),
-            "renewed": lambda identity, spent: access.issued(identity).renewed(spent),
+            "refresh": lambda identity, spent: access.issued(identity).refresh(spent),
             "turn": lambda identity, *which: access.quotas(identity).turn(*which),
             "reported": lambda identity, *told: access.quotas(identity).reported(*told),
             "others": lambda identity, *which: access.quotas(identity).others(*which),
@@ -158,9 +158,9 @@ class Driver:
         found: Injection = self._asked("injection", identity)
         return found
 
-    def renewed(self, identity: str, spent: Injection) -> bool:
+    def refresh(self, identity: str, spent: Injection) -> bool:
         """Gets others in place of credentials that were refused; False if there are no others."""
-        return bool(self._asked("renewed", identity, spent))
+        return bool(self._asked("refresh", identity, spent))
 
     def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
         """As `quotas.Quotas` has it, for an authenticator's tokens."""

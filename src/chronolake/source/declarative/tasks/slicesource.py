@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.api import Api
+from chronolake.source.declarative.components.authenticating import custom_authentication
 from chronolake.source.declarative.exchange.access import Access
 from chronolake.source.declarative.exchange.network import Network, http_client
 from chronolake.source.declarative.landing.shape import Shape, has_texts_only
@@ -134,7 +135,13 @@ class Assignment:
             )
             # Whoever leaves early waits for no request.
             stack.callback(network.cancelled.set)
-            access = Access(network, self.config, budget=self.budget, shared=driver)
+            access = Access(
+                network,
+                self.config,
+                custom=custom_authentication,
+                budget=self.budget,
+                shared=driver,
+            )
             api = Api(
                 self.manifest,
                 self.config,
