@@ -44,6 +44,8 @@ _WITHOUT_A_LAKE = {
     *("check", "discover", "read", "rebuild", "resync", "runs", "serve", "state show"),
     *("state set", "state reset", "status", "sync", "ui"),
 }
+#: Commands that show something else without it, or name it in their own way.
+_WITHOUT_A_CATALOG = {"check", "discover", "read", "serve", "state show", "ui"}
 _PROJECT = """\
 pipelines:
   crm:
@@ -133,6 +135,22 @@ def test_a_broken_project_is_named_before_anything_happens(
     assert f"{project / 'chronolake.yml'}" in error
     assert reason in error
     assert sorted(file.name for file in project.iterdir()) == ["chronolake.yml", "queries"]
+
+
+@pytest.mark.parametrize("command", sorted(WORDS.keys() - _WITHOUT_A_CATALOG))
+def test_a_broken_catalog_is_named_before_spark_starts(
+    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "files" / "parquet" / "v2" / "org=X" / "object=Account").mkdir(parents=True)
+    (project / "lake").mkdir()
+    (project / "lake" / "catalog.db").write_text("no database")
+
+    code, error = ran(capsys, *command.split(), *WORDS[command])
+
+    assert code == 1
+    assert "catalog" in error
+    assert "Starting Spark" not in error
+    assert (project / "lake" / "catalog.db").read_text() == "no database"
 
 
 @pytest.mark.parametrize("command", ["sync", "resync", "state show", "discover"])

@@ -241,17 +241,16 @@ def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
         json: whether standard error is read by a program: nothing is printed there then.
 
     Raises:
-        LakeError: there is no lake; none is created.
+        LakeError: there is no lake, and none is created; or its catalog cannot be read.
         TableNotFoundError: it lacks one of the tables.
     """
     from chronolake import look  # noqa: PLC0415 - loaded when needed: `--help` is instant
 
     look.check(config)
-    if tables:
-        known = look.names(config)
-        for table in tables:
-            if table not in known:
-                raise look.missing(config, table)
+    known = look.names(config)
+    for table in tables:
+        if table not in known:
+            raise look.missing(config, table)
     return opened(config, json=json)
 
 
