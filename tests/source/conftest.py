@@ -13,7 +13,7 @@ from postgresql import server
 @pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server's address, once for each version that is supported."""
-    with server(version=request.param, wal_level="logical") as found:
+    with server(version=request.param, wal_level="logical", max_prepared_transactions="5") as found:
         yield found
 
 

@@ -15,7 +15,11 @@ from chronolake.source.postgres.check import Checkup
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.copying import held_table
 from chronolake.source.postgres.slot import Slot, written_upto
-from chronolake.source.postgres.snapshot import exported_snapshot, requested_snapshot
+from chronolake.source.postgres.snapshot import (
+    exported_snapshot,
+    oldest_transaction,
+    requested_snapshot,
+)
 
 _SLOT = Slot("chronolake_shop", "chronolake_shop")
 
@@ -90,6 +94,18 @@ def test_making_a_slot_says_what_it_waits_for(
         assert [one.level for one in checkup.findings() if one.what == "slot chronolake_shop"] == [
             "ok"
         ]
+
+
+def test_a_prepared_transaction_is_named_with_what_ends_it(shop: Shop, address: str) -> None:
+    shop.run("CREATE TABLE items (id int PRIMARY KEY)")
+    shop.run("BEGIN; INSERT INTO items VALUES (1); PREPARE TRANSACTION 'o''clock'")
+    with psycopg.connect(address) as other:
+        other.execute("INSERT INTO items VALUES (2)")
+        oldest = oldest_transaction(address)
+    assert "o'clock" in oldest.reason
+    assert "ROLLBACK PREPARED 'o''clock';" in oldest.hint
+    shop.run("ROLLBACK PREPARED 'o''clock'")
+    assert "PREPARED" not in oldest_transaction(address).hint
 
 
 def test_a_snapshot_that_is_given_up_leaves_nothing_on_the_server(shop: Shop, address: str) -> None:

@@ -151,6 +151,29 @@ def test_values_read_the_same_whatever_the_role_has_set(
 
 
 @pytest.mark.parametrize(
+    "setting",
+    [
+        "statement_timeout",
+        "lock_timeout",
+        "idle_in_transaction_session_timeout",
+        "idle_session_timeout",
+        "transaction_timeout",
+    ],
+)
+def test_no_timeout_of_the_role_ends_a_session(
+    address: str, database: psycopg.Connection, setting: str
+) -> None:
+    if not database.execute("SELECT 1 FROM pg_settings WHERE name = %s", (setting,)).fetchone():
+        pytest.skip("this version does not have it")
+    database.execute(f"ALTER ROLE me SET {setting} = '1min'".encode())
+    try:
+        with connected(address) as other:
+            assert other.execute(f"SHOW {setting}".encode()).fetchone() == ("0",)
+    finally:
+        database.execute("ALTER ROLE me RESET ALL")
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda url: url.replace("/lake", "/none"), 'database "none" does not exist'),

@@ -32,6 +32,7 @@ _SETTINGS: Final = {
     # Reading a large transaction takes as long as it takes.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "lock_timeout": "0",
     # Rows that a policy hides are an error, and not left out in silence.
     "row_security": "off",
     # What the server skips it says in warnings (`slot`).
@@ -95,13 +96,14 @@ def connected(
         )
         with connection:
             version = connection.info.server_version
-            if version >= _HAS_TRANSACTION_TIMEOUT:
-                connection.execute("SET transaction_timeout = 0")
             if version < OLDEST:
                 raise SourceError(
                     f"The server is PostgreSQL {version // 10_000}.",
                     hint=f"PostgreSQL {OLDEST // 10_000} or later is needed.",
                 )
+            connection.execute("SET idle_session_timeout = 0")
+            if version >= _HAS_TRANSACTION_TIMEOUT:
+                connection.execute("SET transaction_timeout = 0")
             if as_stored:
                 connection.execute(f"SET client_encoding TO '{client_encoding_of(connection)}'")
             yield connection

@@ -222,19 +222,25 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
                 {},
             )
         oldest = connection.execute(
-            "SELECT pid, usename, application_name, datname, "
-            "extract(epoch FROM clock_timestamp() - xact_start)::bigint FROM pg_stat_activity "
-            "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() "
-            "ORDER BY xact_start LIMIT 1"
+            "SELECT extract(epoch FROM clock_timestamp() - since)::bigint, pid, usename, "
+            "application, datname, gid, quote_literal(gid) FROM ("
+            "SELECT xact_start, pid, usename, application_name, datname, NULL "
+            "FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() "
+            "UNION ALL SELECT prepared, NULL, owner, NULL, database, gid FROM pg_prepared_xacts"
+            ") open(since, pid, usename, application, datname, gid) ORDER BY since LIMIT 1"
         ).fetchone()
     reason = "it goes on when the transactions that are open have ended"
     if oldest is None:
-        hint = (
-            "SELECT * FROM pg_prepared_xacts; lists prepared ones, and a member of "
-            "pg_read_all_stats sees other users' in pg_stat_activity"
-        )
+        hint = "a member of pg_read_all_stats sees other users' transactions in pg_stat_activity"
         return OpenTransaction(reason, hint, {})
-    pid, user, application, database, seconds = oldest
+    seconds, pid, user, application, database, gid, literal = oldest
+    if gid is not None:
+        return OpenTransaction(
+            f"{reason}; the oldest is {gid!r}, which user {user} has prepared in the database "
+            f"{database} {seconds} s ago",
+            f"COMMIT PREPARED {literal}; or ROLLBACK PREPARED {literal}; in that database ends it",
+            {"gid": gid, "user": user, "database": database, "seconds": seconds},
+        )
     who = f"process {pid} (user {user}, application {application!r}, database {database})"
     return OpenTransaction(
         f"{reason}; the oldest is that of {who}, open for {seconds} s",
