@@ -120,7 +120,7 @@ def _position(shop: Shop, source: PostgresDatabase) -> LogPosition:
         return LogPosition.before_all_of(
             table,
             lsn=confirmed(connection, source.slot),
-            published=catalog.published(connection, source.slot.publication)[table.oid].since,
+            published=catalog.published(connection, source.slot.publication)[table.oid],
             server=catalog.server_of(connection),
         )
 

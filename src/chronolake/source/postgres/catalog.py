@@ -84,7 +84,12 @@ JOIN base ON base.oid = a.atttypid
 LEFT JOIN key ON key.indrelid = c.oid
 LEFT JOIN distinct_by ON distinct_by.indrelid = c.oid
 CROSS JOIN LATERAL (
-    SELECT array_agg(s.relfilenode::bigint ORDER BY s.oid) AS storage,
+    SELECT array_agg(s.relfilenode::bigint ORDER BY s.oid) || (
+               -- A partition that was detached and attached again has another row in the catalog.
+               SELECT array_agg(i.xmin::text::bigint ORDER BY i.inhrelid)
+               FROM pg_catalog.pg_inherits i
+               WHERE i.inhrelid <> c.oid AND i.inhrelid IN ({with_partitions("c.oid")})
+           ) AS storage,
            bool_and(s.relreplident = 'f') AS tell_all
     FROM pg_catalog.pg_class s
     WHERE s.relkind = 'r' AND s.oid IN ({with_partitions("c.oid")})
@@ -123,16 +128,20 @@ SELECT oid::bigint, type::bigint, modifier FROM base WHERE oid <> type
 #: What a publication has: tables that it names, all tables of schemas, or all of the database. A
 #: table that comes in more ways than one is published as a whole.
 _PUBLISHED: Final = """
-WITH published AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s),
-listed(relation, since, attributes, is_filtered) AS (
-    SELECT r.prrelid, r.oid, {attributes}, {is_filtered}
+WITH published AS (
+    SELECT *, xmin::text AS version FROM pg_catalog.pg_publication WHERE pubname = %s
+),
+listed(relation, since, attributes, is_filtered, version) AS (
+    SELECT r.prrelid, r.oid, {attributes}, {is_filtered}, r.xmin::text
     FROM pg_catalog.pg_publication_rel r JOIN published p ON p.oid = r.prpubid
     UNION ALL
-    SELECT c.oid, NULL, NULL, false
+    SELECT c.oid, NULL, NULL, false, NULL
     FROM published p JOIN pg_catalog.pg_class c ON p.puballtables
     {by_schema}
 )
 SELECT c.oid::bigint, coalesce(max(listed.since), p.oid)::bigint,
+       pg_catalog.hashtextextended(
+           concat_ws(',', p.version, string_agg(listed.version, ',' ORDER BY listed.version)), 0),
        (SELECT coalesce(array_agg(a.attname::text), '{{}}') FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND
         (bool_or(listed.attributes IS NULL) AND (a.attgenerated = '' OR {are_generated})
@@ -140,11 +149,15 @@ SELECT c.oid::bigint, coalesce(max(listed.since), p.oid)::bigint,
        bool_and(listed.is_filtered)
 FROM published p CROSS JOIN listed JOIN pg_catalog.pg_class c ON c.oid = listed.relation
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
-GROUP BY c.oid, p.oid
+GROUP BY c.oid, p.oid, p.version
 """
+#: A table that was in another schema for a while has another entry in `pg_depend`.
 _BY_SCHEMA: Final = """
     UNION ALL
-    SELECT c.oid, NULL, NULL, false
+    SELECT c.oid, NULL, NULL, false, concat_ws(' ', n.oid, n.xmin,
+        (SELECT string_agg(d.xmin::text, ' ' ORDER BY d.refobjid) FROM pg_catalog.pg_depend d
+         WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+           AND d.refclassid = 'pg_catalog.pg_namespace'::regclass))
     FROM published p JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.pnnspid
 """
@@ -174,7 +187,7 @@ class SourceTable:
         generated: the names of those that are not, because they are generated.
         computed: the names of generated ones that are brought.
         storage: what holds the rows; anything else does after a rewrite, a truncate, or when
-            partitions come or go.
+            partitions come or go, even if they come back.
         tells_old_rows: whether the log has whole old rows of it, and of all of its partitions.
         greatest: the greatest number that a column of it ever had, dropped ones included.
         filled: the numbers of columns that were added with a default: rows that were there before
@@ -291,11 +304,13 @@ class Published:
 
     Attributes:
         since: what it has since it was published; another number if that was done again.
+        version: another number after each statement that has changed what is published of it.
         columns: the names of its columns.
         is_filtered: whether only some of its rows are published.
     """
 
     since: int
+    version: int
     columns: frozenset[str]
     is_filtered: bool
 
@@ -388,7 +403,10 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
     )
     with understood(), reading_names(connection) as cursor:
         rows = cursor.execute(query.encode(), (publication,)).fetchall()
-    return {oid: Published(since, frozenset(names), cut) for oid, since, names, cut in rows}
+    return {
+        oid: Published(since, version, frozenset(names), cut)
+        for oid, since, version, names, cut in rows
+    }
 
 
 def publishes_all(connection: psycopg.Connection, publication: str) -> bool | None:

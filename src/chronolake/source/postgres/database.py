@@ -677,16 +677,20 @@ class _State:
 
     def position(self, table: SourceTable, told: Position | None) -> LogPosition:
         """Where a stream is: as its checkpoint says, or at the beginning."""
-        since = self.published[table.oid].since
+        published = self.published[table.oid]
         if told is None:
             return LogPosition.before_all_of(
-                table, lsn=self.begins, published=since, server=self.server
+                table, lsn=self.begins, published=published, server=self.server
             )
         position = LogPosition.from_json(told)
-        is_gapless = position.published == since
+        is_gapless = position.published == published.since and position.publication in {
+            None,
+            published.version,
+        }
         return replace(
             position,
-            published=since,
+            published=published.since,
+            publication=published.version,
             has_unlogged=position.has_unlogged or not is_gapless,
         )
 

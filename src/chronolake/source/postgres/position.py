@@ -14,7 +14,7 @@ from chronolake.source.postgres.evidence import Evidence
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.catalog import Published, SourceTable
     from chronolake.source.postgres.messages import Transaction
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
     from chronolake.source.postgres.tuples import Flags, Places
@@ -33,12 +33,14 @@ class LogPosition:
         key: the numbers of the columns that told its rows apart then, in increasing order.
         storage: what held its rows then.
         published: since when it is published (`catalog.Published.since`).
+        publication: what was published of it (`catalog.Published.version`); None: it was stored by
+            a version of Chronolake that did not look at it.
         server: which database this is a position of (`catalog.server_of`).
         is_numbered: whether the lake tells columns apart by their numbers. Another table that got
             the name has numbers of its own: from then on names have to do.
         has_unlogged: whether there may be values of which the log says nothing: a column was added
-            or got another type, a record got another key and kept a large value, or the table was
-            not published for a while.
+            or got another type, a record got another key and kept a large value, the table was not
+            published for a while, or old rows had another key there.
         greatest: the greatest number that a column is known to have had up to then.
         fingerprints: the name of those of the rows that have landed (`difference.kept`).
         types: what the texts of its values depended on; None: it was stored by a version of
@@ -61,17 +63,18 @@ class LogPosition:
     fingerprints: str | None = None
     types: KnownTypes | None = None
     evidence: Evidence | None = None
+    publication: int | None = None
 
     @classmethod
     def before_all_of(
-        cls, table: SourceTable, *, lsn: int = 0, published: int = 0, server: int
+        cls, table: SourceTable, *, lsn: int = 0, published: Published | None = None, server: int
     ) -> Self:
         """The position of a stream of which nothing has landed.
 
         Args:
             table: the stream's table.
             lsn: where the log begins.
-            published: since when it is published.
+            published: what is published of it; None without the log.
             server: which database it is of.
         """
         return cls(
@@ -81,10 +84,11 @@ class LogPosition:
             table.oid,
             table.key_numbers,
             table.storage,
-            published,
+            0 if published is None else published.since,
             server,
             greatest=table.greatest,
             types=table.dependencies.known,
+            publication=None if published is None else published.version,
         )
 
     @classmethod
@@ -106,6 +110,7 @@ class LogPosition:
             told.get("fingerprints"),
             None if told.get("types") is None else KnownTypes.from_json(told["types"]),
             Evidence.from_json(told["evidence"]) if told.get("evidence") else None,
+            told.get("publication"),
         )
 
     @property
@@ -220,6 +225,7 @@ class LogPosition:
             "fingerprints": self.fingerprints,
             "types": None if self.types is None else self.types.as_json(),
             "evidence": None if self.evidence is None else self.evidence.as_json(),
+            "publication": self.publication,
         }
 
 

@@ -81,8 +81,8 @@ def versions_of(
 
     Returns:
         The relation's columns as texts, then those of `SYSTEM`: a row for each change, and a mark
-        more for each that changed its key; in no order. And whether that is everything: of a
-        deleted record the key may not have been sent.
+        more for each that changed its key; in no order. And whether that is everything: the key of
+        a deleted record, or the one that an update replaced, may not have been sent.
     """
     names = [column.name for column in changes.relation.columns]
     is_key = np.array([name in key for name in names], np.bool_)
@@ -126,7 +126,7 @@ def versions_of(
             [*marks, *system(ends, is_mark=True)],
         )
     )
-    return rows, not is_nameless.any()
+    return rows, not (is_nameless | wanted & _may_hide_key(changes, is_key)).any()
 
 
 def _filled(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
@@ -159,6 +159,18 @@ def _lack(changes: Changes, is_key: Flags) -> Flags:
         if of_key:
             lack |= old.texts.is_null().to_numpy(zero_copy_only=False)
     return lack
+
+
+def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
+    """Where an update may have changed the key without an old row that has it.
+
+    So it is while the table's replica identity is another index, or nothing.
+    """
+    is_identity = np.array([one.is_identity for one in changes.relation.columns], np.bool_)
+    if is_identity[is_key].all():
+        return np.zeros(changes.number, np.bool_)
+    found: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_whole_old
+    return found
 
 
 def _untold(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
