@@ -96,10 +96,12 @@ def _lake_words(project: Project) -> str:
     from chronolake.pipeline.store import Store
 
     raw = project.lake.path / "raw"
-    folders = [project.lake.path, project.lake.local_warehouse, raw if raw.is_dir() else None]
-    for folder in dict.fromkeys(folders):
+    for folder in dict.fromkeys((project.lake.path, project.lake.local_warehouse)):
         if folder is not None:
             raise_unless_writable(folder)
+    # Whether it is there can be seen in a folder that may be searched.
+    if raw.is_dir():
+        raise_unless_writable(raw)
     Store.open(project.lake)
     return "its folders can be written, and its database answers"
 
