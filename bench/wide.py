@@ -1,9 +1,8 @@
 """Wide tables: what grows with the number of columns, and how fast.
 
 Claims, for tables of text columns and two rows: CreateTable and AlterTable (as many columns again)
-of 1,000 columns take at most 10 times as long as those of 10; a sync of a data lake of 1,000
-columns takes at most 10 times as long as one of 10, and 10 times as long as to read the same file
-with Spark and write it as a plain Iceberg table.
+of 1,000 columns take at most 10 times as long as those of 10, and so do a sync of a data lake, a
+batch (a replaced and an updated row) and a history batch.
 
 Beside ours stand Spark's own statements for the same work. All of it runs twice for each width, the
 first round as a warm-up.
@@ -14,6 +13,7 @@ first round as a warm-up.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -21,14 +21,26 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 
 from chronolake import table
+from chronolake.changes import BITS_PER_WORD, OP, SEQ, UNMODIFIED, Op
 from chronolake.config import Project, load_project
 from chronolake.lake import Lake
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
 from chronolake.session import CATALOG
-from chronolake.types import SYNCED, Column, ColumnType, Kind, TableName
+from chronolake.types import (
+    ACTIVE,
+    END,
+    START,
+    SYNCED,
+    TMAX_MICROS,
+    Column,
+    ColumnType,
+    Kind,
+    TableName,
+)
 from measuring import lakes
 from measuring.clock import Times, say, show
 
@@ -36,6 +48,8 @@ CREATE: Final = "create"
 ALTER: Final = "alter"
 FIRST: Final = "first sync"
 NEXT: Final = "next sync"
+BATCH: Final = "batch"
+HISTORY: Final = "history batch"
 _numbers = count()
 
 
@@ -76,6 +90,55 @@ def ours(lake: Lake, project: Project, source: Path, width: int, times: Times) -
             raise RuntimeError(str(result.streams))
 
 
+def change(
+    lake: Lake, name: TableName, columns: Sequence[Column], number: int, *, is_history: bool
+) -> tuple[DataFrame, list[Column]]:
+    """A row that is replaced and one that is updated, which leaves a column as it is."""
+    at = datetime(2026, 1, 1, number, tzinfo=UTC)
+    texts = [column.name for column in columns if column.name.startswith("c")]
+    cells: dict[str, object] = {
+        "id": ["1", "2"],
+        SYNCED: pa.array([at, at], pa.timestamp("us", tz="UTC")),
+        **{text: [f"{number} a", f"{number} b"] for text in texts},
+    }
+    if is_history:
+        end = pa.array([TMAX_MICROS] * 2, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        cells |= {START: cells[SYNCED], END: end, ACTIVE: [True, True]}
+    # The last text column of the second row keeps its value.
+    word, bit = divmod(len(cells) - 1, BITS_PER_WORD)
+    names = [*(name for name in cells if name != texts[-1]), texts[-1]]
+    first = number == 1
+    bits = [None, None if first else [0] * word + [1 << bit if bit < 63 else -(1 << 63)]]
+    rows = {
+        OP: pa.array([int(Op.REPLACE), int(Op.REPLACE if first else Op.UPDATE)], pa.int32()),
+        SEQ: pa.array([0, 1], pa.int64()),
+        UNMODIFIED: pa.array(bits, pa.list_(pa.int64())),
+        **{column: cells[column] for column in names},
+    }
+    by_name = {column.name: column for column in columns}
+    spark = lake.session_for(name, 100 * len(names))
+    return spark.createDataFrame(pa.table(rows)), [by_name[column] for column in names]
+
+
+def batches(lake: Lake, width: int, times: Times) -> None:
+    """A batch and a history batch into tables of two rows."""
+    for step, write in ((BATCH, table.write_batch), (HISTORY, table.write_history_batch)):
+        name = TableName("bench", f"batch{next(_numbers)}")
+        columns = columns_of(width)
+        if step == HISTORY:
+            of_history = {START: Kind.UTC_DATETIME, END: Kind.UTC_DATETIME, ACTIVE: Kind.BOOLEAN}
+            columns += [
+                Column(column, ColumnType(kind), primary_key=column == START)
+                for column, kind in of_history.items()
+            ]
+        table.create(lake, name, columns)
+        for number in (1, 2):
+            rows, carried = change(lake, name, columns, number, is_history=step == HISTORY)
+            passed = times if number > 1 else Times()
+            with passed.of(f"{step} {width}"):
+                write(lake, name, rows, columns=carried, batch=f"{number}")
+
+
 def theirs(lake: Lake, source: Path, width: int, times: Times) -> None:
     """The same with Spark's statements; a file is read and appended, no question asked."""
     name = f"{CATALOG}.bench.theirs{next(_numbers)}"
@@ -92,6 +155,14 @@ def theirs(lake: Lake, source: Path, width: int, times: Times) -> None:
                 frame.writeTo(copy).using("iceberg").create()
             else:
                 frame.writeTo(copy).append()
+    # A MERGE of as many rows, for a batch and a history batch.
+    frame.createOrReplaceTempView("bench_rows")
+    for step in (BATCH, HISTORY):
+        with times.of(f"{step} {width}, Spark"):
+            lake.spark.sql(
+                f"MERGE INTO {copy} AS t USING bench_rows AS b ON t.Id = b.Id "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
 
 
 def main() -> int:
@@ -115,12 +186,13 @@ def main() -> int:
                 ours(
                     lake, load_project(file, lake=sent.parent / "lake"), source, width, round_times
                 )
+                batches(lake, width, round_times)
                 theirs(lake, sent / f"plain-{width}-{turn}", width, round_times)
                 if turn:
                     for name, seconds in round_times.seconds.items():
                         times.seconds[name] += seconds
     rows = []
-    for step in (CREATE, ALTER, FIRST, NEXT):
+    for step in (CREATE, ALTER, FIRST, NEXT, BATCH, HISTORY):
         for width in widths:
             mine, other = times.median(f"{step} {width}"), times.median(f"{step} {width}, Spark")
             growth = mine / times.median(f"{step} {widths[0]}")

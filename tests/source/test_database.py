@@ -670,3 +670,23 @@ def test_a_copy_says_which_transaction_it_waits_for(shop: Shop) -> None:
         open_one.commit()
         running.result()
     assert shop.present("items", ["id"]) == [(1,), (2,)]
+
+
+@pytest.mark.long
+def test_a_table_may_have_as_many_columns_as_postgresql_allows(shop: Shop) -> None:
+    names = [f"c{number}" for number in range(1_599)]
+    cells = ", ".join(f"'{number:x}'" for number in range(1_599))
+    shop.run(
+        f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'{name} text' for name in names)})",
+        f"INSERT INTO wide VALUES (1, {cells}), (2, {cells}), (3, {cells})",
+    )
+    shop.prepare()
+    shop.synced()
+    shop.run("UPDATE wide SET c0 = 'a', c1598 = 'z' WHERE id = 1", "DELETE FROM wide WHERE id = 2")
+    shop.synced()
+    assert shop.versions("wide", ("id", "c0", "c77", "c1598")) == [
+        (1, "0", "4d", "63e", False),
+        (1, "a", "4d", "z", True),
+        (2, "0", "4d", "63e", False),
+        (3, "0", "4d", "63e", True),
+    ]

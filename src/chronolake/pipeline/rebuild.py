@@ -207,8 +207,9 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             others.pop(unknown, None)
         columns = tuple(name for name, kind in others.items() if stored.get(name) != kind)
         names = [name for name in stored if name in others.keys() - set(columns)]
+        # In one column: Spark's stack overflows where it compares more than a thousand.
         ours, theirs = (
-            f"SELECT {listed(names)} FROM {CATALOG}.{name.sql}"
+            f"SELECT struct({listed(names)}) FROM {CATALOG}.{name.sql}"
             for name in (stream.table, made.table.name)
         )
         (found,) = made.spark.sql(
