@@ -83,6 +83,15 @@ class World:
     step: dt.timedelta | None
     end: str
 
+    def up_to_end(self, text: str) -> str:
+        """A time, or the end of the last slice, whichever is earlier."""
+        cursor = self.manifest["streams"][0]["incremental_sync"]
+        end = self.form.read(self.end)
+        if cursor.get("is_compare_strictly"):
+            # A slice that would begin at the end is left out.
+            end -= self.form.unit
+        return self.form.written(min(self.form.read(text), end))
+
     def ends_with_a_whole_step(self, asked: Iterable[Request]) -> bool:
         """Whether a last slice is as long as a step, which ours cuts in two."""
         for request in asked:

@@ -245,6 +245,29 @@ def test_pages_begin_at_the_latest_record() -> None:
     assert [one["start"][-2:] for one in asked] == ["01", "01", "04", "04"]
 
 
+def test_pages_do_not_begin_at_a_record_beyond_their_slice() -> None:
+    """Nothing would be found from there on, and the rest of the slice would be lost."""
+    future = {"id": 9, "updated": "2031-05-05"}
+
+    def answer(asked: Asked) -> Reply:
+        if asked.params.get("offset") == "4" and asked.params["start"] == "2024-01-01":
+            return Reply(status=410)
+        rows = [row for row in _ROWS if asked.params["start"] <= str(row["updated"])]
+        offset = int(asked.params.get("offset", 0))
+        return Reply({"data": [*rows[:3], future, *rows[3:]][offset : offset + 4]})
+
+    found, asked = _resetting(
+        answer,
+        reset={"type": "PaginationReset", "action": "SPLIT_USING_CURSOR"},
+        incremental_sync=_DAYS,
+    )
+
+    assert found.result.failure is None
+    assert set(found.ids) == set(range(1, 10))
+    assert [one["start"][-2:] for one in asked] == ["01", "01", "03", "03"]
+    assert found.result.state == {"updated": "2024-01-08"}
+
+
 def test_so_many_records_come_in_one_sequence_of_pages() -> None:
     found, asked = _resetting(
         _rows,

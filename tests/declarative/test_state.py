@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
@@ -262,6 +263,133 @@ def test_runs_that_fail_anywhere_ask_for_each_day_once(
             run.note(one, None)
         told = stored(run)
     assert asked == Counter(str(day(number)) for number in range(1, days + 1))
+
+
+_KINDS: dict[str, Callable[..., StreamState]] = {
+    "one": state_of,
+    "partitions": by_team,
+    "global": lambda stored=None, **more: by_team(stored, is_global=True, **more),
+}
+
+
+def _reached(state: StreamState) -> list[datetime]:
+    """Each time that the exported state has."""
+    told = state.exported()
+    values = [told, told.get("state", {}), *(one["cursor"] for one in told.get("states", []))]
+    return [state.cursor.parsed(one["updated"]) for one in values if "updated" in one]
+
+
+@pytest.mark.differs("records beyond their slice")
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("lookback", [None, "P2D"])
+def test_after_a_future_record_the_next_run_asks_from_the_end_on(
+    kind: str, lookback: str | None
+) -> None:
+    partition = StreamSlice() if kind == "one" else team("a")
+    more = {"lookback_window": lookback} if lookback else {}
+    first = _KINDS[kind](cursor=cursor(**more), clock=lambda: 0.0)
+    for one in list(first.slices(partition)):
+        first.note(one, datetime(2031, 5, 5, tzinfo=UTC))
+    first.complete()
+    assert set(_reached(first)) == {day(10)}
+
+    later = _KINDS[kind](stored(first), cursor=cursor(end="2024-01-15", **more))
+    begin = 8 if lookback else 10
+    asked = list(later.slices(partition))
+    assert [one["start_time"] for one in asked] == [
+        f"2024-01-{number:02d}" for number in range(begin, 16)
+    ]
+    # Records up to that time may have come before, so they are compared.
+    assert later.latest_known == datetime(2031, 5, 5, tzinfo=UTC)
+    for one in asked:
+        later.note(one, day(12) if one["start_time"] <= "2024-01-12" <= one["end_time"] else None)
+    later.complete()
+    assert set(_reached(later)) == {day(12)}
+
+
+@given(
+    st.sampled_from(sorted(_KINDS)),
+    st.lists(
+        st.tuples(
+            st.integers(0, 20),
+            st.lists(st.tuples(st.booleans(), st.none() | st.integers(-50, 4000)), max_size=12),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(
+        [
+            {},
+            {"step": "P3D"},
+            {"step": None, "cursor_granularity": None},
+            {"lookback_window": "P2D"},
+            {"is_compare_strictly": True},
+            {"datetime_format": "%Y-%m-%dT%H:%M:%S", "cursor_granularity": "PT1S"},
+            {"datetime_format": "%Y-%m-%dT%H:%M:%S"},
+        ]
+    ),
+)
+def test_no_state_exceeds_the_end_of_what_was_asked_for(
+    kind: str, runs: Sequence[tuple[int, list[tuple[bool, int | None]]]], described: dict[str, Any]
+) -> None:
+    """Whatever times records have, and whichever slices fail: also in the stored form."""
+    is_precise = "T" in described.get("datetime_format", "")
+    zero = "T00:00:00" if is_precise else ""
+    end, told = 5, None
+    greatest = _START
+    for more, answers in runs:
+        end += more
+        made = cursor(
+            **{
+                **described,
+                "start_datetime": f"2024-01-01{zero}",
+                "end_datetime": day(end).strftime("%Y-%m-%d") + zero,
+            }
+        )
+        state = _KINDS[kind](told, cursor=made)
+        partitions = [StreamSlice()] if kind == "one" else [team("a"), team("b")]
+        slices = [one for partition in partitions for one in list(state.slices(partition))]
+        failed = False
+        for number, one in enumerate(slices):
+            is_read, latest = answers[number] if number < len(answers) else (True, None)
+            failed = failed or not is_read
+            if is_read:
+                greatest = max(greatest, made.parsed(one["end_time"]))
+                state.note(one, None if latest is None else _START + timedelta(hours=7 * latest))
+        if not failed:
+            state.complete()
+        assert max(_reached(state), default=_START) <= greatest
+        told = stored(state)
+        assert max(_reached(_KINDS[kind](told, cursor=made)), default=_START) <= greatest
+
+
+def test_a_state_of_others_does_not_exceed_its_intervals() -> None:
+    interval = {
+        "start": "2024-01-01",
+        "end": "2024-01-08",
+        "most_recent_cursor_value": "2031-05-05",
+    }
+    state = state_of({"state_type": "date-range", "slices": [interval]})
+    assert state.exported() == {"updated": "2024-01-08"}
+    read(state, StreamSlice(), None)
+    state.complete()
+    assert state.exported() == {"updated": "2024-01-08"}
+
+
+def test_the_log_says_once_that_records_are_beyond_their_slice() -> None:
+    state = state_of(stream="orders")
+    with capture_logs() as logs:
+        for one in list(state.slices(StreamSlice())):
+            state.note(one, state.cursor.parsed(one["end_time"]) + timedelta(hours=17))
+        assert logs == []
+        for latest in (day(11), day(12), datetime(2999, 5, 5, tzinfo=UTC)):
+            read(state, StreamSlice(), None)
+            for one in list(state_of().slices(StreamSlice()))[-2:]:
+                state.note(one, latest)
+    assert [(one["event"], one["log_level"], one["stream"]) for one in logs] == [
+        ("records_beyond_their_slice", "info", "orders"),
+        ("records_from_the_future", "warning", "orders"),
+    ]
 
 
 #: Formats, the least unit that each tells, and how an API understands what is written in it. The

@@ -139,6 +139,30 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
     assert shop.agrees()
 
 
+def test_a_future_record_hides_no_change_and_lands_once(shop: ApiShop) -> None:
+    """The API gives it with each answer, whatever it is asked for."""
+    shop.configure("orders: {}", end="2026-02-01T00:00:00Z")
+    shop.put(1, "01-05", state="new")
+    future = {"id": 2, "state": "odd", "updated_at": "2031-05-05T00:00:00Z"}
+
+    def answer(asked: Asked) -> Reply:
+        found = json.loads(shop.dated(asked, list(shop.orders.values())).content)["data"]
+        return Reply({"data": [*found, future]})
+
+    shop.api.on("/orders", answer)
+    shop.synced()
+    shop.configure("orders: {}", end="2026-03-01T00:00:00Z")
+    assert shop.sync()["orders"].landed_rows == 0
+    shop.put(1, "03-05", state="paid")
+    shop.configure("orders: {}", end="2026-04-01T00:00:00Z")
+    assert shop.sync()["orders"].landed_rows == 1
+    assert shop.rows("orders", "id", "state", ACTIVE) == [
+        (1, "new", False),
+        (1, "paid", True),
+        (2, "odd", True),
+    ]
+
+
 @pytest.mark.long
 def test_what_a_resync_brings_again_does_not_land(shop: ApiShop) -> None:
     shop.configure("orders: {}")

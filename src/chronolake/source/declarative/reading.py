@@ -174,6 +174,7 @@ class StreamReader:
             is_partitioned=bool(routers),
             is_global=model.global_substream_cursor or is_grouped,
             legacy_field=self._legacy_field(),
+            stream=self.stream.name,
             on_limit=on_limit,
         )
 

@@ -152,6 +152,7 @@ class SliceReader:
                 lambda record: read(record.get(cursor.field)),
                 lambda record: cursor.formatted(cursor.of_record(record[cursor.field])),
                 cursor.names[0],
+                partial(_is_beyond, cursor),
             )
         return None if count is None else partial(Latest, count, count, "start")
 
@@ -167,6 +168,10 @@ class SliceReader:
             return at is None or lowest <= at <= greatest
 
         return keep
+
+
+def _is_beyond(cursor: TimeCursor, bound: str, one: StreamSlice) -> bool:
+    return cursor.is_beyond(cursor.parsed(bound), cursor.parsed(one.cursor_slice[cursor.names[1]]))
 
 
 class Slice:

@@ -24,8 +24,8 @@ class Interval:
     """What has been read: from `start` to `end`, both inclusive.
 
     Attributes:
-        latest: the latest record in it, which may have a later time than its end; None: there was
-            none.
+        latest: the time of the latest record in it, or where it ended when that record was beyond;
+            None: there was none. It may be later than the end of one that was cut short.
     """
 
     start: datetime

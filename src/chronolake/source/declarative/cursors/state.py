@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict, deque
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -30,6 +30,9 @@ log = structlog.get_logger(__name__)
 MOST_PARTITIONS: Final = 10_000
 _UNFINISHED: Final = "unfinished"
 _DROPPED: Final = "partitions_dropped"
+_LATEST: Final = "latest_record"
+#: Dates without an offset may be so far ahead of UTC.
+_TIME_ZONES: Final = timedelta(days=1)
 
 
 class StreamState:
@@ -46,6 +49,7 @@ class StreamState:
         is_partitioned: bool,
         is_global: bool = False,
         legacy_field: str | None = None,
+        stream: str = "",
         on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
         most_partitions: int = MOST_PARTITIONS,
         clock: Callable[[], float] = time.monotonic,
@@ -59,6 +63,7 @@ class StreamState:
             is_global: whether they all have one cursor, if the state does not say otherwise.
             legacy_field: what tells partitions apart in states by their values, if the stream has
                 such ones.
+            stream: the stream's name, for messages.
             on_limit: what becomes of too many of them.
             most_partitions: how many are too many.
             clock: seconds, to tell how long a run takes.
@@ -71,6 +76,7 @@ class StreamState:
         self.is_global = is_global
         self.parent_state: dict[str, Any] | None = None
         self._legacy_field = legacy_field
+        self._stream = stream
         self._on_limit = on_limit
         self._most = most_partitions
         self._clock = clock
@@ -79,6 +85,8 @@ class StreamState:
         self._progress: OrderedDict[bytes, tuple[Mapping[str, Any], Progress]] = OrderedDict()
         self._overall: datetime | None = None
         self._latest: datetime | None = None
+        self._seen: datetime | None = None
+        self._logged: set[str] = set()
         self._lookback_seconds = 0
         self._earlier_seconds = 0.0
         self._dropped = 0
@@ -91,7 +99,15 @@ class StreamState:
 
     @property
     def latest_known(self) -> datetime | None:
-        """The latest time of a record that runs have read so far; None: there was none."""
+        """The latest time of a record that runs have read so far; None: there was none.
+
+        It may be later than the state, which no record moves beyond its slice.
+        """
+        known = [at for at in (self._furthest, self._seen) if at is not None]
+        return max(known) if known else None
+
+    @property
+    def _furthest(self) -> datetime | None:
         times = [one.latest for _, one in self._progress.values()]
         known = [at for at in (*times, self._overall, self._latest) if at is not None]
         return max(known) if known else None
@@ -101,7 +117,9 @@ class StreamState:
     def _restore(self, stored: Mapping[str, Any]) -> None:
         told = dict(stored)
         unfinished = told.pop(_UNFINISHED, None)
+        latest = told.pop(_LATEST, None)
         try:
+            self._seen = None if latest is None else datetime.fromisoformat(latest)
             if not self.is_partitioned:
                 self._restore_plain(told)
             else:
@@ -121,12 +139,15 @@ class StreamState:
         cursor = self.cursor
         if told.pop("state_type", None) == "date-range":
             read = [
-                Interval(
-                    cursor.parsed(one["start"]),
-                    cursor.parsed(one["end"]),
-                    cursor.parsed(one.get("most_recent_cursor_value") or one["end"]),
+                Interval(start, end, min(end, latest))
+                for start, end, latest in (
+                    (
+                        cursor.parsed(one["start"]),
+                        cursor.parsed(one["end"]),
+                        cursor.parsed(one.get("most_recent_cursor_value") or one["end"]),
+                    )
+                    for one in told.pop("slices")
                 )
-                for one in told.pop("slices")
             ]
             progress = Progress.of_intervals(cursor, read) if read else Progress()
         else:
@@ -199,8 +220,11 @@ class StreamState:
         """
         if self._overall is None or not self._lookback_seconds:
             return self._overall
-        earlier = self._overall - timedelta(seconds=self._lookback_seconds)
-        return self.cursor.parsed(self.cursor.formatted(earlier))
+        return self._written(self._overall - timedelta(seconds=self._lookback_seconds))
+
+    def _written(self, at: datetime) -> datetime:
+        """A time as a stored state gives it back."""
+        return self.cursor.parsed(self.cursor.formatted(at))
 
     def _limit(self) -> None:
         if self.is_global or len(self._progress) <= self._most:
@@ -236,11 +260,19 @@ class StreamState:
     def note(self, one: StreamSlice, latest: datetime | None) -> None:
         """A slice has been read.
 
+        A record may be later than its slice: a wrong time, or one that the API was not asked for.
+        Nothing is known of what lies between, so it moves the state to the slice's end only.
+
         Args:
             one: the slice.
             latest: the time of its latest record, or None: there was none with a time.
         """
         begin, end = (self.cursor.parsed(one.cursor_slice[name]) for name in self.cursor.names)
+        if latest is not None:
+            self._seen = latest if self._seen is None else max(self._seen, latest)
+            if latest > end:
+                self._log_beyond(latest, end)
+                latest = end
         known = self._progress.get(one.partition_key)
         if known is not None:
             known[1].note(self.cursor, Interval(begin, end, latest))
@@ -248,6 +280,20 @@ class StreamState:
             self._has_moved = True
             if self._latest is None or latest > self._latest:
                 self._latest = latest
+
+    def _log_beyond(self, latest: datetime, end: datetime) -> None:
+        """Say once that records are later than their slice, and once that some are far ahead."""
+        if not self.cursor.is_beyond(latest, end):
+            return
+        present = max(self._end, datetime.now(UTC))
+        is_future = latest - present > _TIME_ZONES
+        event = "records_from_the_future" if is_future else "records_beyond_their_slice"
+        if event in self._logged:
+            return
+        self._logged.add(event)
+        (log.warning if is_future else log.info)(
+            event, stream=self._stream, latest=latest.isoformat(), end=end.isoformat()
+        )
 
     def complete(self) -> None:
         """The run has read all that it wanted, of all partitions."""
@@ -285,6 +331,9 @@ class StreamState:
         told = self.exported()
         if unfinished:
             told[_UNFINISHED] = {"seconds": round(self._seconds, 3), "partitions": unfinished}
+        known, seen = self._furthest, self._seen
+        if seen is not None and (known is None or seen > self._written(known)):
+            told[_LATEST] = seen.isoformat()
         return told
 
     def exported(self) -> dict[str, Any]:

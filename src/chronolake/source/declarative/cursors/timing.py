@@ -87,6 +87,15 @@ class TimeCursor:
         """Write a time as slices and state have it; `parsed` reads the same time again."""
         return formatted_exactly(at, self.format)
 
+    def is_beyond(self, at: datetime, end: datetime) -> bool:
+        """Whether a record is too late for a slice, whose end may be as coarse as a day."""
+        grain = self.cutting.grain
+        written = self.parsed(self.formatted(at))
+        try:
+            return written > end if grain is None else written >= end + grain
+        except OverflowError:
+            return False
+
     def before(self, at: datetime) -> datetime:
         """Where a run begins that goes on at a time."""
         begin = max(at, self.start)

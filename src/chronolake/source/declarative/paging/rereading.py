@@ -65,7 +65,7 @@ class Restarts:
         self._records += len(records)
         if self.latest_of is not None:
             for record in records:
-                self.latest_of.saw(record)
+                self.latest_of.saw(record, self.whole)
 
     @property
     def is_due(self) -> bool:
@@ -104,19 +104,23 @@ class Latest:
         position: orders a record among the others; None: it has no cursor.
         bound: a record's cursor as a slice has it.
         name: of the slice's lower bound.
+        is_beyond: whether a bound lies beyond a slice: what is left of it does not begin there.
     """
 
     position: Callable[[Record], int | None]
     bound: Callable[[Record], Any]
     name: str
+    is_beyond: Callable[[Any, StreamSlice], bool] = lambda _bound, _slice: False
     _at: int | None = None
     _bound: Any = None
 
-    def saw(self, record: Record) -> None:
-        """A record has come."""
+    def saw(self, record: Record, whole: StreamSlice) -> None:
+        """A record of a slice has come."""
         at = self.position(record)
         if at is not None and (self._at is None or at > self._at):
-            self._at, self._bound = at, self.bound(record)
+            bound = self.bound(record)
+            if not self.is_beyond(bound, whole):
+                self._at, self._bound = at, bound
 
     def rest_of(self, whole: StreamSlice) -> StreamSlice:
         """A slice from the latest record on."""
