@@ -20,7 +20,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from chronolake import table
+from chronolake import core
 from chronolake.lake import Lake
 from measuring import customers, lakes
 from measuring.clock import Times, interleaved, say, show
@@ -64,7 +64,7 @@ def main() -> int:
         say(f"Making {keys:,} records with {VERSIONS} versions each, and a live table of them")
         history = customers.history(lake, "history", keys, VERSIONS)
         live = customers.live(lake, "live", keys)
-        view = table.create_current_view(lake, history.name)
+        view = core.create_current_view(lake, history.name)
         # All versions of a day start at different milliseconds: the middle of one is no edge.
         middle = NEWEST_MILLIS - (VERSIONS // 2) * DAY_MILLIS + DAY_MILLIS // 2
         times, found = Times(), {}

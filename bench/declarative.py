@@ -30,21 +30,19 @@ import structlog
 from pyspark.sql import SparkSession
 
 from chronolake.lake import Lake
+from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.cursors.timing import time_cursor
-from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.landing.identity import Identity
-from chronolake.source.declarative.landing.parts import Waiting
+from chronolake.source.declarative.http.transport import Network, http_client
+from chronolake.source.declarative.landing.file_writer import SliceFiles, Waiting
+from chronolake.source.declarative.landing.record_schema import Identity, Shape, declared_columns
 from chronolake.source.declarative.landing.run import Run
-from chronolake.source.declarative.landing.shape import Shape, declared_columns
-from chronolake.source.declarative.landing.slicefiles import SliceFiles
-from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
-from chronolake.source.declarative.language.streams import DeclarativeStream, InlineSchemaLoader
 from chronolake.source.declarative.manifests.manifest import mapped, of
-from chronolake.source.declarative.opening import api_of
-from chronolake.source.declarative.reading import StreamReader
-from chronolake.source.declarative.streamslice import StreamSlice
-from chronolake.source.declarative.tasks.cluster import cluster_for
+from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.models.streams import DeclarativeStream, InlineSchemaLoader
+from chronolake.source.declarative.spark.slice_waves import cluster_for
+from chronolake.source.declarative.stream_reader import StreamReader
+from chronolake.source.declarative.stream_slice import StreamSlice
 from measuring.clock import Times, machine, say, show
 
 OURS: Final = "ours"

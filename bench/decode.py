@@ -43,9 +43,9 @@ from pyarrow import csv as pa_csv
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chronolake.batch import BatchFile, FileForm, read
-from chronolake.batch.decoding import Reading, decoded
-from chronolake.changes import Op
+from chronolake.batch_files import BatchFile, FileForm, read
+from chronolake.batch_files.decoder import Reading, decoded
+from chronolake.change_set import Op
 from chronolake.types import TMAX_TEXT, Column, ColumnType, Kind
 
 NULL = "null-m8yilkvPsNulehxl2G6pmSQ3G3WWdLP"
@@ -248,7 +248,10 @@ def _worker_memory(process: int) -> int:
     """Resident bytes of a PySpark worker; 0 for anything else."""
     try:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
-        if b"chronolake.workers" not in command or b"java" in command.partition(b"\0")[0]:
+        if (
+            b"chronolake.spark_worker_daemon" not in command
+            or b"java" in command.partition(b"\0")[0]
+        ):
             return 0
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -268,7 +271,7 @@ def session() -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.caseSensitive", "true")
         .config("spark.driver.memory", "2g")
-        .config("spark.python.daemon.module", "chronolake.workers")
+        .config("spark.python.daemon.module", "chronolake.spark_worker_daemon")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -22,13 +22,13 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from chronolake import table
+from chronolake import core
 from chronolake.config import Project, load_project
+from chronolake.core.create import PROPERTIES
 from chronolake.lake import Lake
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
 from chronolake.session import CATALOG
-from chronolake.table.create import PROPERTIES
 from chronolake.types import TableName
 from measuring import lakes
 from measuring.clock import Times, say, show
@@ -169,7 +169,7 @@ def main() -> int:
             synced(lake, project, times, LATE)
             number += NEW_FILES
         times.seconds[LATE].pop(0)
-        report = table.verify(lake, stream)
+        report = core.verify(lake, stream)
         _show(times, files, source, ours=(report.holds, report.rows), dlt=told)
     return 0
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from chronolake import table
+from chronolake import core
 from chronolake.lake import Lake
 from chronolake.types import TableName
 from measuring import customers, lakes
@@ -38,7 +38,7 @@ def scattered(lake: Lake, keys: int) -> Made:
     """A history table whose files are in no order."""
     sorted_ = customers.history(lake, f"sorted_{keys}", keys, VERSIONS)
     made = Made(TableName(customers.SCHEMA, f"looked_at_{keys}"), keys)
-    table.create(lake, made.name, customers.HISTORY)
+    core.create(lake, made.name, customers.HISTORY)
     lake.spark.table(sorted_.sql).repartition(SCATTERED_FILES).writeTo(made.sql).append()
     lake.catalog.drop(sorted_.name, purge=True)
     return made
@@ -87,7 +87,7 @@ def main() -> int:
             made = scattered(lake, size // VERSIONS)
             look = partial(measured, lake, made, flags.repeat)
             found[size, "in no order"] = look()
-            table.maintain(lake, made.name)
+            core.maintain(lake, made.name)
             found[size, "after maintenance"] = look()
             lake.catalog.drop(made.name, purge=True)
     for (size, state), times in found.items():

@@ -17,10 +17,10 @@ import sys
 from functools import partial
 from typing import Final
 
-from chronolake import table
+from chronolake import core
+from chronolake.core import migration
 from chronolake.lake import Lake
 from chronolake.session import CATALOG
-from chronolake.table import migration
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from measuring import customers, lakes
 from measuring.clock import Times, interleaved, say, show
@@ -51,7 +51,7 @@ def created(lake: Lake, times: Times, made: Made, number: int) -> None:
 
 
 def table_properties() -> dict[str, str]:
-    from chronolake.table.create import PROPERTIES  # noqa: PLC0415 - no part of the public face
+    from chronolake.core.create import PROPERTIES  # noqa: PLC0415 - no part of the public face
 
     return dict(PROPERTIES)
 
@@ -64,11 +64,11 @@ def small(lake: Lake, times: Times, made: Made, number: int) -> None:
     with times.of("rename table"):
         migration.rename_table(lake, copy.name, renamed)
     with times.of("add column without default"):
-        table.alter(lake, renamed, wide, drop_columns=False)
+        core.alter(lake, renamed, wide, drop_columns=False)
     with times.of("rename column"):
         migration.rename_column(lake, renamed, "extra", "more")
     with times.of("drop column"):
-        table.alter(lake, renamed, customers.LIVE, drop_columns=True)
+        core.alter(lake, renamed, customers.LIVE, drop_columns=True)
     lake.catalog.drop(renamed, purge=False)
 
 

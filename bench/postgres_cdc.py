@@ -32,8 +32,8 @@ from chronolake.config import PostgresSource, Project
 from chronolake.lake import Lake
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.pgoutput import Decoder
+from chronolake.source.postgres.replication_stream import streaming
 from chronolake.source.postgres.slot import Slot, written_upto
-from chronolake.source.postgres.stream import streaming
 from measuring import lakes, shop
 from measuring.clock import Times, say, show
 from measuring.peeked import Peeked, PeekedDatabase

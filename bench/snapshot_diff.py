@@ -19,13 +19,13 @@ from typing import Final
 
 import psycopg
 
-from chronolake.arrowrows import to_spark
+from chronolake.arrow_tasks import to_spark
 from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import held_table, texts_of
-from chronolake.source.postgres.rowkey import RowKey
+from chronolake.source.postgres.initial_copy import held_table, texts_of
+from chronolake.source.postgres.row_versions import RowKey
 from chronolake.source.postgres.snapshot import exported_snapshot
 from measuring import lakes, shop
 from measuring.clock import Times, say, show

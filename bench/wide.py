@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from chronolake import table
-from chronolake.changes import BITS_PER_WORD, OP, SEQ, UNMODIFIED, Op
+from chronolake import core
+from chronolake.change_set import BITS_PER_WORD, OP, SEQ, UNMODIFIED, Op
 from chronolake.config import Project, load_project
 from chronolake.lake import Lake
 from chronolake.pipeline.runs import Status
@@ -79,9 +79,9 @@ def ours(lake: Lake, project: Project, source: Path, width: int, times: Times) -
     name = TableName("bench", f"ours{next(_numbers)}")
     wanted = columns_of(2 * width)
     with times.of(f"{CREATE} {width}"):
-        table.create(lake, name, wanted[: width + 2])
+        core.create(lake, name, wanted[: width + 2])
     with times.of(f"{ALTER} {width}"):
-        table.alter(lake, name, wanted, drop_columns=False)
+        core.alter(lake, name, wanted, drop_columns=False)
     for number, step in enumerate((FIRST, NEXT), start=1):
         write_file(source, number, width)
         with times.of(f"{step} {width}"):
@@ -122,7 +122,7 @@ def change(
 
 def batches(lake: Lake, width: int, times: Times) -> None:
     """A batch and a history batch into tables of two rows."""
-    for step, write in ((BATCH, table.write_batch), (HISTORY, table.write_history_batch)):
+    for step, write in ((BATCH, core.write_batch), (HISTORY, core.write_history_batch)):
         name = TableName("bench", f"batch{next(_numbers)}")
         columns = columns_of(width)
         if step == HISTORY:
@@ -131,7 +131,7 @@ def batches(lake: Lake, width: int, times: Times) -> None:
                 Column(column, ColumnType(kind), primary_key=column == START)
                 for column, kind in of_history.items()
             ]
-        table.create(lake, name, columns)
+        core.create(lake, name, columns)
         for number in (1, 2):
             rows, carried = change(lake, name, columns, number, is_history=step == HISTORY)
             passed = times if number > 1 else Times()

@@ -20,8 +20,8 @@ import zstandard
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.padding import PKCS7
 
-from chronolake.batch import BatchFile, FileForm
-from chronolake.changes import Op
+from chronolake.batch_files import BatchFile, FileForm
+from chronolake.change_set import Op
 from measuring.customers import DAY_MILLIS, HISTORY_NAMES, JITTER, LIVE_NAMES, NEWEST_MILLIS
 
 NULL: Final = "null-m8yilkvPsNulehxl2G6pmSQ3G3WWdLP"

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from chronolake import table
+from chronolake import core
 from chronolake.lake import Lake
 from chronolake.session import CATALOG
 from chronolake.types import Column, ColumnType, Kind, TableName
@@ -90,7 +90,7 @@ class Made:
 def live(lake: Lake, name: str, keys: int) -> Made:
     """Make a live table, with its files as a compaction leaves them: few, sorted by key."""
     made = Made(TableName(SCHEMA, name), keys)
-    table.create(lake, made.name, LIVE)
+    core.create(lake, made.name, LIVE)
     newest = _range(lake, keys, 1).selectExpr("id", "0L AS age")
     _append(newest, _LIVE_CELLS, made)
     return made
@@ -103,7 +103,7 @@ def history(lake: Lake, name: str, keys: int, versions: int) -> Made:
     then by key and start.
     """
     made = Made(TableName(SCHEMA, name), keys)
-    table.create(lake, made.name, HISTORY)
+    core.create(lake, made.name, HISTORY)
     active = _range(lake, keys, 1).selectExpr("id", "0L AS age")
     _append(active, _HISTORY_CELLS, made)
     if versions > 1:

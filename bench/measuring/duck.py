@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import zstandard
 
-from chronolake.changes import Op
+from chronolake.change_set import Op
 from chronolake.types import Column
 from measuring.batches import NULL, UNMODIFIED, Batch, unsealed
 from measuring.customers import HISTORY, LIVE

@@ -13,9 +13,8 @@ from typing import Final
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
-from chronolake import batch as batch_files
-from chronolake import table
-from chronolake.changes import Op
+from chronolake import batch_files, core
+from chronolake.change_set import Op
 from chronolake.config import load
 from chronolake.lake import Lake
 from measuring.batches import FORM, Batch
@@ -79,10 +78,10 @@ def changes(
 
 def apply(
     lake: Lake, made: Made, batch: Batch, *, history: bool, decoded: DataFrame | None = None
-) -> table.BatchResult:
+) -> core.BatchResult:
     """Ours: a batch into its table, from its files or from its decoded rows."""
     rows = changes(lake, made, batch, history=history) if decoded is None else decoded
-    write = table.write_history_batch if history else table.write_batch
+    write = core.write_history_batch if history else core.write_batch
     columns = HISTORY if history else LIVE
     return write(lake, made.name, rows, columns=columns, batch=batch.name)
 

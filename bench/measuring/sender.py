@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from chronolake.changes import Op
+from chronolake.change_set import Op
 from chronolake.protos import common_pb2, destination_sdk_pb2
 from chronolake.protos.destination_sdk_pb2_grpc import DestinationConnectorStub
 from chronolake.server import Server

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from chronolake.config import Project, load_project
 from chronolake.lake import Lake
-from chronolake.pipeline.reporting import Event, EventKind
+from chronolake.pipeline.events import Event, EventKind
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
-from chronolake.source.offered import Source
+from chronolake.source.protocol import Source
 
 NAME: Final = "orders"
 _TABLE: Final = (

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
-from chronolake.changes import OP, UNMODIFIED, Op
+from chronolake.change_set import OP, UNMODIFIED, Op
 from measuring.customers import HISTORY, HISTORY_NAMES, LIVE_NAMES
 
 _TYPES: Final = {column.name: column.type.sql for column in HISTORY}

@@ -22,11 +22,10 @@ from chronolake.errors import ChronolakeError, HistoryWarning
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 
 if TYPE_CHECKING:
-    from chronolake.frames import LakeFrame
     from chronolake.lake import Lake
+    from chronolake.lake_table import LakeFrame, LakeTable
     from chronolake.pipeline.sync import RunResult
     from chronolake.pipeline.sync import run_pipeline as sync
-    from chronolake.reading import LakeTable
 
     __version__: str
 
@@ -49,8 +48,8 @@ __all__ = [
 #: Names that need Spark, with the modules that they are loaded from.
 _LOADED: Final = {
     "Lake": ("chronolake.lake", "Lake"),
-    "LakeFrame": ("chronolake.frames", "LakeFrame"),
-    "LakeTable": ("chronolake.reading", "LakeTable"),
+    "LakeFrame": ("chronolake.lake_table", "LakeFrame"),
+    "LakeTable": ("chronolake.lake_table", "LakeTable"),
     "RunResult": ("chronolake.pipeline.sync", "RunResult"),
     "sync": ("chronolake.pipeline.sync", "run_pipeline"),
 }

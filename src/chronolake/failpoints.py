@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from chronolake import variables
+from chronolake import env
 from chronolake.errors import ChronolakeError
 
 #: Every name that `reach` is called with; a crash test goes through all of them.
@@ -62,7 +62,7 @@ def reach(name: str) -> None:
     """
     if name not in FAILPOINTS:
         raise ValueError(f"{name} is not a failpoint")
-    setting = os.environ.get(variables.FAILPOINT, "")
+    setting = os.environ.get(env.FAILPOINT, "")
     if not setting.startswith(f"{name}="):
         return
     action, _, nth = setting.partition("=")[2].partition(":")
@@ -76,7 +76,7 @@ def reach(name: str) -> None:
     elif action == "raise":
         raise FailpointError(f"The failpoint {name} was reached.")
     elif action == "pause":
-        paused = Path(os.environ[variables.FAILPOINT_FILE])
+        paused = Path(os.environ[env.FAILPOINT_FILE])
         paused.with_suffix(".reached").touch()
         while paused.exists():
             time.sleep(0.02)

@@ -23,8 +23,8 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from chronolake.cells import Cell, date, instant, plain, single
 from chronolake.errors import QueryError
+from chronolake.formatting import Cell, date, instant, plain, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

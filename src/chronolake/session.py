@@ -17,10 +17,10 @@ from py4j.java_gateway import is_instance_of
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from chronolake import variables
+from chronolake import env
 from chronolake.errors import LakeError, MissingRequirementError
 from chronolake.masking import holds_secret, is_secret
-from chronolake.sockets import acknowledge_at_once
+from chronolake.py4j_nodelay import acknowledge_at_once
 from chronolake.types import RELIED_ON
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _STATIC: Final[dict[str, str]] = {
     "spark.cleaner.periodicGC.interval": "10min",
     # Pages tell whether they are what was written, wherever they are kept.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    "spark.python.daemon.module": "chronolake.workers",
+    "spark.python.daemon.module": "chronolake.spark_worker_daemon",
     # By default Spark forgets the code that it generated for a statement after 100 others: with a
     # few tables in turns, every batch would compile all of its code again.
     "spark.sql.codegen.cache.maxEntries": "5000",
@@ -176,7 +176,7 @@ def jars() -> list[Path]:
         MissingRequirementError: a jar cannot be fetched, or is not the one that is pinned.
     """
     cache = Path(
-        os.environ.get(variables.JARS)
+        os.environ.get(env.JARS)
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chronolake" / "jars"
     )
     wanted = {coordinates: cache / _file_name(coordinates) for coordinates in JARS}
@@ -194,7 +194,7 @@ def _file_name(coordinates: str) -> str:
 def _fetch(missing: list[str], cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
-        settings = os.environ.get(variables.IVY_SETTINGS)
+        settings = os.environ.get(env.IVY_SETTINGS)
         program = [
             "from pyspark.sql import SparkSession",
             "b = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')",

@@ -27,9 +27,9 @@ START: Final = "_fivetran_start"
 END: Final = "_fivetran_end"
 ACTIVE: Final = "_fivetran_active"
 HISTORY_COLUMNS: Final = (START, END, ACTIVE)
-#: Tables that are pulled: which version of the source a row is (`table/succession.py`).
+#: Tables that are pulled: which version of the source a row is (`core/scd2_sql.py`).
 VERSION: Final = "_chronolake_version"
-#: Tables that are compared with snapshots of their source: a hash of the row (`table/hashes.py`).
+#: Tables that are compared with snapshots of their source: a hash of the row (`core/row_hash.py`).
 HASH: Final = "_chronolake_hash"
 
 TMAX_TEXT: Final = "9999-12-31T23:59:59.999Z"
@@ -76,7 +76,7 @@ STREAM_PROPERTY: Final = "chronolake.stream"
 #: once that all of its files lie inside the lake.
 LAKE_PROPERTY: Final = "chronolake.lake"
 
-#: Table properties: usage by month, such as `chronolake.usage.2026-11` (`table/usage.py`).
+#: Table properties: usage by month, such as `chronolake.usage.2026-11` (`core/usage.py`).
 USAGE_PREFIX: Final = "chronolake.usage."
 
 #: The distance between a version's end and the next version's start, where a table says no other.

@@ -13,10 +13,10 @@ from outcome import Outcome
 from serving import Server
 
 from chronolake.errors import ChronolakeError
-from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.check import Result, read
+from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import mapped, of
-from chronolake.source.declarative.opening import api_of
-from chronolake.source.declarative.trying import Result, read
 
 #: Where the manifest would be: its schemas are beside it.
 MANIFEST = Path(__file__).parent / "files" / "manifest.yaml"

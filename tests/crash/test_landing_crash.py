@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chronolake.failpoints import FAILPOINTS
-from chronolake.rawlake import ObjectFolder
+from chronolake.landing import ObjectFolder
 from processes import killed, ran
 
 _ROWS: Final = 400
@@ -20,8 +20,8 @@ _PROGRAM: Final = f"""
 import sys
 from pathlib import Path
 from chronolake.lake import Lake
-from chronolake.rawlake import ObjectFolder
-from chronolake.rawlake.writing import land
+from chronolake.landing import ObjectFolder
+from chronolake.landing.writer import land
 from chronolake.types import Column, ColumnType, Kind
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from lakes import lake_config

@@ -16,7 +16,7 @@ from sent_rows import Batch, SentTable, differences, plain_rows
 from served import configure, serve
 
 import processes
-from chronolake.source.offered import raw_folder
+from chronolake.source.protocol import raw_folder
 from landed import LandedRow
 from oracle import ACTIVE, END, KEEP, START, TMAX, Row
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from chronolake import table
+from chronolake import core
+from chronolake.core import migration
 from chronolake.failpoints import FAILPOINTS
 from chronolake.lake import Lake
-from chronolake.table import migration
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -75,11 +75,11 @@ def resynced(lake: Lake, name: TableName) -> None:
         f"(1, 'changed', {_T + 5 * _DAY}L), (2, 'b', {_T}L), (4, 'd', {_T + 6 * _DAY}L) "
         "AS rows (id, name, start)"
     ).selectExpr("CAST(id AS INT) AS id", "name", "_fivetran_start")
-    table.resync(lake, name, rows, at_micros=_T + 9 * _DAY, batch="r", gone=table.Gone.CLOSE)
+    core.resync(lake, name, rows, at_micros=_T + 9 * _DAY, batch="r", gone=core.Gone.CLOSE)
 
 
 def _filled(lake: Lake, name: TableName, mode: Mode) -> None:
-    table.create(lake, name, _COLUMNS[mode])
+    core.create(lake, name, _COLUMNS[mode])
     rows = []
     for key, text in ((1, "a"), (2, "b"), (3, "c")):
         cells = [str(key), f"'{text}'", f"timestamp_micros({_T + key}L)"]
@@ -148,7 +148,7 @@ def _check(
         assert _state(lake, name) == (new if point in after_commit else old), point
         assert not is_killed(name, "")
         assert _state(lake, name) == new, point
-        assert table.verify(lake, name).holds
+        assert core.verify(lake, name).holds
 
 
 def _check_switch(lake: Lake, before: Mode, after: Mode, points: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ _PROGRAM: Final = """
 import sys
 from pathlib import Path
 from chronolake import table
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.config import load
 from chronolake.errors import ChronolakeError
 from chronolake.lake import Lake

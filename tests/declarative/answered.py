@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import orjson
 
-from chronolake.source.declarative.exchange.answers import Answer
+from chronolake.source.declarative.http.response import Answer
 
 
 def answer(body: Any, headers: dict[str, str] | None = None) -> Answer:

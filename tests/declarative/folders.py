@@ -13,11 +13,11 @@ import yaml
 from apis import Api
 from readings import Reading
 
-from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.manifests.configured import masking
+from chronolake.source.declarative.check import read
+from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.http.transport import Network, http_client
+from chronolake.source.declarative.manifests.config_validation import masking
 from chronolake.source.declarative.manifests.manifest import Manifest, load
-from chronolake.source.declarative.opening import api_of
-from chronolake.source.declarative.trying import read
 
 HIDDEN = "a-secret-nobody-may-see"
 _SPEC = {

@@ -22,10 +22,9 @@ import httpx
 from pydantic import TypeAdapter
 
 from chronolake.errors import ChronolakeError
-from chronolake.source.declarative.exchange.answers import Answer
-from chronolake.source.declarative.exchange.jsontext import loads
-from chronolake.source.declarative.language.records import Decoder, DpathExtractor
-from chronolake.source.declarative.records.extracting import batches_of, extraction_of
+from chronolake.source.declarative.http.response import Answer, loads
+from chronolake.source.declarative.models.records import Decoder, DpathExtractor
+from chronolake.source.declarative.records.extractors import batches_of, extraction_of
 from chronolake.source.declarative.templating.templates import evaluated
 
 Run = Callable[[], object]

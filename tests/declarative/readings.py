@@ -11,10 +11,10 @@ from typing import Any
 
 from apis import Api
 
-from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.check import Result, read
+from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import mapped, of
-from chronolake.source.declarative.opening import api_of
-from chronolake.source.declarative.trying import Result, read
 
 
 @dataclass(frozen=True)

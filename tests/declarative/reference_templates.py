@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.stream_slice import StreamSlice
 
 CONFIG = {
     "start": "2024-02-10",

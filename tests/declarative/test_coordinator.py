@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from chronolake.errors import ChronolakeError
-from chronolake.source.declarative.components.authenticating import custom_authentication
-from chronolake.source.declarative.exchange.access import Access
-from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.landing.slicefiles import Read
-from chronolake.source.declarative.tasks.coordinator import Coordinator, Driver, DriverLostError
+from chronolake.source.declarative.components.custom_auth import custom_authentication
+from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.transport import Network, http_client
+from chronolake.source.declarative.landing.file_writer import Read
+from chronolake.source.declarative.spark.coordinator import Coordinator, Driver, DriverLostError
 from chronolake.types import ColumnType, now_micros
 
 

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.exchange.jsontext import loads, parsed, size_of
-from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.exchange.requesting import Request
-from chronolake.source.declarative.exchange.sending import Sender
-from chronolake.source.declarative.manifests import located
+from chronolake.source.declarative.http.client import Sender
+from chronolake.source.declarative.http.request_builder import Request
+from chronolake.source.declarative.http.response import loads, parsed, size_of
+from chronolake.source.declarative.http.transport import Network, http_client
+from chronolake.source.declarative.manifests import yaml_source
 from chronolake.source.declarative.manifests.manifest import of
-from chronolake.source.declarative.templating import literals
+from chronolake.source.declarative.templating import templates
 
 #: The cases that were found, of each kind one at least.
 _FOUND = (
@@ -148,7 +148,7 @@ _PARTS = ["1", "'a'", '"b"', ",", ":", "[", "]", "(", ")", "{", "}", " ", "\n", 
 def _both(text: str) -> tuple[Any, Any]:
     """What Python's parser makes of a text, and what ours does; "nothing" if it is no literal."""
     found = []
-    for read in (literals.ast.literal_eval, lambda one: literals.LongText(one).value()):
+    for read in (templates.ast.literal_eval, lambda one: templates.LongText(one).value()):
         try:
             value = read(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -181,8 +181,8 @@ def _is_unusual(text: str) -> bool:
 def test_long_texts_are_read_as_short_ones_are() -> None:
     records = [{"id": n, "name": f"it's {n}", "tags": ("a", None, 1.5)} for n in range(2_000)]
 
-    assert len(repr(records)) > literals.SHORT
-    assert literals.literal_of(repr(records)) == records
+    assert len(repr(records)) > templates.SHORT
+    assert templates.literal_of(repr(records)) == records
 
 
 # --------------------------------------------------------------------------- manifests
@@ -203,4 +203,4 @@ def test_no_manifest_fills_the_machine_or_ends_the_process(text: str, tmp_path: 
     file.write_text(text)
 
     with pytest.raises(ConfigurationError, match=r"too deeply|too large"):
-        of(located.read(file), file)
+        of(yaml_source.read(file), file)

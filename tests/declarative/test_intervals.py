@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isodate import parse_duration
 
-from chronolake.source.declarative.cursors.intervals import Cutting, Interval, Span
+from chronolake.source.declarative.cursors.datetime_cursor import (
+    Cutting,
+    Interval,
+    Span,
+    time_cursor,
+)
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.cursors.timing import time_cursor
-from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
-from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.stream_slice import StreamSlice
 
 _EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)

@@ -9,10 +9,10 @@ import pytest
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.language.streams import DeclarativeStream
+from chronolake.source.declarative.connect import opened
+from chronolake.source.declarative.manifests.capabilities import concurrency_of
 from chronolake.source.declarative.manifests.manifest import Manifest, find, load
-from chronolake.source.declarative.manifests.traits import concurrency_of
-from chronolake.source.declarative.opening import opened
+from chronolake.source.declarative.models.streams import DeclarativeStream
 
 _REAL = Path(__file__).parents[3] / "shared" / "data" / "manifests"
 

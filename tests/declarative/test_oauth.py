@@ -14,7 +14,7 @@ from apis import Api, Asked, Reply
 from visits import HIDDEN, Visit
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.source.declarative.exchange.network import http_client
+from chronolake.source.declarative.http.transport import http_client
 
 
 @pytest.fixture(scope="module")

@@ -21,21 +21,20 @@ from readings import option, requester, retriever
 
 from chronolake.config import DeclarativeSource
 from chronolake.errors import ChronolakeError, SourceError
-from chronolake.source.declarative.exchange.network import Network, http_client
-from chronolake.source.declarative.exchange.origins import (
+from chronolake.source.declarative.check import Result, read
+from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.http.client import Sender
+from chronolake.source.declarative.http.origins import (
     Origin,
     is_refused_name,
     origin_of,
     own_origins,
 )
-from chronolake.source.declarative.exchange.requesting import Request
-from chronolake.source.declarative.exchange.sending import Sender
-from chronolake.source.declarative.language.errorhandling import DefaultErrorHandler
-from chronolake.source.declarative.language.requests import HttpRequester
+from chronolake.source.declarative.http.request_builder import Request
+from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.declarative.manifests.manifest import mapped, of
-from chronolake.source.declarative.opening import api_of
-from chronolake.source.declarative.streamslice import StreamSlice
-from chronolake.source.declarative.trying import Result, read
+from chronolake.source.declarative.models.requests import DefaultErrorHandler, HttpRequester
+from chronolake.source.declarative.stream_slice import StreamSlice
 
 SECRET = "s3cret-of-the-config"
 TOKEN = "{{ config['secret'] }}"
@@ -551,7 +550,7 @@ _BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n"
 def test_an_answer_that_drips_ends_the_request(
     head: bytes, drop: bytes, *, in_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronolake.source.declarative.exchange.network._LONGEST", 0.5)
+    monkeypatch.setattr("chronolake.source.declarative.http.transport._LONGEST", 0.5)
     timeout = httpx.Timeout(0.4)
     with _dripping(head, drop) as url, http_client() as client:
         began = time.monotonic()

@@ -17,10 +17,10 @@ from structlog.testing import capture_logs
 
 from chronolake.config import OnPartitionLimit
 from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor, time_cursor
 from chronolake.source.declarative.cursors.state import StreamState
-from chronolake.source.declarative.cursors.timing import TimeCursor, time_cursor
-from chronolake.source.declarative.language.cursors import DatetimeBasedCursor
-from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.times import micros_of
 
 _START = datetime(2024, 1, 1, tzinfo=UTC)

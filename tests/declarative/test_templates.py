@@ -18,7 +18,7 @@ from jinja2 import Environment
 from reference_templates import CONTEXT, FAILING, VALUES
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.stream_slice import StreamSlice
 from chronolake.source.declarative.templating.templates import (
     as_mapping,
     as_nested,

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 from apis import Api, Asked
 
-from chronolake.source.declarative.components.authenticating import custom_authentication
-from chronolake.source.declarative.exchange.access import Access
-from chronolake.source.declarative.exchange.network import Exchange, Network
-from chronolake.source.declarative.exchange.requesting import request_of
-from chronolake.source.declarative.language.requests import HttpRequester
+from chronolake.source.declarative.components.custom_auth import custom_authentication
+from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.request_builder import request_of
+from chronolake.source.declarative.http.transport import Exchange, Network
+from chronolake.source.declarative.models.requests import HttpRequester
 
 NOW = 1_700_000_000.0
 HIDDEN = "a-secret-nobody-may-see"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chronolake.config import Project
 from chronolake.limits import StreamTraits
-from chronolake.source.offered import OfferedStream, Sight, raw_folder
+from chronolake.source.protocol import OfferedStream, Sight, raw_folder
 
 
 def pulled_stream(project: Project, name: str) -> OfferedStream:

@@ -11,10 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 from offering import pulled_stream
 
-from chronolake.changes import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
+from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
 from chronolake.config import Project
 from chronolake.lake import Lake
-from chronolake.source.offered import OfferedStream, Piece, Position, Snapshot
+from chronolake.source.protocol import OfferedStream, Piece, Position, Snapshot
 from chronolake.types import Column, ColumnType, Kind
 from landed import LandedRow
 

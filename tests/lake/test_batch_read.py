@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import batch_writer
-from chronolake.batch import BatchFile, FileForm, error_of, read
-from chronolake.batch.spread import packed
-from chronolake.changes import OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
+from chronolake.batch_files import BatchFile, FileForm, error_of, read
+from chronolake.batch_files.task_packing import packed
+from chronolake.change_set import OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
 from chronolake.errors import (
     DecryptionError,
     FileAccessError,
@@ -239,8 +239,8 @@ def test_executors_on_other_processes_need_nothing_of_the_driver(tmp_path: Path)
     assert file.key is not None
     program = f"""
         from pyspark.sql import SparkSession
-        from chronolake.batch import BatchFile, FileForm, error_of, read
-        from chronolake.changes import Op
+        from chronolake.batch_files import BatchFile, FileForm, error_of, read
+        from chronolake.change_set import Op
         from chronolake.types import Column, ColumnType, Kind
         spark = (
             SparkSession.builder.master("local-cluster[2,1,1024]")

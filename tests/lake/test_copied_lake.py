@@ -16,15 +16,15 @@ import postgresql
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from chronolake import look, table
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake import core, inspect
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
+from chronolake.core import migration, views
+from chronolake.core.create import properties_of
 from chronolake.errors import LakeLocationError, LakeLocationWarning
 from chronolake.iceberg import COLUMNS_PROPERTY
 from chronolake.lake import Lake
 from chronolake.location import local_path
 from chronolake.pipeline.store import Store
-from chronolake.table import migration, views
-from chronolake.table.create import properties_of
 from chronolake.types import LAKE_PROPERTY, Column, ColumnType, Kind, TableName
 from commands import ran
 from datalakes import iceberg_in
@@ -49,12 +49,12 @@ def write(lake: Lake, keys: range, batch: str, name: TableName = NAME) -> None:
         f"{UNMODIFIED}, id, '{batch}' AS name, now() AS _fivetran_synced "
         f"FROM range({keys.start}, {keys.stop})"
     )
-    table.write_batch(lake, name, rows, columns=COLUMNS, batch=batch)
+    core.write_batch(lake, name, rows, columns=COLUMNS, batch=batch)
 
 
 def made(folder: Path, **settings: object) -> Lake:
     lake = opened(folder, **settings)
-    table.create(lake, NAME, COLUMNS)
+    core.create(lake, NAME, COLUMNS)
     for number in range(2):
         write(lake, range(number * 10, number * 10 + 20), f"b{number}")
     return lake
@@ -112,18 +112,18 @@ def copy(original: Lake, tmp_path: Path) -> Path:
 
 
 WRITES: Final[dict[str, Callable[[Lake], object]]] = {
-    "create": lambda lake: table.create(lake, TableName("sales", "new"), COLUMNS),
+    "create": lambda lake: core.create(lake, TableName("sales", "new"), COLUMNS),
     "write": lambda lake: write(lake, range(5), "b9"),
-    "alter": lambda lake: table.alter(
+    "alter": lambda lake: core.alter(
         lake, NAME, (*COLUMNS, Column("more", ColumnType(Kind.LONG))), drop_columns=False
     ),
-    "truncate": lambda lake: table.truncate(
+    "truncate": lambda lake: core.truncate(
         lake, NAME, synced_column="_fivetran_synced", before_micros=2**60, deleted_column=None
     ),
     "drop": lambda lake: migration.drop_table(lake, NAME),
     "rename": lambda lake: migration.rename_table(lake, NAME, TableName("sales", "b")),
     "copy": lambda lake: migration.copy_table(lake, NAME, TableName("sales", "b")),
-    "maintain": lambda lake: table.maintain(lake, NAME),
+    "maintain": lambda lake: core.maintain(lake, NAME),
     "view": lambda lake: views.create_current_view(lake, NAME),
     "pipeline": lambda lake: Store.open(lake.config),
 }
@@ -148,7 +148,7 @@ def test_a_copy_is_not_written_and_its_original_stays_as_it_is(
     assert dump_of(copy) == catalog
     # And the original is still written and maintained, and read by others.
     write(original, range(100, 110), "again")
-    assert table.maintain(original, NAME).orphans == 0
+    assert core.maintain(original, NAME).orphans == 0
     assert keys_in(original)[-10:] == list(range(100, 110))
 
 
@@ -204,7 +204,7 @@ def test_folders_of_an_earlier_version_have_no_scheme(lake: Lake, tmp_path: Path
     orphan = Path(place) / "data" / "orphan.parquet"
     orphan.touch()
     age(tmp_path / "lake")
-    assert table.maintain(ours, NAME).orphans == 1
+    assert core.maintain(ours, NAME).orphans == 1
     assert not orphan.exists()
     assert keys_in(ours) == list(range(5))
     migration.drop_table(ours, NAME)
@@ -216,10 +216,10 @@ def test_new_folders_do_not_depend_on_the_default_file_system(lake: Lake, tmp_pa
     ours = made(tmp_path / "lake", **elsewhere)
     (folder_of(ours) / "data" / "orphan.parquet").touch()
     age(tmp_path / "lake")
-    assert table.maintain(ours, NAME).orphans == 1
+    assert core.maintain(ours, NAME).orphans == 1
     migration.copy_column(ours, NAME, "name", "again")
     assert keys_in(ours) == sorted({*range(30)})
-    assert look.tables(ours.config)[0].rows == 30
+    assert inspect.tables(ours.config)[0].rows == 30
 
 
 def test_other_ways_to_the_same_folder_are_the_same_lake(
@@ -243,14 +243,14 @@ def test_a_moved_lake_works_again_behind_a_link(lake: Lake, tmp_path: Path) -> N
     first.symlink_to(moved)
     again = opened(moved)
     write(again, range(200, 205), "linked")
-    table.maintain(again, NAME)
+    core.maintain(again, NAME)
     assert keys_in(again)[-5:] == list(range(200, 205))
 
 
 def test_the_catalog_of_another_warehouse_is_not_copied_either(lake: Lake, tmp_path: Path) -> None:
     settings = {"warehouse": str(tmp_path / "big")}
     first = made(tmp_path / "lake", **settings)
-    table.maintain(first, NAME)
+    core.maintain(first, NAME)
     shutil.copytree(tmp_path / "lake", tmp_path / "copy")
     with pytest.raises(LakeLocationError, match="lose each other's changes"):
         write(opened(tmp_path / "copy", **settings), range(5), "copied")
@@ -269,7 +269,7 @@ def test_a_catalog_copied_without_its_log_is_reported(
     with closing(sqlite3.connect(folder / "catalog.db")) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM sqlite_master").fetchall()
-        table.create(first, NAME, COLUMNS)
+        core.create(first, NAME, COLUMNS)
         write(first, range(5), "logged")
         shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("catalog.db-*"))
     code, found, told = ran(copied, capsys, "tables")
@@ -286,7 +286,7 @@ def test_a_catalog_copied_without_its_log_is_reported(
     created = tmp_path / "created"
     (created / "tables" / "a" / "metadata").mkdir(parents=True)
     (created / "tables" / "a" / "metadata" / "00000-0a-0b.metadata.json").touch()
-    table.create(opened(created), NAME, COLUMNS)
+    core.create(opened(created), NAME, COLUMNS)
 
 
 def test_a_catalog_older_than_its_tables_is_reported(lake: Lake, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_shared_catalog_belongs_to_one_warehouse(lake: Lake, tmp_path: Path) -
         (tmp_path / "lake").mkdir()
         fresh = opened(tmp_path / "lake", **settings)
         with pytest.raises(LakeLocationError, match="None of the lake's 1 tables is in"):
-            table.create(fresh, TableName("sales", "new"), COLUMNS)
+            core.create(fresh, TableName("sales", "new"), COLUMNS)
         (tmp_path / "lake").rmdir()
         (tmp_path / "unmounted").rename(tmp_path / "lake")
         write(first, range(400, 405), "mounted")
@@ -345,13 +345,13 @@ def test_only_files_that_no_table_needs_are_orphans(lake: Lake, tmp_path: Path) 
     other.add_files([str(needed)])
     (location / "nested" / "mine.parquet").touch()
     age(folder)
-    assert table.maintain(ours, NAME).orphans == 1
+    assert core.maintain(ours, NAME).orphans == 1
     assert not orphan.exists()
     assert needed.exists()
     assert (location / "nested" / "mine.parquet").exists()
     assert len(keys_in(ours, TableName("sales", "other"))) > 0
     # What lies in another table's folder is not expired or purged with the table that lists it.
-    table.maintain(ours, TableName("sales", "other"))
+    core.maintain(ours, TableName("sales", "other"))
     migration.drop_table(ours, TableName("sales", "other"))
     assert needed.exists()
 
@@ -373,7 +373,7 @@ def test_a_table_of_files_outside_is_neither_written_nor_maintained(
     for name in places:
         for change in (
             lambda name: write(ours, range(5), "b", TableName("sales", name)),
-            lambda name: table.maintain(ours, TableName("sales", name)),
+            lambda name: core.maintain(ours, TableName("sales", name)),
             lambda name: migration.drop_table(ours, TableName("sales", name)),
         ):
             with pytest.raises(LakeLocationError, match="outside the opened lake"):
@@ -381,4 +381,4 @@ def test_a_table_of_files_outside_is_neither_written_nor_maintained(
     assert outside.exists()
     # The other tables are not affected.
     write(ours, range(5), "b")
-    table.maintain(ours, NAME)
+    core.maintain(ours, NAME)

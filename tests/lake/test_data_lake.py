@@ -18,9 +18,12 @@ import pytest
 from pipelines import Pipeline
 
 import landed
-from chronolake import table
+from chronolake import core
+from chronolake.core import migration
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
 from chronolake.failpoints import FAILPOINTS
+from chronolake.landing import landing
+from chronolake.landing.reader import KEY
 from chronolake.pipeline import rebuild as rebuild_module
 from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences, rebuild
@@ -28,9 +31,6 @@ from chronolake.pipeline.state import move, positions
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import Stream, streams_of
 from chronolake.pipeline.sync import Event, EventKind
-from chronolake.rawlake import landing
-from chronolake.rawlake.reading import KEY
-from chronolake.table import migration
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -816,7 +816,7 @@ def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> 
     pipeline.source.write("Account", [_row("1", 1, "1", Name="a"), _row("1", 2, "2", Name="b")])
     pipeline.done()
     lake, name = pipeline.lake, TableName("crm", "Account")
-    view = table.create_current_view(lake, name)
+    view = core.create_current_view(lake, name)
     before = pipeline.versions("Name")
     column = Column("New", ColumnType(Kind.INT))
 
@@ -830,8 +830,8 @@ def test_what_a_pipeline_fills_is_nobody_elses_to_change(pipeline: Pipeline) -> 
         lambda: migration.drop_table(lake, name),
         lambda: migration.rename_column(lake, name, "Name", "Other"),
         lambda: migration.add_column_in_history(lake, name, column, seven, at_micros=_T),
-        lambda: table.alter(lake, name, (KEY, column), drop_columns=True),
-        lambda: table.resync(lake, name, rows, at_micros=_T, batch="r"),
+        lambda: core.alter(lake, name, (KEY, column), drop_columns=True),
+        lambda: core.resync(lake, name, rows, at_micros=_T, batch="r"),
     ):
         with pytest.raises(ConfigurationError, match="stream Account of the pipeline crm fills"):
             change()
@@ -1016,7 +1016,7 @@ def test_a_table_is_a_function_of_its_files(
                 assert found in ([row[:4] for row in old], [row[:4] for row in new]), point
         pipeline.done()
         assert pipeline.versions("Name", "N") == new
-        assert table.verify(pipeline.lake, TableName("crm", "Account")).holds
+        assert core.verify(pipeline.lake, TableName("crm", "Account")).holds
     (stream,) = streams_of(pipeline.project, "crm")
     with leased(Store.open(pipeline.lake.config), "crm") as lease:
         # Made of all files at once, it would be the same.
@@ -1044,7 +1044,7 @@ def test_ten_thousand_files_with_three_hundred_schemas(tmp_path: Path) -> None:
     found = pipeline.rows()
     assert len(found) == files
     assert sum(row[ACTIVE] for row in found) == 500
-    assert table.verify(pipeline.lake, TableName("crm", "Account")).holds
+    assert core.verify(pipeline.lake, TableName("crm", "Account")).holds
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import chronolake
-from chronolake import table
+from chronolake import core
 from chronolake.errors import ConfigurationError, MissingRequirementError, ValueRefusedError
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, TableName
@@ -43,7 +43,7 @@ _NULLS = "NULL, NULL, NULL, NULL, NULL"
 def versions(lake: Lake) -> chronolake.LakeTable:
     """Record 1 from 2024 on, and record 2, which was deleted before there was history."""
     name = TableName("frames", "versions")
-    table.create(lake, name, (*COLUMNS, *HISTORY))
+    core.create(lake, name, (*COLUMNS, *HISTORY))
     lake.sql(
         f"INSERT INTO {name.sql} VALUES "
         f"(1, {_CELLS}, timestamp'2024-01-01', timestamp'9999-12-31 23:59:59.999', true), "
@@ -130,7 +130,7 @@ def test_the_current_records_are_those_that_exist(lake: Lake, mode: str) -> None
             _current_versions(),
         ),
     }[mode]
-    table.create(lake, name, columns)
+    core.create(lake, name, columns)
     lake.sql(f"INSERT INTO {name.sql} VALUES {rows}")
 
     found = lake.table(name).current()

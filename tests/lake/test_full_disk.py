@@ -19,9 +19,9 @@ import yaml
 from caller import SYNCED, Caller
 
 from chronolake.config import load_project
+from chronolake.core import create
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
-from chronolake.table import create
 from chronolake.types import Column, ColumnType, Kind, TableName
 from commands import ran, ran_words
 from datalakes import DataLake, file_row

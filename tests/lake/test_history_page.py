@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from chronolake import table
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
-from chronolake.compare import compared
+from chronolake import core
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
+from chronolake.table_diff import compared
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
 from commands import ran_words
 
@@ -99,14 +99,14 @@ def in_spark(lake: Lake, statement: str) -> list[list[str]]:
 def test_the_page_tells_what_the_tables_hold(
     lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table.create(lake, NAME, COLUMNS)
+    core.create(lake, NAME, COLUMNS)
     blocks = _BLOCK.findall(PAGE.read_text())
     run: Counter[str] = Counter()
     for place, (kind, text) in enumerate(blocks):
         what, *more = kind.split()
         following = blocks[place + 1][1] if place + 1 < len(blocks) else ""
         if what == "changes":
-            table.write_history_batch(
+            core.write_history_batch(
                 lake, NAME, changes(lake, text), columns=COLUMNS, batch=f"b{place}"
             )
             assert versions(lake) == following.splitlines(), text
@@ -142,8 +142,8 @@ def test_the_page_tells_what_the_tables_hold(
             continue
         run[what] += 1
     assert run == {"changes": 4, "sql": 5, "python": 1, "differences": 1, "console": 5}
-    assert table.verify(lake, NAME).holds
-    view = table.create_current_view(lake, NAME)
+    assert core.verify(lake, NAME).holds
+    view = core.create_current_view(lake, NAME)
     assert in_spark(lake, f"SELECT id, counter FROM {view.sql} ORDER BY id") == [
         ["a", "30"],
         ["c", "40"],

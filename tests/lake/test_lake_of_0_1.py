@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from chronolake.config import Project, load_project
+from chronolake.core import verify
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
-from chronolake.table import verify
 from datalakes import DataLake, iceberg
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "lake-0.1"

@@ -18,11 +18,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import DataFrame
 from sqlalchemy import NullPool, create_engine
 
-from chronolake import table
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake import core
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
+from chronolake.core import Gone, migration
 from chronolake.errors import SchemaError
 from chronolake.lake import Lake
-from chronolake.table import Gone, migration
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from lives import DELETED, SYNCED, Life, RefusedError
 from oracle import ACTIVE, END, START, TMAX, Row
@@ -79,7 +79,7 @@ class Lived:
         self.name = TableName("lives", f"t{next(_numbers)}")
         system = {"history": [SYNCED, START, END, ACTIVE], "soft-delete": [SYNCED, DELETED]}
         self.model = Life(["id", "v", *system.get(mode, [SYNCED])])
-        table.create(lake, self.name, self.columns())
+        core.create(lake, self.name, self.columns())
         self.now = _T
         self.told: list[str] = []
         self.times = {_T}
@@ -121,7 +121,7 @@ class Lived:
         if self.model.mode != "history":
             marked = {DELETED: number == 3} if self.model.mode == "soft-delete" else {}
             files = {"replace": [row | marked for row in put], "delete": gone}
-            self._send(table.write_batch, files)
+            self._send(core.write_batch, files)
             return
         times = {START: at, END: TMAX, ACTIVE: True}
         files = {
@@ -129,7 +129,7 @@ class Lived:
             "replace": [row | times for row in put],
             "delete": [{"id": row["id"], END: at} for row in gone],
         }
-        self._send(table.write_history_batch, files)
+        self._send(core.write_history_batch, files)
 
     def _send(self, write: Callable[..., Any], files: dict[str, list[Row]]) -> None:
         kinds = {"earliest": Op.EARLIEST, "replace": Op.REPLACE, "delete": Op.DELETE}
@@ -179,7 +179,7 @@ class Lived:
         names = list(rows[0])
         columns = [column for column in self.columns() if column.name in names]
         for _ in range(2):
-            table.resync(
+            core.resync(
                 self.lake,
                 self.name,
                 self._frame(rows, [], columns),
@@ -242,7 +242,7 @@ class Lived:
                 assert not refused
 
     def _maintain(self, *_: Any) -> None:
-        table.maintain(self.lake, self.name)
+        core.maintain(self.lake, self.name)
 
     # ------------------------------------------------------------------ checks
 
@@ -253,7 +253,7 @@ class Lived:
         described = self.lake.describe(self.name)
         assert described is not None
         assert sorted(column.name for column in described.columns) == sorted(self.model.columns)
-        assert table.verify(self.lake, self.name).holds, story
+        assert core.verify(self.lake, self.name).holds, story
         if self.model.mode == "history":
             self._check_times(story)
 

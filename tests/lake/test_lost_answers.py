@@ -17,11 +17,11 @@ from sqlalchemy import make_url
 
 import landed
 from chronolake.config import Project
+from chronolake.core import create, truncate
 from chronolake.errors import LakeError
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.sync import sync
-from chronolake.table import create, truncate
 from chronolake.types import ACTIVE, END, START, SYNCED, Column, ColumnType, Kind, TableName
 from datalakes import DataLake, file_row, project
 from landed import LandedRow

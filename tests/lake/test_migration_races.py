@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from chronolake import table
+from chronolake import core
+from chronolake.core import migration, rewrite
+from chronolake.core.staging import is_abandoned, stage_name
 from chronolake.errors import SchemaError
 from chronolake.iceberg import SCRATCH_SCHEMA
 from chronolake.lake import Lake
-from chronolake.table import migration, rewrite
-from chronolake.table.staging import is_abandoned, stage_name
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName, quoted
 
 COLUMNS = (
@@ -29,7 +29,7 @@ _numbers = count()
 @pytest.fixture
 def name(lake: Lake) -> TableName:
     made = TableName("races", f"t{next(_numbers)}")
-    table.create(lake, made, COLUMNS)
+    core.create(lake, made, COLUMNS)
     lake.spark.sql(f"INSERT INTO {made.sql} VALUES (1, 1, 'x', timestamp'2024-01-01 00:00:00')")
     return made
 
@@ -56,10 +56,10 @@ def test_a_new_key_and_a_new_type_are_not_undone(
         Column("v", ColumnType(Kind.JSON)),
         COLUMNS[3],
     )
-    from chronolake.table import aside  # noqa: PLC0415 - beside its patch
+    from chronolake.core import table_swap  # noqa: PLC0415 - beside its patch
 
-    module = rewrite if operation == "fill" else aside
-    between(monkeypatch, module, lambda: table.alter(lake, name, changed, drop_columns=False))
+    module = rewrite if operation == "fill" else table_swap
+    between(monkeypatch, module, lambda: core.alter(lake, name, changed, drop_columns=False))
     if operation == "fill":
         migration.set_column_value(lake, name, "v", lambda kind: pa.scalar("y", kind.arrow))
         assert lake.table(name).describe().columns == changed
@@ -71,10 +71,10 @@ def test_a_new_key_and_a_new_type_are_not_undone(
 def test_rows_that_come_meanwhile_are_not_lost(
     lake: Lake, name: TableName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from chronolake.table import aside  # noqa: PLC0415 - beside its patch
+    from chronolake.core import table_swap  # noqa: PLC0415 - beside its patch
 
     more = f"INSERT INTO {name.sql} VALUES (2, 2, 'z', timestamp'2024-01-02 00:00:00')"
-    between(monkeypatch, aside, lambda: lake.spark.sql(more))
+    between(monkeypatch, table_swap, lambda: lake.spark.sql(more))
     migration.switch_mode(lake, name, Mode.HISTORY)
     starts = lake.table(name).df.selectExpr("id", "CAST(_fivetran_start AS STRING)").collect()
     assert sorted(map(tuple, starts)) == [(1, "2024-01-02 00:00:00"), (2, "2024-01-02 00:00:00")]
@@ -123,7 +123,7 @@ def test_names_that_are_not_a_staged_writes_are_left_alone(
 def test_reserved_schemas_are_refused(lake: Lake, name: TableName) -> None:
     hidden = TableName("__Chronolake_Scratch", "t")
     for change in (
-        lambda: table.create(lake, hidden, COLUMNS),
+        lambda: core.create(lake, hidden, COLUMNS),
         lambda: migration.rename_table(lake, name, hidden),
         lambda: migration.copy_table(lake, name, hidden),
     ):
@@ -146,7 +146,7 @@ def test_a_switch_keeps_the_tables_own_properties(lake: Lake, name: TableName) -
 @pytest.mark.parametrize("leaving", ["drop", "rename", "switch"])
 def test_a_view_goes_with_its_table(lake: Lake, name: TableName, leaving: str) -> None:
     migration.switch_mode(lake, name, Mode.HISTORY)
-    view = table.create_current_view(lake, name)
+    view = core.create_current_view(lake, name)
     # A view that somebody else made stays.
     other = TableName(name.schema, f"{name.table}_other_current")
     lake.spark.sql(f"CREATE VIEW chronolake.{other.sql} AS SELECT 1 AS one")
@@ -157,5 +157,5 @@ def test_a_view_goes_with_its_table(lake: Lake, name: TableName, leaving: str) -
     else:
         migration.switch_mode(lake, name, Mode.LIVE)
     # Its name is free.
-    table.create(lake, view, COLUMNS)
+    core.create(lake, view, COLUMNS)
     assert lake.spark.sql(f"SELECT one FROM {other.sql}").count() == 1

@@ -10,8 +10,8 @@ import pytest
 from pyspark import Accumulator
 from pyspark.sql import DataFrame
 
-from chronolake import table
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake import core
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
 
@@ -62,9 +62,9 @@ def version(op: Op, key: int, name: str, hour: int, unmodified: str = NOTHING) -
 
 
 def test_of_a_live_table(lake: Lake, name: TableName) -> None:
-    table.create(lake, name, LIVE)
+    core.create(lake, name, LIVE)
     first, made = counted(lake, [live(Op.REPLACE, 1, "'a'"), live(Op.REPLACE, 2, "'b'")])
-    table.write_batch(lake, name, first, columns=LIVE, batch="1")
+    core.write_batch(lake, name, first, columns=LIVE, batch="1")
     assert made.value == 2
     second, made = counted(
         lake,
@@ -74,29 +74,29 @@ def test_of_a_live_table(lake: Lake, name: TableName) -> None:
             live(Op.REPLACE, 3, "'c'"),
         ],
     )
-    table.write_batch(lake, name, second, columns=LIVE, batch="2")
+    core.write_batch(lake, name, second, columns=LIVE, batch="2")
     assert made.value == 3
 
 
 def test_updates_without_a_row_are_counted_whatever_becomes_of_their_keys(
     lake: Lake, name: TableName
 ) -> None:
-    table.create(lake, name, LIVE)
+    core.create(lake, name, LIVE)
     first, _ = counted(lake, [live(Op.REPLACE, 1, "'a'")])
-    table.write_batch(lake, name, first, columns=LIVE, batch="1")
+    core.write_batch(lake, name, first, columns=LIVE, batch="1")
     changed = [(Op.UPDATE, key) for key in (1, 2, 2, 3)]
     rows = [live(op, key, "'b'") for op, key in [*changed, (Op.DELETE, 1), (Op.DELETE, 2)]]
     second, _ = counted(lake, rows)
-    result = table.write_batch(lake, name, second, columns=LIVE, batch="2")
+    result = core.write_batch(lake, name, second, columns=LIVE, batch="2")
     # Two updates of 2, which is deleted afterwards, and one of 3.
     assert result.ignored == 3
     assert lake.table(name).df.count() == 0
 
 
 def test_of_a_history_table(lake: Lake, name: TableName) -> None:
-    table.create(lake, name, HISTORY)
+    core.create(lake, name, HISTORY)
     first, made = counted(lake, [version(Op.REPLACE, key, "'a'", 1) for key in (1, 2)])
-    table.write_history_batch(lake, name, first, columns=HISTORY, batch="1")
+    core.write_history_batch(lake, name, first, columns=HISTORY, batch="1")
     assert made.value == 2
     # The update of key 3 has nothing to build on: the write looks into the table once more.
     second, made = counted(
@@ -106,6 +106,6 @@ def test_of_a_history_table(lake: Lake, name: TableName) -> None:
             *(version(Op.UPDATE, key, "NULL", 2, NAME_LEFT_AS_IT_IS) for key in (1, 3)),
         ],
     )
-    result = table.write_history_batch(lake, name, second, columns=HISTORY, batch="2")
+    result = core.write_history_batch(lake, name, second, columns=HISTORY, batch="2")
     assert result.ignored == 1
     assert made.value == 4

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JError
 
+from chronolake.core.create import create
 from chronolake.errors import ConfigurationError
 from chronolake.lake import Lake
 from chronolake.session import CATALOG
-from chronolake.table.create import create
 from chronolake.types import Column, ColumnType, Kind, TableName
 
 

@@ -21,21 +21,21 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
-from chronolake import changes
+from chronolake import change_set
 from chronolake.config import OnPurge
 from chronolake.errors import BatchError, LeaseLostError, SchemaError, SourceError
 from chronolake.failpoints import FailpointError
 from chronolake.lake import Lake
+from chronolake.landing import ObjectFolder, landing, mark, type_of
+from chronolake.landing.file_sequence import publish, staging
+from chronolake.landing.writer import land
 from chronolake.limits import StreamTraits
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
-from chronolake.rawlake import ObjectFolder, landing, mark, type_of
-from chronolake.rawlake.naming import publish, staging
-from chronolake.rawlake.writing import land
-from chronolake.source.offered import OfferedStream, Sight
+from chronolake.source.protocol import OfferedStream, Sight
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from datalakes import iceberg_in
 
@@ -44,16 +44,16 @@ _SECOND: Final = 1_000_000
 _NAME: Final = re.compile(r"batch=[0-9a-f]{9}/data-[0-9a-f]{11}\.parquet")
 _numbers: Final = count()
 _FIXED: Final = (
-    pa.field(changes.MODIFIED, pa.int64()),
-    pa.field(changes.SEQUENCE, pa.string()),
-    pa.field(changes.DELETED_AT, pa.int64()),
-    pa.field(changes.PURGED_AT, pa.int64()),
+    pa.field(change_set.MODIFIED, pa.int64()),
+    pa.field(change_set.SEQUENCE, pa.string()),
+    pa.field(change_set.DELETED_AT, pa.int64()),
+    pa.field(change_set.PURGED_AT, pa.int64()),
 )
 
 _OPTIONAL: Final = {
-    changes.OPERATED: pa.string(),
-    changes.TELLS: pa.bool_(),
-    changes.UNTOLD: pa.list_(pa.string()),
+    change_set.OPERATED: pa.string(),
+    change_set.TELLS: pa.bool_(),
+    change_set.UNTOLD: pa.list_(pa.string()),
 }
 
 
@@ -62,7 +62,7 @@ def column(name: str, kind: Kind | ColumnType, *, key: bool = False) -> Column:
 
 
 def version(at: int, sequence: str = "1", **cells: Any) -> dict[str, Any]:
-    return {changes.MODIFIED: _T + at * _SECOND, changes.SEQUENCE: sequence, **cells}
+    return {change_set.MODIFIED: _T + at * _SECOND, change_set.SEQUENCE: sequence, **cells}
 
 
 class Own:
@@ -230,7 +230,7 @@ def test_what_is_landed_is_a_data_lake(own: Own) -> None:
         column("chronolake__own", Kind.STRING),
     )
     cells = {"Name": "Ann", "Age": 41, "name": "ann", "Age_i": "x", "chronolake__own": "o"}
-    (path,) = own.land(columns, [version(1, id=7, **cells, **{changes.OPERATED: "insert"})])
+    (path,) = own.land(columns, [version(1, id=7, **cells, **{change_set.OPERATED: "insert"})])
 
     assert _NAME.fullmatch(str(path.relative_to(own.folder.path)))
     assert own.folder.path == own.folder.root / "parquet/v2/org=shop/object=orders"
@@ -374,7 +374,7 @@ def test_what_is_known_of_one_landing_is_not_known_of_two(own: Own) -> None:
 
 def test_records_that_were_deleted_are_ended_though_each_is_there_once(own: Own) -> None:
     columns = (column("id", Kind.LONG, key=True), column("name", Kind.STRING))
-    gone = {changes.DELETED_AT: _T + 5 * _SECOND}
+    gone = {change_set.DELETED_AT: _T + 5 * _SECOND}
     own.land(columns, [version(1, id=1, name="a", **gone), version(1, id=2)], each_once=True)
     own.apply()
     assert own.rows("id", "_fivetran_active") == [(1, False), (2, True)]
@@ -386,7 +386,7 @@ def test_a_purged_version_says_whose_it_is_and_no_more(own: Own) -> None:
         column("b", Kind.INT, key=True),
         column("name", Kind.STRING),
     )
-    purge = {changes.PURGED_AT: _T + 9 * _SECOND}
+    purge = {change_set.PURGED_AT: _T + 9 * _SECOND}
     own.land(columns, [version(1, a=1, b=2, name="Ann"), version(1, "2", a=1, b=2, **purge)])
     (path,) = own.land(columns, [version(1, "3", a=1, b=2, name="must not stay", **purge)])
     own.apply()
@@ -433,7 +433,7 @@ def test_what_is_erased_goes_out_of_our_own_files(own: Own, lake: Lake) -> None:
     before = {file.mark: file.path.stat().st_ino for file in own.folder.files()}
     key = {"left": "a", "right": 1}
 
-    own.land(columns, [version(2, "3", **key, **{changes.PURGED_AT: _T + 5 * _SECOND})])
+    own.land(columns, [version(2, "3", **key, **{change_set.PURGED_AT: _T + 5 * _SECOND})])
     own.apply()
 
     first, other = '["a","1"]', '["a","2"]'
@@ -481,7 +481,11 @@ def test_what_is_erased_goes_out_of_our_own_files(own: Own, lake: Lake) -> None:
 def test_what_was_purged_before_erasing_was_wanted(own: Own) -> None:
     own.keep(on_purge=OnPurge.CLOSE, is_ours=True)
     columns = _purgeable(own)
-    purge = {changes.PURGED_AT: _T + 5 * _SECOND, changes.TELLS: True, "name": "must not land"}
+    purge = {
+        change_set.PURGED_AT: _T + 5 * _SECOND,
+        change_set.TELLS: True,
+        "name": "must not land",
+    }
     (path,) = own.land(columns, [version(2, "3", left="a", right=1, **purge)])
     own.apply()
     assert "name" not in pq.read_schema(path).names
@@ -498,7 +502,7 @@ def test_what_was_purged_before_erasing_was_wanted(own: Own) -> None:
 def test_who_lost_the_lease_erases_nothing(own: Own, lake: Lake) -> None:
     own.keep(on_purge=OnPurge.ERASE, is_ours=True)
     columns = _purgeable(own)
-    purge = {changes.PURGED_AT: _T + 5 * _SECOND}
+    purge = {change_set.PURGED_AT: _T + 5 * _SECOND}
     own.land(columns, [version(2, "3", left="a", right=1, **purge)])
     before = _said(own.folder)
     store = Store.open(lake.config)
@@ -518,7 +522,7 @@ def test_who_lost_the_lease_erases_nothing(own: Own, lake: Lake) -> None:
 def test_erasing_that_was_cut_off_is_done_again(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     own.keep(on_purge=OnPurge.ERASE, is_ours=True)
     columns = _purgeable(own)
-    purge = {changes.PURGED_AT: _T + 5 * _SECOND}
+    purge = {change_set.PURGED_AT: _T + 5 * _SECOND}
     own.land(columns, [version(2, "3", left="a", right=1, **purge)])
 
     with monkeypatch.context() as patched:
@@ -540,7 +544,7 @@ def test_files_are_not_changed_otherwise(own: Own, on_purge: OnPurge, *, is_ours
     """Not where a purge only closes, and never what someone else has written."""
     own.keep(on_purge=on_purge, is_ours=is_ours)
     columns = _purgeable(own)
-    purge = {changes.PURGED_AT: _T + 5 * _SECOND}
+    purge = {change_set.PURGED_AT: _T + 5 * _SECOND}
     own.land(columns, [version(2, "3", left="a", right=1, **purge)])
     before = [file.path.read_bytes() for file in own.folder.files()]
 
@@ -556,10 +560,10 @@ def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:
         column("price", ColumnType(Kind.DECIMAL, 9, 2)),
         column("text, large", Kind.STRING),
     )
-    told = {changes.TELLS: True}
+    told = {change_set.TELLS: True}
     price = Decimal("9.50")
-    untold = {changes.UNTOLD: ["text, large"], changes.OPERATED: "update"}
-    deleted = {changes.TELLS: False, changes.DELETED_AT: _T + 3 * _SECOND, "price": price}
+    untold = {change_set.UNTOLD: ["text, large"], change_set.OPERATED: "update"}
+    deleted = {change_set.TELLS: False, change_set.DELETED_AT: _T + 3 * _SECOND, "price": price}
     first = [
         version(1, id=1, price=price, **{"text, large": "long", **told}),
         version(1, id=2, price=price, **{"text, large": "same", **told}),
@@ -630,7 +634,7 @@ def test_a_key_that_changes_is_refused(own: Own) -> None:
 def test_versions_without_what_identifies_them_are_refused(own: Own) -> None:
     one, two = column("a", Kind.INT, key=True), column("b", Kind.INT, key=True)
     whole = version(1, a=1, b=1)
-    for lacking in ({"b": None}, {changes.MODIFIED: None}, {changes.SEQUENCE: None}):
+    for lacking in ({"b": None}, {change_set.MODIFIED: None}, {change_set.SEQUENCE: None}):
         with pytest.raises(BatchError, match="1 versions lack their key, their time or"):
             own.land((one, two), [whole, {**whole, **lacking}])
     with pytest.raises(SchemaError, match="no primary key"):
@@ -661,10 +665,10 @@ def test_files_stay_small(own: Own, lake: Lake) -> None:
         "id",
         "unhex(concat_ws('', transform(sequence(1, 64), i -> sha2(concat(id, '-', i), 256)))) "
         "AS blob",
-        f"{_T}L AS {changes.MODIFIED}",
-        f"'1' AS {changes.SEQUENCE}",
-        f"CAST(NULL AS BIGINT) AS {changes.DELETED_AT}",
-        f"CAST(NULL AS BIGINT) AS {changes.PURGED_AT}",
+        f"{_T}L AS {change_set.MODIFIED}",
+        f"'1' AS {change_set.SEQUENCE}",
+        f"CAST(NULL AS BIGINT) AS {change_set.DELETED_AT}",
+        f"CAST(NULL AS BIGINT) AS {change_set.PURGED_AT}",
     )
     limit = 2**20
     files = land(rows, (key, blob), own.folder, guard=lambda: None, file_bytes=limit)

@@ -12,8 +12,8 @@ import postgresql
 import psycopg
 import pytest
 
-from chronolake import look, table
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake import core, inspect
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.config import LakeConfig, load
 from chronolake.errors import LakeError, TableExistsError, TableNotFoundError
 from chronolake.lake import Lake
@@ -41,32 +41,32 @@ def config(uri: str, tmp_path_factory: pytest.TempPathFactory) -> LakeConfig:
 
 
 def test_an_empty_database_is_a_lake_without_tables(config: LakeConfig) -> None:
-    assert look.tables(config) == []
-    assert look.names(config) == []
+    assert inspect.tables(config) == []
+    assert inspect.names(config) == []
 
 
 def test_what_is_written_is_read_back_through_the_same_catalog(
     config: LakeConfig, uri: str
 ) -> None:
     with Lake.open(config.path, config=config) as lake:
-        table.create(lake, NAME, COLUMNS)
+        core.create(lake, NAME, COLUMNS)
         with pytest.raises(TableExistsError):
-            table.create(lake, NAME, COLUMNS)
+            core.create(lake, NAME, COLUMNS)
         rows = lake.spark.sql(
             f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
             f"{UNMODIFIED}, id, concat('n', id) AS name, now() AS _fivetran_synced FROM range(10)"
         )
-        table.write_batch(lake, NAME, rows, columns=COLUMNS, batch="b1")
+        core.write_batch(lake, NAME, rows, columns=COLUMNS, batch="b1")
         assert lake.tables() == [NAME]
         assert lake.table(NAME).df.count() == 10
-        assert table.verify(lake, NAME).holds
+        assert core.verify(lake, NAME).holds
 
-    (found,) = look.tables(config)
+    (found,) = inspect.tables(config)
     assert (found.name, found.rows, found.columns) == (NAME, 10, COLUMNS)
-    (row,) = look.history(config, NAME, {"id": "7"}).versions
+    (row,) = inspect.history(config, NAME, {"id": "7"}).versions
     assert row.values["name"] == "n7"
     with pytest.raises(TableNotFoundError):
-        look.history(config, TableName("a", "b"), {"id": "7"})
+        inspect.history(config, TableName("a", "b"), {"id": "7"})
     assert not config.catalog_file.exists()
     with psycopg.connect(uri) as connection:
         stored = connection.execute("SELECT catalog_name, table_name FROM iceberg_tables")
@@ -77,7 +77,7 @@ def test_what_is_written_is_read_back_through_the_same_catalog(
 def test_a_server_that_says_nothing_is_given_up(config: LakeConfig, uri: str) -> None:
     name = TableName("silent", "t")
     with Lake.open(config.path, config=config) as lake, ThreadPoolExecutor(1) as threads:
-        table.create(lake, name, COLUMNS)
+        core.create(lake, name, COLUMNS)
         with psycopg.connect(uri) as connection:
             found = connection.execute(
                 "SELECT pid FROM pg_stat_activity "
@@ -102,7 +102,7 @@ def test_a_wrong_password_is_an_error_that_does_not_tell_it(uri: str, tmp_path: 
     config = load(tmp_path, overrides={"catalog.uri": wrong, "spark.master": "local[2]"})
 
     with pytest.raises(LakeError) as looked:
-        look.tables(config)
+        inspect.tables(config)
     with pytest.raises(LakeError) as opened:
         Lake.open(tmp_path, config=config)
 

@@ -21,7 +21,7 @@ from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Status, Store
 from chronolake.pipeline.streams import streams_of
 from chronolake.pipeline.sync import Event, EventKind, RunResult, sync
-from chronolake.source.offered import raw_folder
+from chronolake.source.protocol import raw_folder
 from chronolake.types import ACTIVE, END, START
 from datalakes import iceberg
 from landed import LandedRow

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from chronolake import table
+from chronolake import core
+from chronolake.core import migration
 from chronolake.errors import (
     BatchError,
     HistoryWarning,
@@ -20,7 +21,6 @@ from chronolake.errors import (
     ValueRefusedError,
 )
 from chronolake.lake import Lake
-from chronolake.table import migration
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from commands import ran
 
@@ -51,7 +51,7 @@ def versions(lake: Lake, name: TableName) -> Iterator[TableName]:
 
     Record 4 gets a second version on the 3rd that says the same.
     """
-    table.create(lake, name, (*COLUMNS, *HISTORY))
+    core.create(lake, name, (*COLUMNS, *HISTORY))
     spans = [
         (1, "a", 0.5, 1, "2024-01-02 23:59:59.999"),
         (1, "b", 0.5, 3, "2024-01-05 00:00:00"),
@@ -71,7 +71,7 @@ def versions(lake: Lake, name: TableName) -> Iterator[TableName]:
 
 
 def fill(lake: Lake, name: TableName, *, soft: bool) -> None:
-    table.create(lake, name, (*COLUMNS, *([DELETED] if soft else [])))
+    core.create(lake, name, (*COLUMNS, *([DELETED] if soft else [])))
     rows = ", ".join(
         f"({key}, 'x', 'n{key}', {key}.5, timestamp'2024-01-0{key} 00:00:00'"
         f"{f', {key == 2}' if soft else ''})"
@@ -131,7 +131,7 @@ def test_times_in_the_wrong_order_and_no_times_are_refused(
     with pytest.raises(ValueRefusedError, match="not a valid time"):
         lake.table(versions).as_of("yesterday-ish")
     live = TableName(name.schema, f"{name.table}_live")
-    table.create(lake, live, COLUMNS)
+    core.create(lake, live, COLUMNS)
     with pytest.raises(BatchError, match="keeps no history"):
         lake.table(live).diff("2024-01-01", "2024-01-02")
 
@@ -175,7 +175,7 @@ def test_a_table_goes_into_history_and_back_without_losing_a_row(
     assert migration.switch_mode(lake, name, Mode.HISTORY)
     assert not migration.switch_mode(lake, name, Mode.HISTORY)
     assert lake.table(name).describe().mode is Mode.HISTORY
-    assert table.verify(lake, name).holds
+    assert core.verify(lake, name).holds
     assert migration.switch_mode(lake, name, mode)
     after = lake.table(name).df.orderBy("id").collect()
     assert [row.asDict() for row in after] == [row.asDict() for row in before]
@@ -285,7 +285,7 @@ def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
         names = lake.spark.sql("SHOW VIEWS IN `in time`").collect()
         return f"{versions.table}_current" in {row.viewName for row in names}
 
-    table.create_current_view(lake, versions)
+    core.create_current_view(lake, versions)
     kept = TableName("in time", f"{versions.table}_renamed")
     # As if the process had died before it came to the view.
     lake.catalog.rename(versions, kept)
@@ -294,9 +294,9 @@ def test_a_view_goes_with_its_table_also_when_a_request_is_sent_again(
     assert not view_is_there()
 
     lake.catalog.rename(kept, versions)
-    view = table.create_current_view(lake, versions)
+    view = core.create_current_view(lake, versions)
     with pytest.raises(TableExistsError, match="A view has the name"):
-        table.create(lake, view, COLUMNS)
+        core.create(lake, view, COLUMNS)
 
 
 def test_a_copy_keeps_the_distance_of_versions(lake: Lake, versions: TableName) -> None:
@@ -308,7 +308,7 @@ def test_a_copy_keeps_the_distance_of_versions(lake: Lake, versions: TableName) 
         f"UPDATE {versions.sql} SET _fivetran_end = _fivetran_end + INTERVAL 999 MICROSECONDS "
         "WHERE second(_fivetran_end) = 59 AND NOT _fivetran_active"
     )
-    assert table.verify(lake, versions).holds
+    assert core.verify(lake, versions).holds
     copy = TableName("in time", f"{versions.table}_copy")
 
     migration.copy_table(lake, versions, copy)
@@ -321,7 +321,7 @@ def test_a_copy_keeps_the_distance_of_versions(lake: Lake, versions: TableName) 
     )
 
     assert lake.table(copy).describe().epsilon == 1
-    assert table.verify(lake, copy).holds
+    assert core.verify(lake, copy).holds
     for at in ("2024-01-02T23:59:59.999999Z", "2024-01-09T23:59:59.999999Z"):
         found = lake.table(copy).as_of(at).groupBy("id").count().collect()
         assert found, at
@@ -342,7 +342,7 @@ def test_questions_at_the_edges_of_python(lake: Lake, versions: TableName) -> No
 
 def test_a_zero_has_no_sign(lake: Lake, name: TableName) -> None:
     key = Column("f", ColumnType(Kind.DOUBLE), primary_key=True)
-    table.create(lake, name, (key, *HISTORY))
+    core.create(lake, name, (key, *HISTORY))
     lake.spark.sql(
         f"INSERT INTO {name.sql} VALUES (-0.0D, timestamp'2024-01-01 00:00:00', "
         "timestamp'9999-12-31 23:59:59.999', true)"
@@ -365,19 +365,19 @@ def test_a_view_shows_todays_state(
     # It is no table, and takes no table's name.
     assert TableName("in time", f"{versions.table}_current") not in lake.tables()
     live = TableName("in time", f"{versions.table}_live")
-    table.create(lake, live, COLUMNS)
+    core.create(lake, live, COLUMNS)
     with pytest.raises(SchemaError, match="live mode"):
-        table.create_current_view(lake, live)
+        core.create_current_view(lake, live)
     taken = TableName("in time", f"{live.table}_current")
-    table.create(lake, taken, COLUMNS)
+    core.create(lake, taken, COLUMNS)
     migration.switch_mode(lake, live, Mode.HISTORY)
     with pytest.raises(TableExistsError, match="view's name"):
-        table.create_current_view(lake, live)
+        core.create_current_view(lake, live)
 
 
 def test_a_time_of_day_in_a_key_may_be_spelled_in_any_way(lake: Lake, name: TableName) -> None:
     key = Column("at", ColumnType(Kind.NAIVE_TIME), primary_key=True)
-    table.create(lake, name, (key, *HISTORY))
+    core.create(lake, name, (key, *HISTORY))
     lake.spark.sql(
         f"INSERT INTO {name.sql} SELECT at, timestamp'2024-01-01 00:00:00', "
         "timestamp'9999-12-31 23:59:59.999', true FROM VALUES ('09:05:00'), ('24:00:00') AS v (at)"

@@ -10,11 +10,11 @@ from itertools import count
 import pytest
 from pyspark.sql import DataFrame
 
-from chronolake import look, table
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake import core, inspect
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
+from chronolake.core import migration
+from chronolake.core.usage import counted
 from chronolake.lake import Lake
-from chronolake.table import migration
-from chronolake.table.usage import counted
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, Mode, TableName
 from commands import ran
 
@@ -63,20 +63,20 @@ def changes(lake: Lake, rows: Sequence[Change], *, history: bool) -> DataFrame:
 
 def rows_of(lake: Lake, name: TableName) -> int | None:
     month = datetime.now(UTC).strftime("%Y-%m")
-    found = {each.table: each for each in look.usage(lake.config, month)}
+    found = {each.table: each for each in inspect.usage(lake.config, month)}
     assert name not in found or found[name].is_exact
     return found[name].rows if name in found else None
 
 
 def send(lake: Lake, name: TableName, *rows: Change, history: bool = False) -> int | None:
-    write = table.write_history_batch if history else table.write_batch
+    write = core.write_history_batch if history else core.write_batch
     columns = HISTORY if history else LIVE
     write(lake, name, changes(lake, rows, history=history), columns=columns, batch="b")
     return rows_of(lake, name)
 
 
 def test_each_key_counts_once_however_often_it_is_written(lake: Lake, name: TableName) -> None:
-    table.create(lake, name, LIVE)
+    core.create(lake, name, LIVE)
     assert rows_of(lake, name) is None
     put, change, gone = Op.REPLACE, Op.UPDATE, Op.DELETE
     assert send(lake, name, (put, 1, "a", "x", 0), (put, 2, "a", "x", 0)) == 2
@@ -89,7 +89,7 @@ def test_each_key_counts_once_however_often_it_is_written(lake: Lake, name: Tabl
 
 
 def test_versions_count_and_closing_or_repeating_them_does_not(lake: Lake, name: TableName) -> None:
-    table.create(lake, name, HISTORY)
+    core.create(lake, name, HISTORY)
     first, put, gone = Op.EARLIEST, Op.REPLACE, Op.DELETE
     one = [(first, 1, "a", None, 1), (put, 1, "a", "x", 1)]
     assert send(lake, name, *one, history=True) == 1
@@ -97,7 +97,7 @@ def test_versions_count_and_closing_or_repeating_them_does_not(lake: Lake, name:
     assert send(lake, name, (gone, 1, "a", None, 3), history=True) == 2
     # Of a version that is written again, only one that says something else counts.
     name_2 = TableName(name.schema, f"{name.table}_later")
-    table.create(lake, name_2, HISTORY)
+    core.create(lake, name_2, HISTORY)
     send(lake, name_2, *one, history=True)
     month = datetime.now(UTC).strftime("%Y-%m")
     lake.spark.sql(f"ALTER TABLE {name_2.sql} UNSET TBLPROPERTIES ('chronolake.usage.{month}')")
@@ -106,14 +106,14 @@ def test_versions_count_and_closing_or_repeating_them_does_not(lake: Lake, name:
 
 
 def test_usage_outlives_a_switch_of_mode(lake: Lake, name: TableName) -> None:
-    table.create(lake, name, LIVE)
+    core.create(lake, name, LIVE)
     assert send(lake, name, (Op.REPLACE, 1, "a", "x", 0)) == 1
     migration.switch_mode(lake, name, Mode.HISTORY)
     assert rows_of(lake, name) == 1
 
 
 def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName) -> None:
-    table.create(lake, name, LIVE)
+    core.create(lake, name, LIVE)
     october, november = (datetime(2025, month, 3, tzinfo=UTC) for month in (10, 11))
 
     def sketch(first: int, last: int) -> bytes:
@@ -136,7 +136,7 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
     assert told["chronolake.usage.2025-10"] == {"rows": 4_000, "exact": True}
     assert not told["chronolake.usage.2025-11"]["exact"]
     assert told["chronolake.usage.2025-11"]["rows"] == pytest.approx(100_000, rel=0.05)
-    assert [(each.rows, each.is_exact) for each in look.usage(lake.config, "2025-10")] == [
+    assert [(each.rows, each.is_exact) for each in inspect.usage(lake.config, "2025-10")] == [
         (4_000, True)
     ]
     # A clock that is behind finds the month closed.
@@ -146,7 +146,7 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
 def test_the_command_tells_every_table_and_all_together(
     lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table.create(lake, name, LIVE)
+    core.create(lake, name, LIVE)
     send(lake, name, (Op.REPLACE, 1, "a", "x", 0))
 
     def told_by(*words: str) -> tuple[int, str]:

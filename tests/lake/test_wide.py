@@ -11,8 +11,8 @@ import pytest
 from py4j.protocol import MEMORY_COMMAND_NAME
 from pyspark.sql import DataFrame, SparkSession
 
-from chronolake import table
-from chronolake.changes import (
+from chronolake import core
+from chronolake.change_set import (
     DELETED_AT,
     LANDED_FILE,
     LANDED_ROW,
@@ -22,9 +22,9 @@ from chronolake.changes import (
     TELLS,
     UNTOLD,
 )
+from chronolake.core.apply_versions import write_versions
+from chronolake.core.pipeline_table import create_pulled
 from chronolake.lake import Lake
-from chronolake.table.landed import write_versions
-from chronolake.table.pulled import create_pulled
 from chronolake.types import SYNCED, Column, ColumnType, Kind, Mode, TableName
 
 _numbers = count()
@@ -68,12 +68,12 @@ def test_creating_and_altering_cost_no_call_for_each_column(
     for width in (10, 400):
         name, wanted = TableName("wide", f"t{next(_numbers)}"), _columns(2 * width)
         half = wanted[: width + 2]
-        created.append(_calls(lake, monkeypatch, lambda n=name, c=half: table.create(lake, n, c)))
+        created.append(_calls(lake, monkeypatch, lambda n=name, c=half: core.create(lake, n, c)))
         altered.append(
             _calls(
                 lake,
                 monkeypatch,
-                lambda n=name, c=wanted: table.alter(lake, n, c, drop_columns=False),
+                lambda n=name, c=wanted: core.alter(lake, n, c, drop_columns=False),
             )
         )
         found = lake.describe(name)

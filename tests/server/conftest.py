@@ -13,7 +13,7 @@ from caller import Caller
 
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
-from chronolake.server.options import MESSAGE_BYTES
+from chronolake.server.listener import MESSAGE_BYTES
 
 _numbers = itertools.count()
 

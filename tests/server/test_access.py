@@ -9,7 +9,7 @@ import grpc
 import pytest
 from caller import SYNCED, Caller
 
-from chronolake.batch.access import open_file
+from chronolake.batch_files.files import open_file
 from chronolake.errors import ConfigurationError, FileAccessError, RefusedPathError
 from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server

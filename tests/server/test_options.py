@@ -8,7 +8,7 @@ import pytest
 
 from chronolake.errors import ConfigurationError
 from chronolake.server import ServeOptions
-from chronolake.server.options import is_loopback
+from chronolake.server.listener import is_loopback
 
 PEM = Path("some.pem")
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 from caller import catalog
 
-from chronolake.drive import DriveOptions, run
-from chronolake.drive.files import Compression
-from chronolake.drive.options import FlushMode
-from chronolake.drive.values import dumped
+from chronolake.tester import DriveOptions, run
+from chronolake.tester.files import Compression
+from chronolake.tester.options import FlushMode
+from chronolake.tester.values import dumped
 from chronolake.types import TMAX_TEXT, Kind, TableName
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sent_rows import Batch, SentTable, spoken
 
 import batches
 from batches import COLUMNS, DELETED, SYNCED, Sent
-from chronolake import table
+from chronolake import core
 from chronolake.lake import Lake
 from chronolake.types import TableName
 from oracle import is_close, promises_broken
@@ -101,7 +101,7 @@ def _play_history(caller: Caller, lake: Lake, story: list[Sent]) -> None:
     Play(sent, sent.oracle()).run(story)
     found = sent.rows()
     assert not promises_broken(found, sent.key)
-    report = table.verify(lake, TableName(caller.schema, sent.name))
+    report = core.verify(lake, TableName(caller.schema, sent.name))
     assert report.holds or is_close(found, sent.key), report
 
 

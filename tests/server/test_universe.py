@@ -11,7 +11,7 @@ import pytest
 from caller import DELETED, HISTORY, SYNCED, Caller
 from sent_rows import Batch, SentTable, differences, micros
 
-from chronolake import table
+from chronolake import core
 from chronolake.types import TableName
 from oracle import ACTIVE, END, KEEP, MILLISECOND, START, TMAX, Row, promises_broken
 
@@ -133,7 +133,7 @@ def test_history_does_not_depend_on_how_it_is_batched_or_repeated(
     in_order = [row for scenario in scenarios for row in timeline(scenario)]
     assert not differences(found, in_order, sent.key)
     assert not promises_broken(found, sent.key)
-    report = table.verify(lake, TableName(caller.schema, "t"))
+    report = core.verify(lake, TableName(caller.schema, "t"))
     assert report.holds, report
 
 
@@ -179,4 +179,4 @@ def test_a_keyed_table_holds_what_the_batches_left(
             sent.send(request)
             model.write(**batch.rows)
     assert not sent.differences(model)
-    assert table.verify(lake, TableName(caller.schema, "t")).holds
+    assert core.verify(lake, TableName(caller.schema, "t")).holds

@@ -17,7 +17,7 @@ from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import source_of, streams_of
 from chronolake.pipeline.sync import RunResult, sync
-from chronolake.source.offered import Sight
+from chronolake.source.protocol import Sight
 from chronolake.types import ACTIVE, END, START
 from datalakes import iceberg, project
 

@@ -11,7 +11,7 @@ from databases import Shop
 from psycopg import sql
 
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.dependencies import KnownTypes, dependencies_of
+from chronolake.source.postgres.text_dependencies import KnownTypes, dependencies_of
 
 _TYPES: Final = (
     "CREATE TYPE mood AS ENUM ('sad', 'so so', 'happy')",
@@ -124,7 +124,7 @@ def test_rows_read_as_the_server_writes_them_after_every_alter_type(
     shop: Shop, method: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Small tables have fingerprints, too.
-    monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
+    monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
     shop.configure(method=method)
     _made(shop, rows=3 * steps)
     shop.prepare()

@@ -12,8 +12,8 @@ from databases import Shop
 from psycopg import sql
 
 from chronolake.pipeline.store import Status
-from chronolake.source.offered import Sight
 from chronolake.source.postgres.connection import connected
+from chronolake.source.protocol import Sight
 from chronolake.types import ACTIVE, DELETED
 from commands import ran_words
 

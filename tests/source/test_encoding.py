@@ -14,7 +14,6 @@ from databases import Shop
 from chronolake.errors import SourceError
 from chronolake.pipeline.store import Status
 from chronolake.pipeline.streams import source_of
-from chronolake.source.offered import Level
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.encoding import (
     ALIKE,
@@ -24,6 +23,7 @@ from chronolake.source.postgres.encoding import (
     converted,
     is_valid,
 )
+from chronolake.source.protocol import Level
 
 #: By the database's encoding bytes that cannot be converted to UTF-8, as SQL.
 _BAD = {
@@ -121,7 +121,7 @@ def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding:
 def test_no_part_of_a_transaction_with_such_a_row_lands(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronolake.source.postgres.stream.BATCH_BYTES", 1_000)
+    monkeypatch.setattr("chronolake.source.postgres.replication_stream.BATCH_BYTES", 1_000)
     bad = r"convert_from('\x636166e9'::bytea, 'SQL_ASCII')"
     shop.run("CREATE TABLE bad (id int PRIMARY KEY, note text)")
     shop.prepare()
@@ -144,7 +144,7 @@ def test_no_part_of_a_transaction_with_such_a_row_lands(
 def test_a_key_of_no_text_is_named_where_fingerprints_are_made(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
+    monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
     shop.run(
         "CREATE TABLE good (id text PRIMARY KEY, note text)",
         "CREATE TABLE bad (id text PRIMARY KEY, note text)",

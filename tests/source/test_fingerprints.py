@@ -16,15 +16,25 @@ from hypothesis import strategies as st
 from test_database import TYPES
 
 from chronolake.errors import SourceError
-from chronolake.rawlake.layout import ObjectFolder
+from chronolake.landing.layout import ObjectFolder
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import PageRange, held_table, rows_where
-from chronolake.source.postgres.difference.fingerprints import PLACE, ROW, Fingerprinting
-from chronolake.source.postgres.difference.kept import FingerprintFolder, Fingerprints
-from chronolake.source.postgres.difference.keys import IS_THERE, ByKey, differing
-from chronolake.source.postgres.difference.places import PART, differing_places
+from chronolake.source.postgres.initial_copy import PageRange, held_table, rows_where
 from chronolake.source.postgres.snapshot import DatabaseSnapshot, exported_snapshot
+from chronolake.source.postgres.snapshot_diff.ctid_ranges import (
+    IS_THERE,
+    PART,
+    ByKey,
+    differing,
+    differing_places,
+)
+from chronolake.source.postgres.snapshot_diff.fingerprints import (
+    PLACE,
+    ROW,
+    FingerprintFolder,
+    Fingerprinting,
+    Fingerprints,
+)
 
 #: Rows of this text fill a page by two: tables become large enough for fingerprints soon.
 _WIDE: Final = "x" * 3_800
@@ -265,8 +275,8 @@ def test_pages_may_be_left_without_a_row(bulk: Shop) -> None:
 @pytest.fixture
 def ranges(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """A shop whose tables are compared by fingerprints of a few pages each."""
-    monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
-    monkeypatch.setattr("chronolake.source.postgres.copying._RANGE_PAGES", 3)
+    monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
+    monkeypatch.setattr("chronolake.source.postgres.initial_copy._RANGE_PAGES", 3)
     shop.configure(method="snapshot_diff")
     return shop
 
@@ -443,7 +453,7 @@ def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:
 def test_keys_that_are_one_in_the_lake_are_compared_there(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronolake.source.postgres.difference.look._LEAST_PAGES", 0)
+    monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
     shop.configure(method="snapshot_diff")
     shop.run(
         "CREATE TABLE points (at float8 PRIMARY KEY, note text)",

@@ -13,7 +13,7 @@ from chronolake.pipeline.store import Status
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import Checkup
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.copying import held_table
+from chronolake.source.postgres.initial_copy import held_table
 from chronolake.source.postgres.slot import Slot, written_upto
 from chronolake.source.postgres.snapshot import (
     exported_snapshot,
@@ -64,7 +64,7 @@ def test_no_question_about_all_tables_waits_for_it(
 def test_a_table_that_is_being_changed_is_given_up_alone(
     shop: Shop, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronolake.source.postgres.copying._LOCK_SECONDS", 1)
+    monkeypatch.setattr("chronolake.source.postgres.initial_copy._LOCK_SECONDS", 1)
     shop.run("CREATE TABLE items (id int PRIMARY KEY)")
     with psycopg.connect(address) as other, connected(address) as connection:
         (table,) = catalog.tables_in(connection, ["public"])

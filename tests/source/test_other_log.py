@@ -15,8 +15,7 @@ from chronolake.pipeline.lease import leased
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.evidence import Evidence, bytes_before, emit
-from chronolake.source.postgres.slot import written_upto
+from chronolake.source.postgres.slot import Evidence, bytes_before, emit, written_upto
 from seeds import drawn
 
 _MANY_BYTES = 200_000

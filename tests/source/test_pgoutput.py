@@ -19,8 +19,8 @@ from postgresql import server
 from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Changes, Decoded, Decoder
+from chronolake.source.postgres.row_versions import sequence_of, sequences_of
 from chronolake.source.postgres.slot import lsn_text
-from chronolake.source.postgres.versions import sequence_of, sequences_of
 from seeds import and_drawn
 
 _PEEK: Final = (

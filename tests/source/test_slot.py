@@ -14,6 +14,7 @@ from postgresql import server
 from chronolake.errors import SourceError
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.pgoutput import Decoder
+from chronolake.source.postgres.replication_stream import LogStream, streaming
 from chronolake.source.postgres.slot import (
     Slot,
     advance,
@@ -21,7 +22,6 @@ from chronolake.source.postgres.slot import (
     lsn_text,
     written_upto,
 )
-from chronolake.source.postgres.stream import LogStream, streaming
 
 _SLOT = Slot("s", 'Odd "p", name')
 

@@ -19,12 +19,12 @@ from chronolake.config import load_project
 from chronolake.errors import ConfigurationError, SourceError
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import source_of
-from chronolake.source.offered import Failure, Finding, Level, Piece
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.database import PostgresDatabase
-from chronolake.source.postgres.position import LogPosition
+from chronolake.source.postgres.offset import LogPosition
 from chronolake.source.postgres.slot import confirmed
+from chronolake.source.protocol import Failure, Finding, Level, Piece
 from commands import ran_words
 from datalakes import project
 

@@ -18,8 +18,8 @@ from postgresql import cluster, server
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.messages import Kind
 from chronolake.source.postgres.pgoutput import Decoder
+from chronolake.source.postgres.replication_stream import streaming
 from chronolake.source.postgres.slot import Slot, confirmed, written_upto
-from chronolake.source.postgres.stream import streaming
 from seeds import and_drawn
 
 _SLOT = Slot("s", "p")
@@ -201,7 +201,7 @@ _KILLED = """
 import sys
 from pathlib import Path
 from chronolake.source.postgres.slot import Slot
-from chronolake.source.postgres.stream import streaming
+from chronolake.source.postgres.replication_stream import streaming
 dsn, upto, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 with streaming(dsn, Slot("s", "p"), upto=upto, folder=folder) as stream:
     next(stream.batches(1_000))

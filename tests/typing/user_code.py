@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import chronolake
-from chronolake import look
+from chronolake import inspect
 from chronolake.config import LakeConfig, load
 
 
@@ -37,5 +37,5 @@ def synced(folder: Path) -> list[str]:
 
 def timeline(folder: Path) -> list[tuple[str | None, str]]:
     name = chronolake.TableName.parse("shop.orders")
-    found: look.Timeline = look.history(load(folder), name, {"id": "1"})
+    found: inspect.Timeline = inspect.history(load(folder), name, {"id": "1"})
     return [(version.start, version.ending.value) for version in found.versions]

@@ -18,7 +18,7 @@ from uiprocess import start, stop
 
 from chronolake.config import LakeConfig
 from chronolake.errors import LakeError
-from chronolake.look import history
+from chronolake.inspect import history
 from chronolake.types import TableName
 from chronolake.ui import links
 from chronolake.ui import site as sites

@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from chronolake.cells import instant
 from chronolake.errors import ValueRefusedError
-from chronolake.look import Change, Ending, Timeline, Version
+from chronolake.formatting import instant
+from chronolake.inspect import Change, Ending, Timeline, Version
 from chronolake.types import LAST_MICROS, TMAX_TEXT, TMIN_MICROS, TMIN_TEXT, Mode, TableName
-from chronolake.ui import links, rendering, values
-from chronolake.ui.timelines import drawn, page_of, version_page
+from chronolake.ui import links, rendering
+from chronolake.ui.pages.record import drawn, page_of, version_page
 
 NAMES = st.text(min_size=1, max_size=12)
 
@@ -154,7 +154,7 @@ def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -
     ],
 )
 def test_a_value_is_text_whatever_it_holds(value: object, html: str) -> None:
-    assert str(values.cell(value)) == html  # type: ignore[arg-type]
+    assert str(rendering.cell(value)) == html  # type: ignore[arg-type]
 
 
 def seen(html: str) -> str:
@@ -164,7 +164,7 @@ def seen(html: str) -> str:
 
 @pytest.mark.parametrize(("value", "like"), [(None, "null"), ("", "empty text")])
 def test_a_value_that_is_none_is_unlike_the_text_of_its_name(value: str | None, like: str) -> None:
-    real, text = values.cell(value), values.cell(like)
+    real, text = rendering.cell(value), rendering.cell(like)
 
     assert seen(real) == text == like
     assert "aria-label=" in real
@@ -172,11 +172,11 @@ def test_a_value_that_is_none_is_unlike_the_text_of_its_name(value: str | None, 
 
 
 def test_blanks_at_the_ends_of_a_text_are_marked() -> None:
-    assert values.cell("a  b") == "a  b"
-    assert 'aria-label="1 blank"' in values.cell("a  b ")
-    assert 'title="2 blanks">  </span>x' in values.cell("  x")
+    assert rendering.cell("a  b") == "a  b"
+    assert 'aria-label="1 blank"' in rendering.cell("a  b ")
+    assert 'title="2 blanks">  </span>x' in rendering.cell("  x")
     # Where a long text is cut is not its end.
-    assert "blank" not in values.cell("x " * 200)
+    assert "blank" not in rendering.cell("x " * 200)
 
 
 @given(st.text(), st.text(), st.text(max_size=400), st.text(max_size=400))
@@ -185,14 +185,14 @@ def test_blanks_at_the_ends_of_a_text_are_marked() -> None:
 @example("", "z" * 500, "", "a")
 def test_a_change_in_a_long_text_is_seen(before: str, after: str, old: str, new: str) -> None:
     texts = [f"{before}{one}{after}" for one in (old, new)]
-    shown = values.changed(*texts)
+    shown = rendering.changed(*texts)
 
     assert (shown[0] == shown[1]) == (texts[0] == texts[1])
     assert max(len(seen(one)) for one in shown) < 10 * 400
 
 
 def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
-    room, text = values.Room(), "<i>" * 1_000
+    room, text = rendering.Room(), "<i>" * 1_000
     opened = [room.shown(text) for _ in range(60)]
 
     assert seen(opened[0]).endswith(text)
@@ -200,7 +200,7 @@ def test_a_long_text_can_be_opened_as_long_as_a_page_has_room() -> None:
     assert not opened[-1].startswith("<details")
     assert "3,000 characters" in opened[-1]
     assert sum(map(len, opened)) < 700_000
-    other = values.Room()
+    other = rendering.Room()
     assert not any("<details" in one for one in (other.shown("short"), other.shown(None)))
     assert not other.is_short
 

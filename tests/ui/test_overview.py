@@ -18,13 +18,12 @@ from uiprocess import start, stop
 
 from chronolake.config import MaintenanceConfig, load
 from chronolake.errors import LakeError
-from chronolake.look.health import Health
-from chronolake.look.tables import TableSummary
+from chronolake.inspect.tables import Health, TableSummary
 from chronolake.pipeline.freshness import Filled, Freshness
 from chronolake.pipeline.runs import Verified, now
 from chronolake.types import Mode, TableName
-from chronolake.ui.overview import Overview, Seen
 from chronolake.ui.rendering import ASSETS, environment
+from chronolake.ui.site import Overview, Seen
 
 MANY = 1_000
 

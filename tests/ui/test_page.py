@@ -15,10 +15,10 @@ from uiprocess import Served, Shop, start, stop
 from uishop import AFTER, BEFORE, LONG_TEXT, NAMES, NOTES, ODD, ORDERS, READINGS, SCRIPT, SENSOR
 
 from chronolake.config import load
-from chronolake.look.catalog import look_up
-from chronolake.look.keys import completions
-from chronolake.look.past import differences, rows_at
-from chronolake.look.tables import summary
+from chronolake.inspect.catalog import look_up
+from chronolake.inspect.key_completion import completions
+from chronolake.inspect.tables import summary
+from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import TMAX_TEXT
 from chronolake.ui import links
 from commands import ran

@@ -21,9 +21,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import Served, start, stop
 from uiruns import HOSTILE, REGIONS, STREAMS, configured
 
-from chronolake import look
+from chronolake import inspect
 from chronolake.config import load
-from chronolake.pipeline import observed
+from chronolake.pipeline import run_history
 from chronolake.pipeline.runs import Status
 from processes import COMMAND
 
@@ -108,11 +108,11 @@ def _visiting(browser: Browser, page_of: Served) -> Iterator[Open]:
     assert wrong == []
 
 
-def _runs(folder: Path) -> tuple[observed.ObservedRun, ...]:
-    return observed.runs(load(folder / "lake"), limit=100).runs
+def _runs(folder: Path) -> tuple[run_history.ObservedRun, ...]:
+    return run_history.runs(load(folder / "lake"), limit=100).runs
 
 
-def _run_of(folder: Path, pipeline: str, status: Status) -> observed.ObservedRun:
+def _run_of(folder: Path, pipeline: str, status: Status) -> run_history.ObservedRun:
     found = (one for one in _runs(folder) if one.run.pipeline == pipeline)
     return next(one for one in found if one.run.status is status)
 
@@ -252,7 +252,7 @@ def _followed(page: Page, *, deadline: float) -> list[tuple[list[str], int, floa
 def test_monthly_active_rows_are_drawn_and_listed(visit: Open, folder: Path) -> None:
     page = visit("/usage")
     page.wait_for_selector("[data-usage-chart][data-drawn]")
-    known = {str(one.table): one for one in look.usage(load(folder / "lake"))}
+    known = {str(one.table): one for one in inspect.usage(load(folder / "lake"))}
     page.wait_for_function("!document.querySelector('[data-unread]')")
     rows = page.locator(".figures tbody tr")
     expect(rows).to_have_count(len(known))

@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from uiprocess import Served, Shop, start, stop
 
 from chronolake.config import load
-from chronolake.ui.serving import Address, UiOptions, serve
+from chronolake.ui.server import Address, UiOptions, serve
 from processes import COMMAND
 
 #: Tells, when it ends, whether it ever knew Spark.

@@ -25,8 +25,7 @@ from chronolake import database
 from chronolake.config import load
 from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
-from chronolake.pipeline.schema import bring_up
-from chronolake.pipeline.store import Store
+from chronolake.pipeline.store import Store, bring_up
 from chronolake.ui.pages.tables import HEADINGS, Asked
 from chronolake.ui.rendering import environment
 

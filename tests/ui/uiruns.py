@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from chronolake.config import Project
+from chronolake.core import verify
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.sync import sync
-from chronolake.pipeline.verified import note_verified
-from chronolake.table import verify
+from chronolake.pipeline.verification import note_verified
 from chronolake.types import TableName
 from datalakes import DataLake, project
 

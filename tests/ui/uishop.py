@@ -10,9 +10,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from chronolake import table
-from chronolake.cells import cells
-from chronolake.changes import OP, SEQ, UNMODIFIED, Op
+from chronolake import core
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
+from chronolake.formatting import cells
 from chronolake.lake import Lake
 from chronolake.types import (
     ACTIVE,
@@ -89,7 +89,7 @@ def send(
         OP, SEQ, UNMODIFIED, *(F.col(quoted(one.name)).cast(one.type.sql) for one in columns)
     )
     is_history = any(one.name == START for one in columns)
-    write = table.write_history_batch if is_history else table.write_batch
+    write = core.write_history_batch if is_history else core.write_batch
     write(lake, name, frame, columns=columns, batch=batch)
 
 
@@ -154,7 +154,7 @@ def build(lake: Lake) -> None:
     """Fill an empty lake."""
     orders = of_history("id*:LONG", "customer:STRING", "status:STRING", "amount:DECIMAL(12,2)",
                         "note:STRING")  # fmt: skip
-    table.create(lake, ORDERS, orders)
+    core.create(lake, ORDERS, orders)
     first, second, deleted = _orders()
     send(lake, ORDERS, orders, versions(first), "orders-1")
     send(lake, ORDERS, orders, versions(second), "orders-2")
@@ -166,12 +166,12 @@ def build(lake: Lake) -> None:
     send(lake, ORDERS, orders, versions(back), "orders-4")
 
     notes = of_history("book*:STRING", "page*:LONG", "text:STRING", "extra:JSON", "raw:BINARY")
-    table.create(lake, NOTES, notes)
+    core.create(lake, NOTES, notes)
     send(lake, NOTES, notes, versions(_notes()), "notes-1")
 
     customers = [column(text) for text in ("id*:LONG", "name:STRING", "city:STRING",
                                            f"{SYNCED}:UTC_DATETIME")]  # fmt: skip
-    table.create(lake, CUSTOMERS, customers)
+    core.create(lake, CUSTOMERS, customers)
     people = [{"id": n, "name": f"Name {n}", "city": ("Oslo", "Lima", None)[n % 3],
                SYNCED: "2026-11-01T00:00:00Z"} for n in range(30)]  # fmt: skip
     send(lake, CUSTOMERS, customers, [(Op.REPLACE, one) for one in people], "people-1")
@@ -180,13 +180,13 @@ def build(lake: Lake) -> None:
 
     carts = [column(text) for text in ("id*:STRING", "things:INT", f"{SYNCED}:UTC_DATETIME",
                                        f"{DELETED}:BOOLEAN")]  # fmt: skip
-    table.create(lake, CARTS, carts)
+    core.create(lake, CARTS, carts)
     rows = [{"id": f"cart {n}", "things": n, SYNCED: "2026-11-01T00:00:00Z",
              DELETED: str(n % 4 == 0).lower()} for n in range(12)]  # fmt: skip
     send(lake, CARTS, carts, [(Op.REPLACE, one) for one in rows], "carts-1")
 
     sensor = of_history("id*:INT", "reading:DOUBLE", "state:STRING")
-    table.create(lake, SENSOR, sensor)
+    core.create(lake, SENSOR, sensor)
     lake.spark.sql(
         f"""INSERT INTO chronolake.{SENSOR.sql}
         SELECT 1 AS id, id % 97 / 4 AS reading, CASE WHEN id % 500 < 480 THEN 'up' ELSE 'down' END,
@@ -199,11 +199,11 @@ def build(lake: Lake) -> None:
         FROM range({READINGS})"""
     )
     odd = of_history(f"{_ODD_KEY}*:STRING", "va`lue:STRING")
-    table.create(lake, ODD, odd)
+    core.create(lake, ODD, odd)
     told = {odd[0].name: SCRIPT, odd[1].name: "x"}
     send(lake, ODD, odd, versions([(told, "2026-10-01T00:00:00.000Z", TMAX_TEXT)]), "odd-1")
     for name in (NEW, BROKEN):
-        table.create(lake, name, of_history("id*:LONG", "v:STRING"))
+        core.create(lake, name, of_history("id*:LONG", "v:STRING"))
 
 
 def expected(lake: Lake) -> dict[str, Any]:

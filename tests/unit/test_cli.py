@@ -261,7 +261,7 @@ def test_a_name_that_looks_like_markup_is_printed_as_it_is(
 
 def test_looking_imports_no_spark() -> None:
     program = (
-        "import sys, chronolake.cli, chronolake.look.show, chronolake.look;"
+        "import sys, chronolake.cli, chronolake.inspect.render, chronolake.inspect;"
         "sys.exit(any(name.partition('.')[0] in {'pyspark', 'py4j'} for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

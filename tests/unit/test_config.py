@@ -16,8 +16,8 @@ from chronolake.config import (
     load_project,
     variable_of,
 )
+from chronolake.env import KNOWN
 from chronolake.errors import ConfigurationError
-from chronolake.variables import KNOWN
 
 
 @pytest.fixture(autouse=True)

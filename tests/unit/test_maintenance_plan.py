@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chronolake.config.sections import MaintenanceConfig
-from chronolake.table.maintain import TableFiles, plan_maintenance
+from chronolake.core.maintain import TableFiles, plan_maintenance
 from chronolake.types import TableName
 
 

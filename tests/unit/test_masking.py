@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from chronolake.config import CatalogConfig
 from chronolake.errors import SourceError
 from chronolake.masking import holds_secret, is_broken_by_password, masked_text
-from chronolake.source.declarative.exchange.network import Network, http_client
+from chronolake.source.declarative.http.transport import Network, http_client
 from chronolake.source.postgres.connection import connected
 
 

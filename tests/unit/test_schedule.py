@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronolake.cli.schedule import LONGEST_SECONDS, Schedule
+from chronolake.cli.pipelines import LONGEST_SECONDS, Schedule
 
 _EVERY = st.sampled_from([1.0, 30.0, 300.0, 3_600.0])
 

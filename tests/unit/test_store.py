@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from chronolake.config import LakeConfig, load
-from chronolake.pipeline import observed
+from chronolake.pipeline import run_history
 from chronolake.pipeline.lease import holder, leased
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, Verified
 from chronolake.pipeline.store import Store
@@ -104,20 +104,20 @@ def test_so_does_one_in_postgresql(tmp_path: Path, uri: str) -> None:
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute(_EARLIER.encode())
     config = load(tmp_path, overrides={"catalog.uri": uri})
-    newest, oldest = observed.summaries(config).runs
+    newest, oldest = run_history.summaries(config).runs
     assert (newest.run.status, newest.fraction) == (Status.DEAD, None)
     assert (oldest.sums.written, oldest.sums.landed_rows, oldest.fraction) == (15, None, 0.5)
-    assert observed.last_runs(config)["shop", "orders"].fresh_as_of == oldest.run.began
-    assert len(observed.runs(config).runs[1].streams) == 2
+    assert run_history.last_runs(config)["shop", "orders"].fresh_as_of == oldest.run.began
+    assert len(run_history.runs(config).runs[1].streams) == 2
     _expect_upgraded(config)
-    assert observed.verified(config)["shop.orders"].rows == 20
+    assert run_history.verified(config)["shop.orders"].rows == 20
 
 
 def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -> None:
     config = _earlier(tmp_path)
     before = config.catalog_file.read_bytes()
 
-    newest, oldest = observed.runs(config).runs
+    newest, oldest = run_history.runs(config).runs
 
     assert config.catalog_file.read_bytes() == before
     assert (newest.run.status, newest.seconds) == (Status.DEAD, None), "nobody holds its lease"
@@ -129,16 +129,16 @@ def test_looking_leaves_a_store_of_an_earlier_version_as_it_is(tmp_path: Path) -
     assert orders.fraction == 1.0
     assert oldest.sum("written") == 15
     assert oldest.sum("landed_rows") is None
-    (pipeline,) = observed.pipelines(config)
+    (pipeline,) = run_history.pipelines(config)
     assert (pipeline.name, pipeline.source) == ("shop", None)
-    assert pipeline.last == observed.summaries(config).runs[0]
-    sums = observed.summaries(config).runs[1].sums
+    assert pipeline.last == run_history.summaries(config).runs[0]
+    sums = run_history.summaries(config).runs[1].sums
     assert (sums.streams, sums.failed, sums.written, sums.landed_rows) == (2, 1, 15, None)
     assert (sums.failed_stream, sums.error) == ("items", "It is away. Wake it.")
-    lately = observed.last_runs(config)
+    lately = run_history.last_runs(config)
     assert lately["shop", "orders"].fresh_as_of == "2026-01-01T00:00:00.000Z"
     assert lately["shop", "items"].fresh_as_of is None
-    assert observed.verified(config) == {}
+    assert run_history.verified(config) == {}
     assert "hush" not in repr((newest, oldest, pipeline, lately)), "tokens are nobody's business"
 
 
@@ -149,11 +149,11 @@ def test_a_lake_that_has_no_store_has_no_runs(tmp_path: Path) -> None:
         catalog.execute("CREATE TABLE iceberg_tables (catalog_name)")
     rest = load(tmp_path / "rest", overrides={"catalog.uri": "http://127.0.0.1:9/"})
     for config in (there, only_tables, rest):
-        assert observed.runs(config) == observed.ObservedRuns((), None)
-        assert observed.run(config, "r1") is None
-        assert observed.pipelines(config) == []
-        assert observed.last_runs(config) == {}
-        assert observed.verified(config) == {}
+        assert run_history.runs(config) == run_history.ObservedRuns((), None)
+        assert run_history.run(config, "r1") is None
+        assert run_history.pipelines(config) == []
+        assert run_history.last_runs(config) == {}
+        assert run_history.verified(config) == {}
     assert not there.path.exists(), "nothing is made by looking"
 
 
@@ -167,7 +167,7 @@ def test_looking_waits_for_no_writer(tmp_path: Path) -> None:
     with store.transaction() as writing:
         writing.exec_driver_sql("UPDATE chronolake_runs SET status = 'failed'")
         began = time.monotonic()
-        assert len(observed.runs(config).runs) == 1
+        assert len(run_history.runs(config).runs) == 1
         assert time.monotonic() - began < 5, "and a writer would have been waited for 30 seconds"
 
 
@@ -190,7 +190,7 @@ def test_so_may_they_in_postgresql(tmp_path: Path, uri: str, is_new: bool) -> No
     config = load(tmp_path, overrides={"catalog.uri": address})
     _open_at_once(config, address)
     assert len(Store.open(config).runs()) == (0 if is_new else 2)
-    assert len(observed.runs(config).runs) == (0 if is_new else 2)
+    assert len(run_history.runs(config).runs) == (0 if is_new else 2)
 
 
 def _open_at_once(config: LakeConfig, uri: str) -> None:
@@ -209,15 +209,15 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
     with leased(store, "shop"):
         store.begin_run(_run(1))
         store.note(StreamRun("run1", "orders", "shop.orders", Status.RUNNING))
-        assert [one.run.status for one in observed.runs(config).runs] == [Status.RUNNING]
-        assert observed.runs(config, status=Status.DEAD).runs == ()
-    (left,) = observed.runs(config, status=Status.DEAD).runs
+        assert [one.run.status for one in run_history.runs(config).runs] == [Status.RUNNING]
+        assert run_history.runs(config, status=Status.DEAD).runs == ()
+    (left,) = run_history.runs(config, status=Status.DEAD).runs
     assert left.streams[0].told.status is Status.DEAD
-    assert observed.runs(config, status=Status.RUNNING).runs == ()
+    assert run_history.runs(config, status=Status.RUNNING).runs == ()
     with leased(store, "shop"):
         # Somebody else's run, whose machine is out of reach, under our lease.
         store.begin_run(_run(2, holder="elsewhere:17:"))
-        newest, older = observed.runs(config).runs
+        newest, older = run_history.runs(config).runs
         assert newest.run.status is Status.DEAD
         assert (older.run.status, older.run.ended, older.seconds) == (Status.FAILED, None, None)
         assert older.streams[0].told.hint == "The next run continues where its tables are."
@@ -234,7 +234,7 @@ def test_a_process_that_is_gone_is_dead_before_its_lease_ends(tmp_path: Path) ->
         connection.exec_driver_sql(
             f"INSERT INTO chronolake_leases VALUES ('shop', 1, '{who}', {time.time() + 60})"
         )
-    assert [one.run.status for one in observed.runs(config).runs] == [Status.DEAD]
+    assert [one.run.status for one in run_history.runs(config).runs] == [Status.DEAD]
 
 
 def test_runs_are_paged_and_filtered(tmp_path: Path) -> None:
@@ -246,17 +246,17 @@ def test_runs_are_paged_and_filtered(tmp_path: Path) -> None:
     at = "2026-03-01T00:00:00.000Z"
     store.note_failed(Run("other", "crm", at, at, Status.FAILED, "", "no"))
 
-    first = observed.runs(config, limit=3)
-    second = observed.runs(config, limit=5, after=first.next)
+    first = run_history.runs(config, limit=3)
+    second = run_history.runs(config, limit=5, after=first.next)
 
     assert [one.run.id for one in first.runs] == ["other", "run7", "run6"]
     assert [one.run.id for one in second.runs] == ["run5", "run4", "run3", "run2", "run1"]
     assert second.next is None
-    found = observed.runs(config, pipeline="shop", status=Status.SUCCEEDED)
+    found = run_history.runs(config, pipeline="shop", status=Status.SUCCEEDED)
     assert [one.run.id for one in found.runs] == ["run6", "run4", "run2"]
-    assert [one.name for one in observed.pipelines(config)] == ["crm", "shop"]
-    assert observed.run(config, "other") == first.runs[0]
-    second = observed.summaries(config, limit=5, after=first.next)
+    assert [one.name for one in run_history.pipelines(config)] == ["crm", "shop"]
+    assert run_history.run(config, "other") == first.runs[0]
+    second = run_history.summaries(config, limit=5, after=first.next)
     assert [one.run.id for one in second.runs] == ["run5", "run4", "run3", "run2", "run1"]
 
 
@@ -269,11 +269,11 @@ def test_how_fresh_a_stream_is_is_known_however_long_it_fails(tmp_path: Path) ->
         good = StreamRun(f"{number}", "good", "s.good", Status.SUCCEEDED)
         status = Status.SUCCEEDED if number < 3 else Status.FAILED
         store.note(good, StreamRun(f"{number}", "bad", "s.bad", status, error="no"))
-    found = observed.last_runs(config)
+    found = run_history.last_runs(config)
     assert found["shop", "good"].fresh_as_of == "2026-01-01T00:00:39.000Z"
     assert found["shop", "bad"].fresh_as_of == "2026-01-01T00:00:02.000Z"
     assert found["shop", "bad"].last.run == "39"
-    assert observed.last_runs(config, "crm") == {}
+    assert run_history.last_runs(config, "crm") == {}
 
 
 def test_a_summary_says_what_the_streams_say(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_a_summary_says_what_the_streams_say(tmp_path: Path) -> None:
             ),
             StreamRun("run1", "d", "s.d", Status.SUCCEEDED, rows_read=2, landed_rows=2),
         )
-        (whole,) = observed.runs(config).runs
-        (summary,) = observed.summaries(config).runs
+        (whole,) = run_history.runs(config).runs
+        (summary,) = run_history.summaries(config).runs
         assert whole.fraction == summary.fraction == (0.75 + 1) / 4
         for name in ("rows_read", "landed_rows", "rows", "written"):
             assert whole.sum(name) == getattr(summary.sums, name)
@@ -314,5 +314,5 @@ def test_states_of_old_runs_are_forgotten(tmp_path: Path) -> None:
                 run.id, "o", "s.o", Status.SUCCEEDED, state_before='{"n":1}', state_after='{"n":2}'
             )
         )
-    found = observed.runs(config, limit=200).runs
+    found = run_history.runs(config, limit=200).runs
     assert [len(one.streams[0].changes) for one in found] == [1] * 100 + [0] * 3

@@ -3,46 +3,31 @@
 | module | commands |
 |---|---|
 | `app` | the program itself, its options, `version`, and how errors are shown |
-| `looking` | `tables`, `history`, `usage`: no JVM, so they answer at once |
-| `working` | `query`, `verify`, `maintain`, `view`: Spark |
-| `switching` | `mode`: Spark |
-| `comparing` | `diff`: Spark |
-| `serving` | `serve` |
-| `viewing` | `ui`: no JVM |
-| `driving` | `drive` |
-| `projecting` | `init`, `schema`, `status`, `runs`, `state` |
-| `checking` | `check`, `discover` |
-| `reading` | `read` |
-| `piping` | `sync`, `resync`, `rebuild`: Spark |
+| `tables` | `tables`, `history`, `usage`: no JVM, so they answer at once |
+| `maintenance` | `query`, `verify`, `maintain`, `view`: Spark |
+| `mode` | `mode`: Spark |
+| `tables` | `diff`: Spark |
+| `serve` | `serve` |
+| `serve` | `ui`: no JVM |
+| `tester` | `drive` |
+| `project` | `init`, `schema`, `status`, `runs`, `state` |
+| `check` | `check`, `discover` |
+| `check` | `read` |
+| `pipelines` | `sync`, `resync`, `rebuild`: Spark |
 """
 
-from chronolake.cli import (
-    checking,
-    comparing,
-    driving,
-    looking,
-    piping,
-    projecting,
-    reading,
-    serving,
-    switching,
-    viewing,
-    working,
-)
+from chronolake.cli import check, maintenance, mode, pipelines, project, serve, tables, tester
 from chronolake.cli.app import app, main
 
 __all__ = [
     "app",
-    "checking",
-    "comparing",
-    "driving",
-    "looking",
+    "check",
     "main",
-    "piping",
-    "projecting",
-    "reading",
-    "serving",
-    "switching",
-    "viewing",
-    "working",
+    "maintenance",
+    "mode",
+    "pipelines",
+    "project",
+    "serve",
+    "tables",
+    "tester",
 ]

@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from chronolake import variables
+from chronolake import env
 from chronolake.errors import (
     ChronolakeError,
     ConfigurationError,
@@ -86,7 +86,7 @@ ProjectOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--project",
-        envvar=variables.PROJECT,
+        envvar=env.PROJECT,
         metavar="DIR",
         help="Folder of chronolake.yml, or the file itself; by default the working folder or the "
         "nearest folder above it that has one.",
@@ -97,7 +97,7 @@ LakeOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         _LAKE,
-        envvar=variables.LAKE,
+        envvar=env.LAKE,
         metavar="DIR",
         help="The lake's folder; by default the one that chronolake.yml names.",
         show_default=False,
@@ -211,7 +211,7 @@ def _noted(config: LakeConfig) -> LakeConfig:
     permissions.restrict(config)
     if config.catalog.uri is None and not config.catalog_file.is_file():
         return config
-    from chronolake.look.catalog import strays  # noqa: PLC0415 - `--help` and `version` need none
+    from chronolake.inspect.catalog import strays  # noqa: PLC0415 - `--help` and `version` need none
 
     try:
         found = strays(config)
@@ -244,13 +244,13 @@ def existing(config: LakeConfig, *tables: TableName, json: bool) -> Lake:
         LakeError: there is no lake, and none is created; or its catalog cannot be read.
         TableNotFoundError: it lacks one of the tables.
     """
-    from chronolake import look  # noqa: PLC0415 - loaded when needed: `--help` is instant
+    from chronolake import inspect  # noqa: PLC0415 - loaded when needed: `--help` is instant
 
-    look.check(config)
-    known = look.names(config)
+    inspect.check(config)
+    known = inspect.names(config)
     for table in tables:
         if table not in known:
-            raise look.missing(config, table)
+            raise inspect.missing(config, table)
     return opened(config, json=json)
 
 
@@ -452,20 +452,18 @@ def _of_usage(failure: typer.BadParameter, words: Sequence[str]) -> Configuratio
     """What is wrong with the words of a command, as all other errors are told."""
     command = failure.ctx.command_path if failure.ctx else f"chronolake {words[0]}"
     hint = f"`{command} --help` tells what it takes."
-    if getattr(failure, "param_hint", None) == _LAKE and (unread := _unread(variables.LAKE)):
-        hint = (
-            f"The environment variable {unread} is not read: did you mean {variables.LAKE}? {hint}"
-        )
+    if getattr(failure, "param_hint", None) == _LAKE and (unread := _unread(env.LAKE)):
+        hint = f"The environment variable {unread} is not read: did you mean {env.LAKE}? {hint}"
     return ConfigurationError(" ".join(failure.format_message().split()), hint=hint)
 
 
 def _unread(meant: str) -> str | None:
     """The variable that a missing value may have been set in, under a name that nobody reads."""
-    beyond = len(variables.PREFIX)
-    set_ones = [one for one in os.environ if one.startswith(variables.PREFIX)]
-    unknown = [one[beyond:] for one in set_ones if one not in variables.KNOWN]
+    beyond = len(env.PREFIX)
+    set_ones = [one for one in os.environ if one.startswith(env.PREFIX)]
+    unknown = [one[beyond:] for one in set_ones if one not in env.KNOWN]
     near = difflib.get_close_matches(meant[beyond:], unknown, n=1)
-    return variables.PREFIX + near[0] if near else None
+    return env.PREFIX + near[0] if near else None
 
 
 def failure_of(failure: Exception, table: TableName) -> ChronolakeError:

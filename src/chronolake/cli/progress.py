@@ -21,9 +21,9 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from chronolake.cli.app import console
-from chronolake.pipeline.reporting import EventKind
+from chronolake.humanize import size
+from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.runs import Status
-from chronolake.spelling import size
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.progress import Task
 
-    from chronolake.pipeline.reporting import Event
+    from chronolake.pipeline.events import Event
     from chronolake.pipeline.runs import StreamRun
 
 _ASKED_EVERY_SECONDS = 1.0

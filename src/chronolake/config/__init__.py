@@ -23,7 +23,8 @@ Each key that holds one value has an environment variable: `lake.spark.master` i
 for a plain `${`. Values that may be secret are left out of every `repr`, log line and error.
 """
 
-from chronolake.config.loading import (
+from chronolake.config.intervals import is_due, is_never
+from chronolake.config.loader import (
     FILE_NAME,
     find_project,
     keys,
@@ -34,7 +35,6 @@ from chronolake.config.loading import (
     sources_of_project,
     variable_of,
 )
-from chronolake.config.periods import is_due, is_never
 from chronolake.config.pipelines import (
     DataLakeSource,
     DeclarativeSource,
@@ -53,7 +53,7 @@ from chronolake.config.pipelines import (
     SqlServerSource,
     StreamConfig,
 )
-from chronolake.config.project import FileConfig, Project
+from chronolake.config.project import FileConfig, Project, WatchedProject
 from chronolake.config.sections import (
     CatalogConfig,
     CatalogKind,
@@ -61,7 +61,6 @@ from chronolake.config.sections import (
     MaintenanceConfig,
     SparkConfig,
 )
-from chronolake.config.watching import WatchedProject
 
 __all__ = [
     "FILE_NAME",

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from chronolake.config.periods import Period  # noqa: TC001 - pydantic reads it
+from chronolake.config.intervals import Period  # noqa: TC001 - pydantic reads it
 from chronolake.config.sections import Section
 from chronolake.types import Mode
 

@@ -4,12 +4,12 @@ Nothing here decides anything about rows. Everything dynamic about Java objects 
 package.
 """
 
-from chronolake.iceberg.catalog import Catalog, type_name
-from chronolake.iceberg.table import (
+from chronolake.iceberg.catalog import (
     COLUMNS_PROPERTY,
     HIDDEN,
     MAIN,
     SCRATCH_SCHEMA,
+    Catalog,
     Field,
     IcebergTable,
     columns_from_json,
@@ -17,6 +17,7 @@ from chronolake.iceberg.table import (
     java_class_of,
     java_message_of,
     spark_words,
+    type_name,
 )
 
 __all__ = [

@@ -2,12 +2,12 @@
 
 A run takes the pipeline's lease (`lease`), and for each of its streams (`streams`) lands what its
 source (`chronolake.source`) has by now, where that keeps no lake of its own (`landing`). Then it
-applies what was landed since the table's watermark (`apply`, with `filling` and `rebuild`;
-`erasing` takes what was purged out of our own files). The watermark is published with the rows, so
+applies what was landed since the table's watermark (`apply`, with `table_writer` and `rebuild`;
+`purge` takes what was purged out of our own files). The watermark is published with the rows, so
 that a run that dies continues where its tables are. `store` remembers what became of runs (`sync`,
-`streamsync`), as `reporting` tells it, `memory` what sources have to know again, and `state` shows
-and moves positions.
+`stream_run`), as `events` tells it, `token_store` what sources have to know again, and `state`
+shows and moves positions.
 
-Who looks at runs (`observed`) and at how fresh tables are (`freshness`) reads the store through
-`reading`, and never writes.
+Who looks at runs (`run_history`) and at how fresh tables are (`freshness`) reads the store through
+`run_history`, and never writes.
 """

@@ -7,26 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from chronolake.core.alter import alter, is_in_place
+from chronolake.core.pipeline_table import with_system_columns
+from chronolake.core.publish import publish
 from chronolake.description import describe_loaded
 from chronolake.errors import ChronolakeError
 from chronolake.failpoints import reach
-from chronolake.pipeline.erasing import erase_purged
-from chronolake.pipeline.filling import (
-    Filling,
-    columns_for,
-    expect_own,
-    expect_same_key,
-    is_kept_otherwise,
-    is_renamed,
-    kept_as,
-    seen_of,
-    write,
-)
-from chronolake.pipeline.made import MadeOf
-from chronolake.pipeline.properties import LEASE_PROPERTY
-from chronolake.pipeline.rebuild import rebuild
-from chronolake.pipeline.streams import warn_of_quarantine
-from chronolake.rawlake import (
+from chronolake.landing import (
     Control,
     ControlKind,
     DataFile,
@@ -41,10 +28,22 @@ from chronolake.rawlake import (
     rows_in,
     united,
 )
-from chronolake.table.alter import alter
-from chronolake.table.convert import is_in_place
-from chronolake.table.publishing import publish
-from chronolake.table.pulled import with_system_columns
+from chronolake.pipeline.applied_files import MadeOf
+from chronolake.pipeline.properties import LEASE_PROPERTY
+from chronolake.pipeline.purge import erase_purged
+from chronolake.pipeline.rebuild import rebuild
+from chronolake.pipeline.streams import warn_of_quarantine
+from chronolake.pipeline.table_writer import (
+    Filling,
+    columns_for,
+    expect_own,
+    expect_same_key,
+    is_kept_otherwise,
+    is_renamed,
+    kept_as,
+    seen_of,
+    write,
+)
 from chronolake.types import Kind
 
 if TYPE_CHECKING:
@@ -52,10 +51,10 @@ if TYPE_CHECKING:
 
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
+    from chronolake.landing import BadFile
+    from chronolake.landing.reader import SeenByField
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
-    from chronolake.rawlake import BadFile
-    from chronolake.rawlake.reading import SeenByField
     from chronolake.types import Column
 
 log = structlog.get_logger(__name__)

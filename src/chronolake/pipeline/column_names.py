@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.arrowrows import ArrowRows
-from chronolake.changes import RESERVED, UNTOLD
+from chronolake.arrow_tasks import ArrowRows
+from chronolake.change_set import RESERVED, UNTOLD
 from chronolake.errors import ConfigurationError
-from chronolake.source.offered import Census, Piece, Snapshot
-from chronolake.spelling import did_you_mean
+from chronolake.humanize import did_you_mean
+from chronolake.source.protocol import Census, Piece, Snapshot
 from chronolake.types import (
     ACTIVE,
     DELETED,

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from chronolake.errors import SourceError
-from chronolake.pipeline.observed import behind_seconds, last_runs, verified
+from chronolake.landing import ObjectFolder
 from chronolake.pipeline.properties import LAKE_PROPERTY, SIGHT_PROPERTY, WATERMARK_PROPERTY
-from chronolake.rawlake import ObjectFolder
+from chronolake.pipeline.run_history import behind_seconds, last_runs, verified
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chronolake.config import LakeConfig
-    from chronolake.look.catalog import LookedUp
-    from chronolake.pipeline.observed import LastRuns
+    from chronolake.inspect.catalog import LookedUp
+    from chronolake.pipeline.run_history import LastRuns
     from chronolake.pipeline.runs import StreamRun, Verified
     from chronolake.types import TableName
 

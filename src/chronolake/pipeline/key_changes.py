@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.functions import expr
 
-from chronolake.arrowrows import to_spark
-from chronolake.changes import FOLLOWS, MODIFIED, RESERVED, SEQUENCE, TELLS, UNTOLD
+from chronolake.arrow_tasks import to_spark
+from chronolake.change_set import FOLLOWS, MODIFIED, RESERVED, SEQUENCE, TELLS, UNTOLD
+from chronolake.core.batch_profile import ORDERED, bounds_of
+from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
-from chronolake.rawlake import widened, wider
+from chronolake.landing import widened, wider
 from chronolake.session import CATALOG
-from chronolake.table.incoming import ORDERED, bounds_of
-from chronolake.table.succession import time_in
 from chronolake.types import VERSION, Column, literal, quoted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from chronolake.arrowrows import ArrowRows
+    from chronolake.arrow_tasks import ArrowRows
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
 

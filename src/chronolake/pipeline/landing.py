@@ -13,38 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from chronolake.arrowrows import to_spark
+from chronolake.arrow_tasks import to_spark
 from chronolake.description import describe_loaded
 from chronolake.errors import LeaseLostError
 from chronolake.failpoints import reach
-from chronolake.pipeline.census import Compared, expect_empty
-from chronolake.pipeline.filling import expect_same_key
+from chronolake.landing import Control, ControlKind, declare, land, land_control, rows_in
 from chronolake.pipeline.key_changes import with_carried
-from chronolake.pipeline.snapshot import versions_of
-from chronolake.pipeline.unchanged import changed
-from chronolake.rawlake import (
-    Control,
-    ControlKind,
-    declare,
-    land,
-    land_control,
-    rows_in,
-)
-from chronolake.source.offered import COMPARED, CaughtUp, Census, Failure, Piece, Reading
+from chronolake.pipeline.reconcile import Compared, expect_empty
+from chronolake.pipeline.snapshot_diff import changed, versions_of
+from chronolake.pipeline.table_writer import expect_same_key
+from chronolake.source.protocol import COMPARED, CaughtUp, Census, Failure, Piece, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
-    from chronolake.arrowrows import ArrowRows
+    from chronolake.arrow_tasks import ArrowRows
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
+    from chronolake.landing import DataFile
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
-    from chronolake.rawlake import DataFile
-    from chronolake.source.offered import Position, PulledSource, Snapshot
+    from chronolake.source.protocol import Position, PulledSource, Snapshot
     from chronolake.types import Column
 
 log = structlog.get_logger(__name__)

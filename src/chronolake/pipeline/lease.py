@@ -23,7 +23,7 @@ import structlog
 
 from chronolake.errors import LakeError, LeaseLostError, PipelineBusyError
 from chronolake.pipeline.properties import LEASE_PROPERTY
-from chronolake.pipeline.schema import LEASES
+from chronolake.pipeline.store import LEASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

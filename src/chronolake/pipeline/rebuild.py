@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from chronolake.core.pipeline_table import SYSTEM_COLUMNS
+from chronolake.core.publish import TableMovedError
+from chronolake.core.rewrite import drop_abandoned, folder_in
+from chronolake.core.row_hash import hash_of, hashed_columns
+from chronolake.core.sql import listed
+from chronolake.core.staging import stage_name
+from chronolake.core.table_swap import expect_replaceable, lasting_properties, take_place
+from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
 from chronolake.errors import (
     ChronolakeError,
@@ -16,8 +24,13 @@ from chronolake.errors import (
     TableNotFoundError,
 )
 from chronolake.iceberg import SCRATCH_SCHEMA
-from chronolake.pipeline.erasing import erase_all
-from chronolake.pipeline.filling import (
+from chronolake.landing import Quarantine, applied_of, bad_files_in, landing, refuse, united
+from chronolake.landing.field_types import MODIFIED as SOURCE_TIME
+from chronolake.pipeline.applied_files import MadeOf, expect_same_lake, is_of_lake
+from chronolake.pipeline.purge import erase_all
+from chronolake.pipeline.snapshot_diff import PRESENT
+from chronolake.pipeline.streams import warn_of_quarantine
+from chronolake.pipeline.table_writer import (
     Filling,
     columns_for,
     expect_own,
@@ -27,31 +40,7 @@ from chronolake.pipeline.filling import (
     seen_of,
     write,
 )
-from chronolake.pipeline.made import MadeOf, expect_same_lake, is_of_lake
-from chronolake.pipeline.snapshot import PRESENT
-from chronolake.pipeline.streams import warn_of_quarantine
-from chronolake.rawlake import (
-    Quarantine,
-    applied_of,
-    bad_files_in,
-    landing,
-    refuse,
-    united,
-)
-from chronolake.rawlake.fields import MODIFIED as SOURCE_TIME
 from chronolake.session import CATALOG
-from chronolake.table.aside import (
-    expect_replaceable,
-    lasting_properties,
-    take_place,
-)
-from chronolake.table.hashes import hash_of, hashed_columns
-from chronolake.table.publishing import TableMovedError
-from chronolake.table.pulled import SYSTEM_COLUMNS
-from chronolake.table.rewrite import drop_abandoned, folder_in
-from chronolake.table.sql import listed
-from chronolake.table.staging import stage_name
-from chronolake.table.views import drop_current_view
 from chronolake.types import HASH, SYNCED, Mode, TableName, now_micros, quoted
 
 if TYPE_CHECKING:
@@ -61,9 +50,9 @@ if TYPE_CHECKING:
 
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
+    from chronolake.landing import BadFile, DataFile
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
-    from chronolake.rawlake import BadFile, DataFile
 
 log = structlog.get_logger(__name__)
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from chronolake import look
+from chronolake import inspect
 from chronolake.errors import TableNotFoundError
-from chronolake.look.catalog import look_up
-from chronolake.pipeline.made import MadeOf
+from chronolake.inspect.catalog import look_up
+from chronolake.landing import QUARANTINED_PROPERTY, Quarantine
+from chronolake.pipeline.applied_files import MadeOf
 from chronolake.pipeline.properties import (
     LEASE_PROPERTY,
     NAMES_PROPERTY,
@@ -18,7 +19,6 @@ from chronolake.pipeline.properties import (
     WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by, other_key
-from chronolake.rawlake import QUARANTINED_PROPERTY, Quarantine
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.offered import Described
+    from chronolake.source.protocol import Described
     from chronolake.types import Mode
 
 
@@ -66,7 +66,7 @@ def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[Position]:
     Raises:
         LakeError: the catalog does not answer.
     """
-    there = set(look.names(config)) if _is_there(config) else set()
+    there = set(inspect.names(config)) if _is_there(config) else set()
     return [
         _position(config, stream) if stream.table in there else Position(stream)
         for stream in streams
@@ -159,7 +159,7 @@ def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> Non
         LeaseLostError: another process runs the pipeline.
         CommitError: the position could not be published.
     """
-    from chronolake.table.publishing import publish  # noqa: PLC0415 - only this needs Spark
+    from chronolake.core.publish import publish  # noqa: PLC0415 - only this needs Spark
 
     if watermark is not None:
         stream.folder.expect(watermark)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from chronolake.changes import expect_unreserved
+from chronolake.change_set import expect_unreserved
 from chronolake.config import (
     DeclarativeSource,
     JdbcSource,
@@ -25,20 +25,20 @@ from chronolake.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from chronolake.humanize import did_you_mean
+from chronolake.landing import namings_of
 from chronolake.limits import best_mode, check_mode
 from chronolake.pipeline.column_names import ColumnNames
-from chronolake.rawlake import namings_of
 from chronolake.source.data_lake import DataLake
-from chronolake.source.offered import RememberingSource
-from chronolake.spelling import did_you_mean
+from chronolake.source.protocol import RememberingSource
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chronolake.config import PipelineConfig, Project
-    from chronolake.rawlake import BadFile, Namings, ObjectFolder
-    from chronolake.source.offered import OfferedStream, Source
+    from chronolake.landing import BadFile, Namings, ObjectFolder
+    from chronolake.source.protocol import OfferedStream, Source
 
 log = structlog.get_logger(__name__)
 
@@ -134,7 +134,7 @@ def source_of(project: Project, pipeline: str) -> Source:
     """
     source = _source_of(project, pipeline)
     if isinstance(source, RememberingSource):
-        from chronolake.pipeline.memory import StoredMemory  # noqa: PLC0415 - it loads SQLAlchemy
+        from chronolake.pipeline.token_store import StoredMemory  # noqa: PLC0415 - it loads SQLAlchemy
 
         source.recall(StoredMemory(project.lake, pipeline))
     return source
@@ -144,14 +144,14 @@ def _source_of(project: Project, pipeline: str) -> Source:
     config = pipeline_of(project, pipeline).source
     if isinstance(config, PostgresSource):
         # Its driver is loaded by those who need it.
-        from chronolake.source.postgres.compared import ComparedDatabase  # noqa: PLC0415
         from chronolake.source.postgres.database import PostgresDatabase  # noqa: PLC0415
+        from chronolake.source.postgres.snapshot_source import ComparedDatabase  # noqa: PLC0415
 
         if config.method is PostgresMethod.SNAPSHOT_DIFF:
             return ComparedDatabase(project, pipeline, config)
         return PostgresDatabase(project, pipeline, config)
     if isinstance(config, JdbcSource):
-        from chronolake.source.jdbc.database import JdbcDatabase  # noqa: PLC0415 - it loads Spark
+        from chronolake.source.jdbc import JdbcDatabase  # noqa: PLC0415 - it loads Spark
 
         return JdbcDatabase(project, pipeline, config)
     if isinstance(config, DeclarativeSource):
@@ -355,10 +355,10 @@ def _stream(
 
 def _raise_if_it_has_history(project: Project, pipeline: str, name: str, table: TableName) -> None:
     """Refuse to drop a table's history because its source has lost what `auto` chose it for."""
-    from chronolake import look  # noqa: PLC0415 - only some streams need it, and it loads PyIceberg
+    from chronolake import inspect  # noqa: PLC0415 - only some streams need it, and it loads PyIceberg
 
     try:
-        stored = look.look_up(project.lake, table)
+        stored = inspect.look_up(project.lake, table)
     except (LakeError, TableNotFoundError):
         # There is no such table; or the lake cannot be read, which what follows reports.
         return

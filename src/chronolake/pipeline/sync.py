@@ -17,14 +17,14 @@ from chronolake.config import project_at
 from chronolake.errors import ChronolakeError, LeaseLostError
 from chronolake.lake import Lake
 from chronolake.pipeline.apply import STEP_BYTES
+from chronolake.pipeline.events import Event, EventKind, Report
 from chronolake.pipeline.landing import land_new
 from chronolake.pipeline.lease import greatest_token, holder, leased
-from chronolake.pipeline.reporting import Event, EventKind, Report
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import GOES_ON, Store
+from chronolake.pipeline.stream_run import Steps, StreamSync, words
 from chronolake.pipeline.streams import chosen, pipeline_of, source_of, streams_of
-from chronolake.pipeline.streamsync import Steps, StreamSync, words
-from chronolake.source.offered import PulledSource
+from chronolake.source.protocol import PulledSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.errors import StorageError
     from chronolake.pipeline.lease import Lease
-    from chronolake.source.offered import Source
+    from chronolake.source.protocol import Source
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The gRPC destination: the Partner SDK's calls, answered from a lake."""
 
-from chronolake.server.options import LOOPBACK, ServeOptions
+from chronolake.server.listener import LOOPBACK, ServeOptions
 from chronolake.server.process import Server, serve
 
 __all__ = ["LOOPBACK", "ServeOptions", "Server", "serve"]

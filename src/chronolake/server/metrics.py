@@ -11,7 +11,7 @@ from prometheus_client import start_http_server as _listen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chronolake.table import BatchResult
+    from chronolake.core import BatchResult
 
 _SECONDS = (0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 300, 900, 3600)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, Self
 import structlog
 
 from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.jvm_gc import settle
 from chronolake.lake import Lake
-from chronolake.leftovers import settle
-from chronolake.server import listening, logs
+from chronolake.server import listener, logs
+from chronolake.server.calls import text_of, unexpected
+from chronolake.server.maintenance import Upkeep
 from chronolake.server.metrics import Metrics, MetricsPort
-from chronolake.server.outcomes import text_of, unexpected
 from chronolake.server.service import Destination
-from chronolake.server.upkeep import Upkeep
 from chronolake.session import is_java_running
 from chronolake.storage import storage_error
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
     from chronolake.server.calls import Call
-    from chronolake.server.options import ServeOptions
+    from chronolake.server.listener import ServeOptions
     from chronolake.types import TableName
 
 _log = structlog.get_logger(__name__)
@@ -77,11 +77,11 @@ class Server:
             batch_format=options.batch_format,
             files_root=root,
         )
-        self._health = listening.Health()
-        self._grpc = listening.build(self._destination, self._health, workers=options.max_workers)
+        self._health = listener.Health()
+        self._grpc = listener.build(self._destination, self._health, workers=options.max_workers)
         self._metrics: MetricsPort | None = None
         try:
-            self.port = listening.listen(self._grpc, options)
+            self.port = listener.listen(self._grpc, options)
             if options.metrics_port is not None:
                 self._metrics = _metrics_port(metrics, options.hosts[0], options.metrics_port)
         except BaseException:
@@ -211,7 +211,7 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
     try:
         # What is wrong with the options is told at once, and not after Spark has started.
         _real_folder(options.files_root)
-        listening.expect_usable(options)
+        listener.expect_usable(options)
         lake = Lake.open(config.path, config=config)
         lake.containment.expect_writable()
         _on_signals(stop)

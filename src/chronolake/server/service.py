@@ -1,28 +1,104 @@
-"""The ten calls of the Partner SDK, answered from a lake."""
+"""The calls of the Partner SDK, including the setup form.
+
+The setup form: what a customer may choose, and the tests that the form offers.
+
+The ten calls of the Partner SDK, answered from a lake.
+"""
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
-from chronolake import table
+from chronolake import core
 from chronolake.errors import ChronolakeError
 from chronolake.protos import common_pb2, destination_sdk_pb2, destination_sdk_pb2_grpc
-from chronolake.server import migrating, wire, writing
-from chronolake.server.calls import Call, Calls, answered
-from chronolake.server.configuration import TESTS, Configuration, form
-from chronolake.server.outcomes import text_of, unexpected
+from chronolake.server import messages, migrate, write_batch
+from chronolake.server.calls import Call, Calls, answered, text_of, unexpected
+from chronolake.types import SYNCED, Column, ColumnType, Kind, TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     import grpc
 
     from chronolake.lake import Lake
     from chronolake.server.metrics import Metrics
-    from chronolake.types import TableName
+
+
+SCHEMA_PREFIX: Final = "schema_prefix"
+PROBE_SCHEMA: Final = "chronolake_setup_test"
+_PROBE_COLUMNS: Final = (
+    Column("id", ColumnType(Kind.LONG), primary_key=True),
+    Column(SYNCED, ColumnType(Kind.UTC_DATETIME)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What one customer chose.
+
+    Attributes:
+        schema_prefix: text put before the name of every schema, "" by default.
+    """
+
+    schema_prefix: str = ""
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> Configuration:
+        """Read the values that come with every request.
+
+        A value that is missing or empty means its default. Keys that are not in the form are
+        ignored: a saved form may be older or newer than this server.
+        """
+        # A message's map creates what is asked for by [], hence the test.
+        prefix = values[SCHEMA_PREFIX] if SCHEMA_PREFIX in values else ""  # noqa: SIM401
+        return cls(schema_prefix=prefix)
+
+
+def form() -> common_pb2.ConfigurationFormResponse:
+    """The setup form. The lake itself is not in it: whoever runs the server chooses that."""
+    return common_pb2.ConfigurationFormResponse(
+        schema_selection_supported=True,
+        table_selection_supported=True,
+        fields=[
+            common_pb2.FormField(
+                name=SCHEMA_PREFIX,
+                label="Schema prefix",
+                required=False,
+                description="Text that is put before the name of every schema, to keep several "
+                "connections apart in one lake.",
+                text_field=common_pb2.PlainText,
+                placeholder="team_a_",
+            )
+        ],
+        tests=[
+            common_pb2.ConfigurationTest(name=name, label=label)
+            for name, (label, _) in TESTS.items()
+        ],
+    )
+
+
+def _reads(lake: Lake) -> None:
+    lake.tables()
+
+
+def _writes(lake: Lake) -> None:
+    probe = TableName(PROBE_SCHEMA, f"probe_{secrets.token_hex(8)}")
+    core.create(lake, probe, _PROBE_COLUMNS)
+    lake.catalog.drop(probe, purge=True)
+
+
+#: The tests by name: the label in the form, and what raises when the test does not hold.
+TESTS: Final[dict[str, tuple[str, Callable[[Lake], None]]]] = {
+    "connection": ("The lake's catalog can be read", _reads),
+    "write": ("Tables can be created and removed", _writes),
+}
+
 
 _log = structlog.get_logger(__name__)
 
@@ -99,14 +175,14 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         self, request: destination_sdk_pb2.DescribeTableRequest, call: Call
     ) -> destination_sdk_pb2.DescribeTableResponse:
         """Return the columns of a table, or that it was not found."""
-        name = call.table = wire.table_name(
+        name = call.table = messages.table_name(
             request.schema_name, request.table_name, prefix=_prefix(request)
         )
         found = self._lake.describe(name)
         if found is None:
             return destination_sdk_pb2.DescribeTableResponse(not_found=True)
         return destination_sdk_pb2.DescribeTableResponse(
-            table=wire.table_message(request.table_name, found.columns, found.primary_key)
+            table=messages.table_message(request.table_name, found.columns, found.primary_key)
         )
 
     @answered(lambda task: destination_sdk_pb2.CreateTableResponse(task=task))
@@ -114,11 +190,11 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         self, request: destination_sdk_pb2.CreateTableRequest, call: Call
     ) -> destination_sdk_pb2.CreateTableResponse:
         """Create a table, and its schema if that is missing; an existing table is a task."""
-        name = call.table = wire.table_name(
+        name = call.table = messages.table_name(
             request.schema_name, request.table.name, prefix=_prefix(request)
         )
-        columns = wire.columns_of(request.table)
-        table.create(self._lake, name, columns)
+        columns = messages.columns_of(request.table)
+        core.create(self._lake, name, columns)
         _log.info("table_created", table=str(name), columns=len(columns))
         return destination_sdk_pb2.CreateTableResponse(success=True)
 
@@ -127,12 +203,12 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         self, request: destination_sdk_pb2.AlterTableRequest, call: Call
     ) -> destination_sdk_pb2.AlterTableResponse:
         """Bring a table to the request's columns, in one step or not at all."""
-        name = call.table = wire.table_name(
+        name = call.table = messages.table_name(
             request.schema_name, request.table.name, prefix=_prefix(request)
         )
-        columns = wire.columns_of(request.table)
+        columns = messages.columns_of(request.table)
         with self._writing(name):
-            changed = table.alter(self._lake, name, columns, drop_columns=request.drop_columns)
+            changed = core.alter(self._lake, name, columns, drop_columns=request.drop_columns)
         _log.info("table_altered", table=str(name), changed=changed)
         return destination_sdk_pb2.AlterTableResponse(success=True)
 
@@ -142,10 +218,10 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
     ) -> destination_sdk_pb2.TruncateResponse:
         """Remove or mark the rows from before a time; a missing table is not an error."""
         prefix = _prefix(request)
-        call.table = wire.table_name(request.schema_name, request.table_name, prefix=prefix)
-        wanted = wire.truncate_of(request, prefix=prefix)
+        call.table = messages.table_name(request.schema_name, request.table_name, prefix=prefix)
+        wanted = messages.truncate_of(request, prefix=prefix)
         with self._writing(wanted.name):
-            result = table.truncate(
+            result = core.truncate(
                 self._lake,
                 wanted.name,
                 synced_column=wanted.synced_column,
@@ -181,7 +257,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         self, request: destination_sdk_pb2.MigrateRequest, call: Call
     ) -> destination_sdk_pb2.MigrateResponse:
         """Migrate a table, its mode or a column, in one commit or not at all."""
-        migration = migrating.migration_of(request, prefix=_prefix(request))
+        migration = migrate.migration_of(request, prefix=_prefix(request))
         if migration is None:
             return destination_sdk_pb2.MigrateResponse(unsupported=True)
         call.table = migration.name
@@ -199,10 +275,10 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         history: bool,
     ) -> destination_sdk_pb2.WriteBatchResponse:
         prefix = _prefix(request)
-        call.table = wire.table_name(request.schema_name, request.table.name, prefix=prefix)
-        write = wire.write_of(request, format=self._format, prefix=prefix, root=self._root)
+        call.table = messages.table_name(request.schema_name, request.table.name, prefix=prefix)
+        write = messages.write_of(request, format=self._format, prefix=prefix, root=self._root)
         with self._writing(write.name):
-            written = writing.run(self._lake, write, history=history, batch=call.batch)
+            written = write_batch.run(self._lake, write, history=history, batch=call.batch)
         result = written.result
         if result is None:
             _log.info("batch_empty", table=str(write.name))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from chronolake.config import OnBadFile
 from chronolake.errors import ConfigurationError
+from chronolake.landing import ObjectFolder, objects_of
 from chronolake.limits import StreamTraits
-from chronolake.rawlake import ObjectFolder, objects_of
-from chronolake.source.offered import OfferedStream, Sight
+from chronolake.source.protocol import OfferedStream, Sight
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:

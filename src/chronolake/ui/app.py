@@ -18,9 +18,9 @@ from starlette.routing import Route
 
 from chronolake.errors import ChronolakeError, LakeError
 from chronolake.ui import rendering
+from chronolake.ui.concurrency import Turns
 from chronolake.ui.pages import inside, past, record, run, runs, tables, usage
 from chronolake.ui.security import Guard, Guarded
-from chronolake.ui.turns import Turns
 
 if TYPE_CHECKING:
     from starlette.requests import Request

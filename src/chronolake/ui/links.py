@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from chronolake.cells import Cell
+    from chronolake.formatting import Cell
 
 #: Before a key column's name, in a query: columns may have any name.
 KEY: Final = "key."

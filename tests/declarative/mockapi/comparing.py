@@ -11,8 +11,7 @@ from mockapi import clock, inventing, templating
 from mockapi.answering import Served
 from mockapi.offering import Offer
 
-from chronolake.source.declarative.reading import StreamReader
-from chronolake.source.declarative.slices import Work
+from chronolake.source.declarative.stream_reader import StreamReader, Work
 
 
 @dataclass

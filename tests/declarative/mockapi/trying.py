@@ -18,13 +18,12 @@ from mockapi.offering import Offer
 
 from chronolake.errors import ChronolakeError
 from chronolake.source.declarative.api import Api
-from chronolake.source.declarative.exchange.network import Network
+from chronolake.source.declarative.connect import api_of
+from chronolake.source.declarative.http.transport import Network
 from chronolake.source.declarative.manifests.manifest import Manifest, load
 from chronolake.source.declarative.manifests.problems import Problem
-from chronolake.source.declarative.opening import api_of
-from chronolake.source.declarative.parents import chosen
-from chronolake.source.declarative.reading import StreamReader
-from chronolake.source.declarative.slices import Work
+from chronolake.source.declarative.parent_streams import chosen
+from chronolake.source.declarative.stream_reader import StreamReader, Work
 
 MANIFESTS = Path(__file__).parents[4] / "shared" / "data" / "manifests"
 #: So many slices are read of a stream that has more.

@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from chronolake.source.declarative.exchange.access import Access
-    from chronolake.source.declarative.exchange.sending import Sender
-    from chronolake.source.declarative.language.budget import HTTPAPIBudget
-    from chronolake.source.declarative.language.requests import HttpRequester
+    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.http.client import Sender
     from chronolake.source.declarative.manifests.manifest import Manifest
+    from chronolake.source.declarative.models.requests import HTTPAPIBudget, HttpRequester
 
 
 @dataclass(frozen=True)

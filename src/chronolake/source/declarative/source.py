@@ -14,16 +14,21 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.config import is_due
 from chronolake.errors import ChronolakeError
-from chronolake.rawlake import wider
-from chronolake.source.declarative.landing.comparing import Comparison
-from chronolake.source.declarative.landing.parts import Waiting, by_columns, records_of, rows_of
-from chronolake.source.declarative.landing.place import Place
-from chronolake.source.declarative.landing.run import Run
-from chronolake.source.declarative.landing.settings import Settings
-from chronolake.source.declarative.landing.slicefiles import SliceFiles, unforeseen
-from chronolake.source.declarative.manifests.configured import expect_complete
-from chronolake.source.declarative.manifests.manifest import find, load
-from chronolake.source.declarative.manifests.traits import (
+from chronolake.landing import wider
+from chronolake.source.declarative.check import findings_of, whole_of
+from chronolake.source.declarative.connect import opened
+from chronolake.source.declarative.landing.file_writer import (
+    SliceFiles,
+    Waiting,
+    by_columns,
+    records_of,
+    rows_of,
+    unforeseen,
+)
+from chronolake.source.declarative.landing.reconcile import Comparison
+from chronolake.source.declarative.landing.run import Place, Run
+from chronolake.source.declarative.landing.stream_settings import Settings
+from chronolake.source.declarative.manifests.capabilities import (
     concurrency_of,
     cursor_field_of,
     cursor_of,
@@ -31,12 +36,12 @@ from chronolake.source.declarative.manifests.traits import (
     sight_of,
     traits_of,
 )
-from chronolake.source.declarative.opening import opened
-from chronolake.source.declarative.parents import chosen, is_outdated
-from chronolake.source.declarative.reading import StreamReader
-from chronolake.source.declarative.tasks.cluster import cluster_for
-from chronolake.source.declarative.trying import findings_of, whole_of
-from chronolake.source.offered import (
+from chronolake.source.declarative.manifests.config_validation import expect_complete
+from chronolake.source.declarative.manifests.manifest import find, load
+from chronolake.source.declarative.parent_streams import chosen, is_outdated
+from chronolake.source.declarative.spark.slice_waves import cluster_for
+from chronolake.source.declarative.stream_reader import StreamReader
+from chronolake.source.protocol import (
     Census,
     Described,
     Failure,
@@ -60,10 +65,10 @@ if TYPE_CHECKING:
     from chronolake.config import DeclarativeSource, Project
     from chronolake.lake import Lake
     from chronolake.source.declarative.api import Api
-    from chronolake.source.declarative.landing.parts import Part
-    from chronolake.source.declarative.language.streams import AnyStream
+    from chronolake.source.declarative.landing.file_writer import Part
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.offered import Memory, Position
+    from chronolake.source.declarative.models.streams import AnyStream
+    from chronolake.source.protocol import Memory, Position
     from chronolake.types import Column
 
 #: Where complete reads wait, below where a stream's records wait.

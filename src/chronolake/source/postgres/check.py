@@ -13,30 +13,31 @@ from psycopg import sql
 from psycopg.errors import InsufficientPrivilege, QueryCanceled
 
 from chronolake.errors import SourceError
-from chronolake.source.offered import Finding, Level
 from chronolake.source.postgres import catalog
+from chronolake.source.postgres.catalog import identity_problems
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.encoding import reading_names
-from chronolake.source.postgres.evidence import bytes_before
-from chronolake.source.postgres.identity import identity_problems
-from chronolake.source.postgres.publication import has_gap, recovery_of, was_missing
 from chronolake.source.postgres.slot import (
     END_OF_LOG,
     HAS_FAILOVER,
     Slot,
+    bytes_before,
     confirmed,
     exists,
+    has_gap,
+    recovery_of,
+    was_missing,
     written_upto,
 )
 from chronolake.source.postgres.snapshot import oldest_transaction
+from chronolake.source.protocol import Finding, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import psycopg
 
-    from chronolake.source.postgres.catalog import SourceTable
-    from chronolake.source.postgres.identity import IdentityProblem
+    from chronolake.source.postgres.catalog import IdentityProblem, SourceTable
 
 #: From this version on, the log of a standby can be decoded.
 _DECODES_ON_STANDBY: Final = 160_000

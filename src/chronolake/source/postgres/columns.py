@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.source.postgres.forms import type_of, values_of
+from chronolake.source.postgres.value_forms import type_of, values_of
 from chronolake.types import MAX_PRECISION, Column, ColumnType, Kind, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from chronolake.source.postgres.forms import ValueForm
+    from chronolake.source.postgres.value_forms import ValueForm
 
 _KINDS: Final = {
     16: Kind.BOOLEAN,

@@ -21,8 +21,36 @@ import structlog
 from chronolake.config.pipelines import PostgresMethod, PostgresSource
 from chronolake.errors import SourceError
 from chronolake.failpoints import reach
-from chronolake.rawlake import landed_micros
-from chronolake.source.offered import (
+from chronolake.landing import landed_micros
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.catalog import identity_problems
+from chronolake.source.postgres.check import Checkup
+from chronolake.source.postgres.connection import connected, understood
+from chronolake.source.postgres.encoding import Undecodable, codec_of, converted
+from chronolake.source.postgres.initial_copy import copied
+from chronolake.source.postgres.offset import LogPosition
+from chronolake.source.postgres.pgoutput import Decoder
+from chronolake.source.postgres.replication_stream import LogStream, streaming
+from chronolake.source.postgres.selection import WantedTables
+from chronolake.source.postgres.slot import (
+    Evidence,
+    Reached,
+    Slot,
+    advance,
+    bytes_before,
+    confirmed,
+    emit,
+    is_here,
+    lag,
+    lsn_text,
+    recovery_of,
+    slot_of,
+    written_upto,
+)
+from chronolake.source.postgres.snapshot import oldest_transaction, requested_snapshot
+from chronolake.source.postgres.snapshot_source import read_whole
+from chronolake.source.postgres.table_replication import Following
+from chronolake.source.protocol import (
     CaughtUp,
     Failure,
     Finding,
@@ -34,31 +62,6 @@ from chronolake.source.offered import (
     Snapshot,
     spool_folder,
 )
-from chronolake.source.postgres import catalog
-from chronolake.source.postgres.check import Checkup
-from chronolake.source.postgres.compared import read_whole
-from chronolake.source.postgres.connection import connected, understood
-from chronolake.source.postgres.copying import copied
-from chronolake.source.postgres.encoding import Undecodable, codec_of, converted
-from chronolake.source.postgres.evidence import Evidence, Reached, bytes_before, emit
-from chronolake.source.postgres.following import Following
-from chronolake.source.postgres.identity import identity_problems
-from chronolake.source.postgres.pgoutput import Decoder
-from chronolake.source.postgres.position import LogPosition
-from chronolake.source.postgres.publication import recovery_of
-from chronolake.source.postgres.slot import (
-    Slot,
-    advance,
-    confirmed,
-    is_here,
-    lag,
-    lsn_text,
-    slot_of,
-    written_upto,
-)
-from chronolake.source.postgres.snapshot import oldest_transaction, requested_snapshot
-from chronolake.source.postgres.stream import LogStream, streaming
-from chronolake.source.postgres.wanted import WantedTables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -68,11 +71,10 @@ if TYPE_CHECKING:
 
     from chronolake.config import Project
     from chronolake.lake import Lake
-    from chronolake.source.offered import Described, Memory, Position, Reading
-    from chronolake.source.postgres.catalog import Published, SourceTable
-    from chronolake.source.postgres.following import Invalid
-    from chronolake.source.postgres.identity import IdentityProblem
+    from chronolake.source.postgres.catalog import IdentityProblem, Published, SourceTable
     from chronolake.source.postgres.snapshot import DatabaseSnapshot, SnapshotRequest
+    from chronolake.source.postgres.table_replication import Invalid
+    from chronolake.source.protocol import Described, Memory, Position, Reading
 
 log = structlog.get_logger(__name__)
 

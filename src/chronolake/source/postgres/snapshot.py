@@ -23,7 +23,7 @@ from chronolake.source.postgres.slot import lsn_number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from chronolake.source.postgres.evidence import Evidence
+    from chronolake.source.postgres.slot import Evidence
 
 log = structlog.get_logger(__name__)
 

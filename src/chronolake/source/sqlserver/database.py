@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chronolake.config import SqlServerMethod
-from chronolake.source.jdbc.database import each_table, offered_by
-from chronolake.source.jdbc.reader import JdbcReader
-from chronolake.source.offered import Sight, raw_folder
-from chronolake.source.sqlserver.captured import CapturedTable
-from chronolake.source.sqlserver.tracked import TrackedTable
+from chronolake.source.jdbc import JdbcReader, each_table, offered_by
+from chronolake.source.protocol import Sight, raw_folder
+from chronolake.source.sqlserver.cdc import CapturedTable
+from chronolake.source.sqlserver.change_tracking import TrackedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from chronolake.config import Project, SqlServerSource
     from chronolake.lake import Lake
-    from chronolake.source.jdbc.reader import Reader
-    from chronolake.source.offered import Failure, OfferedStream, Piece, Position, Snapshot
+    from chronolake.source.jdbc import Reader
+    from chronolake.source.protocol import Failure, OfferedStream, Piece, Position, Snapshot
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,31 @@
-"""The statements that SQL Server is asked, in Transact-SQL.
+"""Transact-SQL statements, and what both ways of reading a table share.
+
+The statements that SQL Server is asked, in Transact-SQL.
 
 Each is one SELECT without ORDER BY or WITH: Spark puts it into a subquery. Binary log sequence
 numbers (LSNs) are asked for, and written, in the form `0x0000002A000001230003`.
+
+What both ways of reading a table of SQL Server have in common.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from chronolake.changes import RESERVED
+from chronolake.change_set import RESERVED
+from chronolake.landing import landed_micros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from chronolake.config import SqlServerSource
+    from chronolake.landing import ObjectFolder
+    from chronolake.source.jdbc import Reader
+
 
 KEY: Final = f"{RESERVED}key_"
 START: Final = f"{RESERVED}start"
@@ -138,3 +152,55 @@ def _object(name: str) -> str:
 
 def _text(value: str) -> str:
     return "N'" + value.replace("'", "''") + "'"
+
+
+@dataclass(frozen=True)
+class TableOfRun:
+    """One table in one run of a pipeline.
+
+    Attributes:
+        spark: the session that reads.
+        reader: what reads the database.
+        pipeline: the pipeline's name.
+        name: the table's.
+        config: the database, as the configuration has it.
+        landing: where the table lands.
+    """
+
+    spark: SparkSession
+    reader: Reader
+    pipeline: str
+    name: str
+    config: SqlServerSource
+    landing: ObjectFolder
+
+    @cached_property
+    def landed_micros(self) -> int:
+        """The latest time that has landed, in microseconds since 1970; 0: none has.
+
+        It may be later than the position says: of a run that died, nothing else tells. Only who
+        gives rows a time of its own asks; changes have their commits'.
+
+        Raises:
+            SourceError: what has landed cannot be read.
+        """
+        return landed_micros(self.landing)
+
+    @property
+    def key(self) -> Sequence[str]:
+        """The columns that tell rows apart, as the configuration says."""
+        return self.config.tables[self.name].key
+
+    def all_rows(self) -> DataFrame:
+        """The table as it is."""
+        split_by = self.config.tables[self.name].split_by
+        return self.reader.table(self.spark, relation(self.name), split_by=split_by)
+
+    def query(self, statement: str) -> DataFrame:
+        """What one SELECT gives."""
+        return self.reader.query(self.spark, statement)
+
+    def asked(self, statement: str) -> list[Row]:
+        """What one SELECT gives, of a few rows."""
+        rows: list[Row] = self.query(statement).collect()
+        return rows

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.routing import Route
 
-from chronolake.look.catalog import look_up
-from chronolake.look.inside import inside
+from chronolake.inspect.catalog import look_up
+from chronolake.inspect.table_metadata import inside
 from chronolake.ui import links
-from chronolake.ui.overview import seen_of
 from chronolake.ui.pages.tables import SIGHTS
 from chronolake.ui.rendering import SYSTEM_COLUMNS, page
+from chronolake.ui.site import seen_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from chronolake.look.inside import Inside
+    from chronolake.inspect.table_metadata import Inside
     from chronolake.ui.site import Site
 
 #: At most so many snapshots, and so many partitions, are shown.

@@ -9,14 +9,13 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chronolake.cells import instant
 from chronolake.errors import BatchError, ValueRefusedError
-from chronolake.look.catalog import look_up, places
-from chronolake.look.past import differences, rows_at
+from chronolake.formatting import instant
+from chronolake.inspect.catalog import look_up, places
+from chronolake.inspect.time_travel import differences, rows_at
 from chronolake.types import now_micros
 from chronolake.ui import links
-from chronolake.ui.rendering import SYSTEM_COLUMNS, page, part
-from chronolake.ui.values import instants
+from chronolake.ui.rendering import SYSTEM_COLUMNS, instants, page, part
 
 if TYPE_CHECKING:
     from starlette.requests import Request

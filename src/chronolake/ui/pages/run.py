@@ -8,8 +8,8 @@ import orjson
 from starlette.routing import Route
 
 from chronolake.errors import SourceError
-from chronolake.look.catalog import places
-from chronolake.pipeline.observed import run
+from chronolake.inspect.catalog import places
+from chronolake.pipeline.run_history import run
 from chronolake.pipeline.runs import Status
 from chronolake.ui import links
 from chronolake.ui.pages.runs import BADGES
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from chronolake.pipeline.observed import ObservedRun
+    from chronolake.pipeline.run_history import ObservedRun
     from chronolake.ui.site import Site
 
 _LONGEST: Final = 500

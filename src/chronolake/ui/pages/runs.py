@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.routing import Route
 
 from chronolake.errors import ConfigurationError
-from chronolake.pipeline.observed import pipelines, summaries
+from chronolake.pipeline.run_history import pipelines, summaries
 from chronolake.pipeline.runs import Status
 from chronolake.ui import links
 from chronolake.ui.rendering import page, part

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from chronolake.pipeline.freshness import Freshness
     from chronolake.types import TableName
-    from chronolake.ui.overview import Seen
-    from chronolake.ui.site import Site
+    from chronolake.ui.site import Seen, Site
 
 #: How many tables stand on one page.
 PAGE: Final = 100

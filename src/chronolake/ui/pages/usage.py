@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.routing import Route
 
 from chronolake.ui import links
-from chronolake.ui.overview import MONTH
 from chronolake.ui.rendering import page, part
+from chronolake.ui.site import MONTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from chronolake.look.usage import MonthlyUsage
-    from chronolake.ui.overview import Overview, Seen
+    from chronolake.inspect.usage import MonthlyUsage
+    from chronolake.ui.site import Overview, Seen
 
 #: How many months are shown, and how many tables stand on one page.
 MONTHS: Final = 12

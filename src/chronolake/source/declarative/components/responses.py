@@ -12,9 +12,9 @@ import requests
 from requests.structures import CaseInsensitiveDict
 from requests.utils import get_encoding_from_headers
 
-from chronolake.source.declarative.exchange.answers import Answer
-from chronolake.source.declarative.exchange.requesting import Encoded
-from chronolake.source.declarative.streamslice import StreamSlice
+from chronolake.source.declarative.http.request_builder import Encoded
+from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.stream_slice import StreamSlice
 
 #: Where airbyte-cdk's own ways of paging look for the number of records that an answer had.
 _COUNT: Final = "_airbyte_extracted_record_count"

@@ -1,31 +1,83 @@
-"""One run over a stream: slices read by several threads, their records in files."""
+"""One run over a stream, its threads and its offset.
+
+How far a stream of an API is, as its checkpoint keeps it.
+
+That is its state, its columns so far, and when it was last compared with all that the API has.
+
+One run over a stream: slices read by several threads, their records in files.
+"""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
 
 from chronolake.errors import ChronolakeError
 from chronolake.failpoints import reach
-from chronolake.source.declarative.landing.place import Place
-from chronolake.source.declarative.landing.slicefiles import unforeseen
+from chronolake.source.declarative.landing.file_writer import unforeseen
+from chronolake.source.protocol import COMPARED
+from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
     from concurrent.futures import Future
 
-    from chronolake.source.declarative.exchange.access import Access
-    from chronolake.source.declarative.landing.parts import Waiting
-    from chronolake.source.declarative.landing.slicefiles import Read, SliceFiles
-    from chronolake.source.declarative.reading import StreamReader
-    from chronolake.source.declarative.slices import Work
-    from chronolake.source.declarative.tasks.cluster import Cluster
-    from chronolake.source.offered import Position
+    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.landing.file_writer import Read, SliceFiles, Waiting
+    from chronolake.source.declarative.spark.slice_waves import Cluster
+    from chronolake.source.declarative.stream_reader import StreamReader, Work
+    from chronolake.source.protocol import Position
+
+
+_STATE: Final = "state"
+_COLUMNS: Final = "columns"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a stream is.
+
+    Attributes:
+        state: its state; None: there is none.
+        types: the types of the columns that it had so far, by their names.
+        compared: the last complete comparison (`offered.COMPARED`); None: there was none.
+    """
+
+    state: Mapping[str, Any] | None = None
+    types: Mapping[str, ColumnType] = field(default_factory=dict)
+    compared: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any] | None) -> Self:
+        """What a checkpoint says; a state that another reader has stored is one, too."""
+        if not told:
+            return cls()
+        if _COLUMNS not in told:
+            return cls(told)
+        types = {name: ColumnType(Kind(kind)) for name, kind in told[_COLUMNS].items()}
+        return cls(told[_STATE], types, told.get(COMPARED))
+
+    @property
+    def compared_at(self) -> datetime | None:
+        """When the last complete comparison began."""
+        if self.compared is None:
+            return None
+        return _EPOCH + timedelta(microseconds=self.compared["at"])
+
+    def as_json(self) -> dict[str, Any]:
+        """The inverse of `of`."""
+        columns = {name: kind.kind for name, kind in self.types.items()}
+        told = {_STATE: self.state, _COLUMNS: columns}
+        return told if self.compared is None else {**told, COMPARED: dict(self.compared)}
+
 
 log = structlog.get_logger(__name__)
 

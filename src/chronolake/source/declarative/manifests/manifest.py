@@ -1,4 +1,10 @@
-"""A manifest: the streams that it describes, and everything that is wrong with it.
+"""A manifest, its streams, and everything that is wrong with it.
+
+The streams of a manifest while they are found, and what is wrong with them.
+
+The streams by which a manifest wants a connection to be tried.
+
+A manifest: the streams that it describes, and everything that is wrong with it.
 
 What a stream cannot do keeps none of the others from being read.
 """
@@ -8,40 +14,211 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from chronolake.errors import ConfigurationError
-from chronolake.source.declarative.language.budget import HTTPAPIBudget
-from chronolake.source.declarative.language.configuration import ConfigNormalizationRules
-from chronolake.source.declarative.language.custom import Origin
-from chronolake.source.declarative.language.dynamic import (
-    ConditionalStreams,
-    DynamicDeclarativeStream,
+from chronolake.humanize import did_you_mean
+from chronolake.source.declarative.manifests.problems import (
+    Problem,
+    Spot,
+    problems_in,
+    problems_of_code,
 )
-from chronolake.source.declarative.manifests.checked import check_of
-from chronolake.source.declarative.manifests.gathering import STREAM, Gathering, name_of
-from chronolake.source.declarative.manifests.inheritance import inherited
-from chronolake.source.declarative.manifests.located import (
+from chronolake.source.declarative.manifests.reference_validation import (
+    problems_of_lookups,
+    settings_of,
+)
+from chronolake.source.declarative.manifests.text_validation import problems_of_texts
+from chronolake.source.declarative.manifests.yaml_source import (
     Listed,
     Mapped,
+    Unknown,
+    inherited,
     is_unknown,
     read,
     resolved,
     unknown_in,
 )
-from chronolake.source.declarative.manifests.lookups import settings_of
-from chronolake.source.declarative.manifests.problems import Problem, Spot, problems_in
-from chronolake.source.declarative.manifests.texts import problems_of_texts
-from chronolake.spelling import did_you_mean
+from chronolake.source.declarative.models.base import Origin
+from chronolake.source.declarative.models.requests import HTTPAPIBudget
+from chronolake.source.declarative.models.spec import (
+    Check,
+    CheckDynamicStream,
+    CheckStream,
+    ConfigNormalizationRules,
+)
+from chronolake.source.declarative.models.streams import (
+    AnyStream,
+    ConditionalStreams,
+    DynamicDeclarativeStream,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from chronolake.source.declarative.language.checking import CheckDynamicStream, CheckStream
-    from chronolake.source.declarative.language.streams import AnyStream
+
+STREAM: Final[TypeAdapter[AnyStream]] = TypeAdapter(AnyStream)
+
+
+class Gathering:
+    """The streams of a manifest while they are found, and what is wrong with them.
+
+    Attributes:
+        file: the manifest.
+        allow_components: whether the connector's own Python classes may run.
+        settings: the names that a configuration can have; None: nobody knows them.
+        streams: the streams that can be read, by name.
+        problems: what is wrong.
+        unread: the streams that cannot be read for a reference that leads nowhere.
+    """
+
+    def __init__(
+        self, file: Path, *, allow_components: bool, settings: frozenset[str] | None = None
+    ) -> None:
+        self.file = file
+        self.settings = settings
+        self.allow_components = allow_components
+        self.streams: dict[str, AnyStream] = {}
+        self.problems: list[Problem] = []
+        self.unread: dict[Unknown, list[str]] = {}
+
+    def nothing(self) -> Gathering:
+        """Another one of the same manifest, with nothing found yet."""
+        return Gathering(self.file, allow_components=self.allow_components, settings=self.settings)
+
+    def lacks_nothing(self, described: Any, name: str) -> bool:
+        """Whether all references in a stream lead somewhere; if not, it is noted for `unread`."""
+        unknown = set(unknown_in(described))
+        for one in unknown:
+            self.unread.setdefault(one, []).append(name)
+        return not unknown
+
+    def of_references(self, unknown: list[Unknown]) -> list[Problem]:
+        """What is wrong with references: each once, with the streams that cannot be read for it."""
+        problems = []
+        for one in unknown:
+            names = tuple(self.unread.get(one, ()))
+            if len(names) == 1:
+                problems.append(Problem(one.line, one.path, one.message, names[0], one.hint))
+                continue
+            told = f"; for that, these cannot be read: {', '.join(names)}" if names else ""
+            message = f"{one.message}{told}"
+            problems.append(Problem(one.line, one.path, message, None, one.hint, names))
+        return problems
+
+    def may_run(self, described: Any, spot: Spot, name: str) -> bool:
+        """Whether the Python code of a stream may run, if it needs any; if not, that is wrong."""
+        refused = [] if self.allow_components else problems_of_code(described, spot, name)
+        self.problems += refused
+        return not refused
+
+    def add(self, described: Any, spot: Spot) -> None:
+        """Take a stream in, or what is wrong with it.
+
+        Args:
+            described: the stream, with what it inherits in its place.
+            spot: where it stands.
+        """
+        if not isinstance(described, Mapped):
+            if not is_unknown(described):
+                self.problems.append(spot.problem("a stream is keys and values"))
+            return
+        name = name_of(described, spot)
+        is_known = self.lacks_nothing(described, name)
+        self.problems += problems_of_texts(described, spot, name)
+        if is_known:
+            self.problems += problems_of_lookups(described, spot, name, self.settings)
+        may_run = self.may_run(described, spot, name)
+        try:
+            stream = STREAM.validate_python(described, context=Origin(self.file, name))
+        except ValidationError as failure:
+            self.problems += problems_in(failure, described, spot, name)
+            return
+        if not (may_run and is_known):
+            return
+        if not stream.name:
+            self.problems.append(spot.problem("the stream has no name", hint="Give it a `name`."))
+        elif stream.name in self.streams:
+            message = f"there are two streams {stream.name}"
+            self.problems.append(spot.problem(message, hint="Give one of them another `name`."))
+        else:
+            self.streams[stream.name] = stream
+
+
+def name_of(described: Mapped, spot: Spot) -> str:
+    """What problems call a stream: its name, or where it stands if it has none."""
+    name = described.get("name")
+    return spot.path if not name or is_unknown(name) else str(name)
+
+
+_KEY: Final = "check"
+_CONFIGS: Final = "dynamic_streams_check_configs"
+_CHECK: Final[TypeAdapter[CheckStream | CheckDynamicStream]] = TypeAdapter(Check)
+
+
+def check_of(
+    content: Mapped, templates: Collection[str]
+) -> tuple[CheckStream | CheckDynamicStream | None, list[Problem]]:
+    """What a manifest says of trying a connection, or None; and what is wrong with that.
+
+    Args:
+        content: the manifest.
+        templates: the names of its dynamic streams.
+    """
+    described = content.get(_KEY)
+    if not described:
+        return None, []
+    try:
+        found = _CHECK.validate_python(described)
+    except ValidationError as failure:
+        return None, problems_in(failure, described, Spot.of(content, (_KEY,)))
+    if isinstance(found, CheckDynamicStream):
+        return found, []
+    return found, [
+        Spot.of(content, (_KEY, _CONFIGS, number, "dynamic_stream_name")).problem(
+            f"there are no dynamic streams {one.dynamic_stream_name}",
+            hint=did_you_mean(
+                one.dynamic_stream_name, templates, f"There are: {', '.join(templates) or 'none'}."
+            ),
+        )
+        for number, one in enumerate(found.dynamic_streams_check_configs)
+        if one.dynamic_stream_name not in templates
+    ]
+
+
+def checked_streams(manifest: Manifest, wanted: Collection[str] | None) -> tuple[str, ...]:
+    """The names of the streams that tell whether a connection works.
+
+    Args:
+        manifest: the manifest, with the streams that configuration and API tell.
+        wanted: the streams that matter, or None: all of them. Of those that are made of templates
+            no others are looked at.
+
+    Returns:
+        The names, each once, also of streams that nobody knows; not of those that cannot be read,
+        which the manifest's problems tell. The first stream's if there would be none.
+    """
+    names = tuple(name for name in manifest.streams if wanted is None or name in wanted)
+    check = manifest.check
+    if isinstance(check, CheckDynamicStream):
+        return names[: max(check.stream_count, 0)] if check.use_check_availability else ()
+    if check is None:
+        return names[:1]
+    told = {problem.stream for problem in manifest.problems}
+    found = [
+        name
+        for name in check.stream_names
+        if name in manifest.streams or (name not in told and manifest.is_whole)
+    ]
+    for one in check.dynamic_streams_check_configs:
+        made = manifest.generated.get(one.dynamic_stream_name, ())
+        found += islice((name for name in made if name in names), one.stream_count)
+    return tuple(dict.fromkeys(found)) or names[:1]
+
 
 #: The manifest's name in a folder or a package.
 FILE_NAME: Final = "manifest.yaml"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.source.declarative.language.custom import RUNNABLE
-from chronolake.source.declarative.manifests.located import is_unknown, line_of, value_of
+from chronolake.humanize import did_you_mean
+from chronolake.source.declarative.manifests.yaml_source import is_unknown, line_of, value_of
+from chronolake.source.declarative.models.base import RUNNABLE
 from chronolake.source.declarative.templating.templates import is_template, shown
-from chronolake.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -14,8 +14,8 @@ from functools import lru_cache, partial
 from typing import Any, assert_never
 
 from chronolake.source.declarative.components.responses import slice_seen
-from chronolake.source.declarative.language.custom import CustomTransformation
-from chronolake.source.declarative.language.records import (
+from chronolake.source.declarative.models.base import CustomTransformation
+from chronolake.source.declarative.models.records import (
     AddedFieldDefinition,
     AddFields,
     DpathFlattenFields,
@@ -26,7 +26,7 @@ from chronolake.source.declarative.language.records import (
     RemoveFields,
     Transformation,
 )
-from chronolake.source.declarative.records.fieldpaths import (
+from chronolake.source.declarative.records.field_paths import (
     MISSING,
     is_pattern,
     only_value,

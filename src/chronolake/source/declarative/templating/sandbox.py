@@ -1,4 +1,8 @@
-"""Where templates run: a manifest is input, so none of them may fill the machine or hold it up.
+"""The sandbox in which templates are evaluated.
+
+What a template's text says, before it is evaluated.
+
+Where templates run: a manifest is input, so none of them may fill the machine or hold it up.
 
 Jinja's own sandbox keeps a template from Python's insides, and so from files. What it lets through
 is measured here: each call, filter, operator and round of a loop is a step, and what they make has
@@ -11,6 +15,8 @@ A template can read what it is given and not change it: others have the same val
 from __future__ import annotations
 
 import re
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
@@ -35,11 +41,33 @@ from chronolake.source.declarative.templating.macros import (
     regex_search,
     sanitize_url,
 )
-from chronolake.source.declarative.templating.syntax import parsed
 from chronolake.source.declarative.templating.times import expect_narrow
 
 if TYPE_CHECKING:
     from jinja2.environment import Template
+
+
+#: What is warned of is a matter of the whole process.
+_reading = threading.Lock()
+
+
+def parsed(environment: SandboxedEnvironment, text: str) -> nodes.Template:
+    """What a template says.
+
+    Python warns of escapes in it that are none, as regular expressions have them: nobody who reads
+    a manifest can do anything about that, and where warnings are errors it could not be read.
+
+    Args:
+        environment: whose syntax it has.
+        text: the template.
+
+    Raises:
+        jinja2.TemplateSyntaxError: it is none.
+    """
+    with _reading, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return environment.parse(text)
+
 
 #: Steps and bytes that one evaluation is allowed, and the bytes an element is worth.
 STEPS = 1_000_000

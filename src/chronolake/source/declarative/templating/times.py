@@ -1,9 +1,13 @@
-"""Moments as a manifest's formats spell them.
+"""Times and durations in a manifest's formats.
+
+Moments as a manifest's formats spell them.
 
 A format is one of strptime's and strftime's, or one of four that stand alone: `%s` (seconds since
 1970), `%s_as_float`, `%ms` and `%epoch_microseconds`. `%_ms` within a format is a fraction of three
 digits when printed, of one to six when read. A format that ends its time with an offset in digits
 (`+02:00`) has that offset. A moment without any offset is one in UTC.
+
+Spans of time that a manifest spells in ISO 8601, in seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import lru_cache, partial
+
+from chronolake.durations import iso_duration
+from chronolake.errors import ConfigurationError
 
 Value = str | int | float
 _Read = Callable[[Value], int | None]
@@ -406,3 +413,32 @@ def _minutes(layout: _Layout) -> dict[str, int]:
 
 def _seconds(suffix: str) -> dict[str, int]:
     return {f":{second:02d}{suffix}": second * _SECOND for second in range(60)}
+
+
+def seconds_of(text: str, where: str, *, none: bool = False) -> float:
+    """The seconds of a span; months and years are as long as the next ones are.
+
+    Args:
+        text: e.g. PT1M.
+        where: whose span it is, for the error.
+        none: whether it may be empty.
+
+    Raises:
+        ConfigurationError: it is no span, or an empty one where it may not be.
+    """
+    try:
+        span = iso_duration(text)
+        if not isinstance(span, timedelta):
+            span = span.totimedelta(start=datetime.now(UTC))
+        seconds = float(span.total_seconds())
+    except (ValueError, OverflowError) as error:
+        raise _no_span(text, where) from error
+    if seconds < 0 or (seconds == 0 and not none):
+        raise _no_span(text, where)
+    return seconds
+
+
+def _no_span(text: str, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{text!r} of {where} is no span of time.", hint="Give one in ISO 8601, e.g. PT1M."
+    )

@@ -1,0 +1,198 @@
+"""What decoding a file yields: pieces, each some consecutive rows in the columns' final types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.change_set import Op
+from chronolake.errors import MalformedFileError, ValueRefusedError
+from chronolake.formatting import EXAMPLES
+from chronolake.parsing.columns import EMPTY_IS_VALUE, CellRefusedError, typed
+from chronolake.types import START
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Collection, Iterable, Sequence
+
+    from chronolake.batch_files.files import BatchFile
+    from chronolake.types import Column
+
+_WIDEN: Final = "Give the column a wider type with AlterTable, or mend the value at the source."
+_MEND_TEXT: Final = "Write text in UTF-8; what is not text belongs into a column of type BINARY."
+_MEND_TIME: Final = (
+    "Every version needs its start, its end and whether it is active; a delete needs its end, and "
+    "an earliest start its start."
+)
+_MEND_KEY: Final = (
+    "Write the value of the key; NULL has its marker, and an empty text is a value of texts only."
+)
+_MEND_MARK: Final = (
+    "Send the value: only update files leave cells unmodified, and never those of a key or a time."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of one file.
+
+    Attributes:
+        rows: how many.
+        arrays: by column name, in the column's Arrow type; a column that the file lacks is absent.
+        unmodified: by column name, true where the cell keeps the stored value; absent: nowhere.
+    """
+
+    rows: int
+    arrays: dict[str, pa.Array]
+    unmodified: dict[str, pa.Array] = field(default_factory=dict)
+
+
+def present(
+    names: Sequence[str],
+    columns: Sequence[Column],
+    required: Iterable[str],
+    file: BatchFile,
+) -> dict[int, Column]:
+    """The wanted columns that a file has, by their place among the file's columns.
+
+    Raises:
+        MalformedFileError: a name stands twice, or a required column is absent.
+    """
+    places: dict[str, int] = {}
+    for place, name in enumerate(names):
+        if name in places:
+            raise MalformedFileError(
+                "The file has two columns of the same name.",
+                hint="Write each column once.",
+                file=file.path,
+                column=name,
+            )
+        places[name] = place
+    absent = sorted(set(required) - set(places))
+    if absent:
+        more = f" It lacks {len(absent)} of them." if len(absent) > 1 else ""
+        needed = "every column that the request lists"
+        if file.op in {Op.EARLIEST, Op.DELETE}:
+            needed = ", ".join(sorted(required))
+        raise MalformedFileError(
+            f"The file lacks a column that a file of its kind must have.{more}",
+            hint=f"Write {needed}; names are told apart by case.",
+            file=file.path,
+            column=absent[0],
+        )
+    return {places[column.name]: column for column in columns if column.name in places}
+
+
+def refused(
+    file: BatchFile, row: int, column: Column, reason: str, *, hint: str
+) -> ValueRefusedError:
+    """The error for a cell that does not fit its column.
+
+    Args:
+        file: where it stands.
+        row: its row in the file, from 1.
+        column: its column.
+        reason: why, without the value.
+        hint: what to do.
+    """
+    return ValueRefusedError(
+        f"A cell does not fit its column of type {column.type}: {reason}.",
+        hint=hint,
+        file=file.path,
+        row=row,
+        column=column.name,
+    )
+
+
+def of_text(
+    texts: pa.Array, column: Column, file: BatchFile, rows: int, tally: Counter[str]
+) -> pa.Array:
+    """Cell texts as an array of their column's Arrow type.
+
+    Args:
+        texts: as of `texts.columns.typed`. An empty text is NULL unless the column holds text or
+            bytes, and is refused in a key: as NULL, it would make one record of several.
+        column: their column.
+        file: where they stand.
+        rows: how many rows the file has before them.
+        tally: counts what was adjusted.
+
+    Raises:
+        ValueRefusedError: the first cell that does not fit.
+    """
+    if column.primary_key and column.name != START and column.type.kind not in EMPTY_IS_VALUE:
+        at = pc.index(texts, pa.scalar(b"", pa.binary()).cast(texts.type)).as_py()
+        if at >= 0:
+            reason = "it is empty, and the column is one of the key"
+            raise refused(file, rows + at + 1, column, reason, hint=_MEND_KEY)
+    cell: CellRefusedError
+    try:
+        return typed(texts, column.type, tally)
+    except CellRefusedError as error:
+        cell = error
+    raise _refused_cell(file, rows, column, cell)
+
+
+def _refused_cell(
+    file: BatchFile, rows: int, column: Column, cell: CellRefusedError
+) -> ValueRefusedError:
+    example = EXAMPLES.get(column.type.kind)
+    hint = _MEND_TEXT
+    if cell.is_too_great:
+        hint = _WIDEN
+    elif example is not None:
+        hint = (
+            f"Write it like {example}. If the column has other values, make it a STRING with "
+            "AlterTable."
+        )
+    return refused(file, rows + cell.index + 1, column, cell.reason, hint=hint)
+
+
+def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> ValueRefusedError:
+    """The error for an unmodified marker in a place where it has no meaning."""
+    reason = f"it is the unmodified marker, {where}"
+    return refused(file, row, column, reason, hint=_MEND_MARK)
+
+
+def expect_cells(
+    piece: Piece,
+    columns: Iterable[Column],
+    file: BatchFile,
+    rows: int,
+    *,
+    times: Collection[str],
+    may_keep_times: bool,
+) -> None:
+    """Refuse rows whose record or time is unknown: nothing could be done with them.
+
+    Args:
+        piece: some rows of a file.
+        columns: the columns; the cells of those of the key may be null, but not unmodified.
+        file: which file.
+        rows: how many rows it has before them.
+        times: names of columns in which no cell may be null.
+        may_keep_times: whether these may be unmodified, if they are not of the key.
+
+    Raises:
+        ValueRefusedError: there is one.
+    """
+    for column in columns:
+        name = column.name
+        is_time = name in times
+        unmodified = piece.unmodified.get(name)
+        if unmodified is not None and (column.primary_key or (is_time and not may_keep_times)):
+            at = pc.index(unmodified, True).as_py()
+            if at >= 0:
+                where = "in a key" if column.primary_key else "in a version's time"
+                raise refused_mark(file, rows + at + 1, column, where)
+        if is_time and piece.arrays[name].null_count:
+            is_null = pc.is_null(piece.arrays[name])
+            if unmodified is not None:
+                # An unmodified cell holds no value, but stands for one.
+                is_null = pc.and_not(is_null, pc.fill_null(unmodified, False))
+            at = pc.index(is_null, True).as_py()
+            if at >= 0:
+                raise refused(file, rows + at + 1, column, "it is null", hint=_MEND_TIME)

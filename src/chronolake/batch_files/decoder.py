@@ -1,0 +1,256 @@
+"""One batch file to Arrow record batches of the change set."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field
+from threading import Condition
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.batch_files import csv_file, parquet_file
+from chronolake.batch_files.csv_file import Block, CsvFile
+from chronolake.batch_files.decoded_rows import expect_cells
+from chronolake.batch_files.executor_errors import logged
+from chronolake.batch_files.files import opened
+from chronolake.change_set import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIFIED, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+
+    from chronolake.batch_files.decoded_rows import Piece
+    from chronolake.batch_files.files import BatchFile, FileForm
+    from chronolake.types import Column
+
+    Remark = Callable[[str, dict[str, Any]], None]
+
+#: At most so many rows go to the JVM at once.
+ROWS_PER_BATCH: Final = 32_768
+#: So many items of a stage are made before the next stage asks for them,
+_AHEAD: Final = 3
+#: but none more while those that are made, and the one in use, take so many bytes.
+_BYTES_AHEAD: Final = 32 << 20
+#: The operations whose rows only name a record and a time: their other cells mean nothing.
+_NAMING: Final = frozenset({Op.EARLIEST, Op.DELETE})
+_WORDS: Final = pa.list_(pa.int64())
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the files of a request are read.
+
+    Attributes:
+        form: how they are written.
+        columns: the change set's data columns, in order.
+        required: by operation, the columns that its files must have.
+        table: `schema.table`, for the log.
+        batch: the batch's identity, for the log.
+        block_size: about how many bytes of CSV are parsed at once.
+        times: by operation, those of the required columns in which no cell may be null.
+        may_keep_times: whether update rows may leave these as they are.
+    """
+
+    form: FileForm
+    columns: tuple[Column, ...]
+    required: Mapping[Op, frozenset[str]]
+    table: str
+    batch: str
+    block_size: int = csv_file.BLOCK_SIZE
+    times: Mapping[Op, frozenset[str]] = field(default_factory=dict)
+    may_keep_times: bool = False
+
+
+def decoded(
+    file: BatchFile, ordinal: int, reading: Reading, *, remark: Remark = logged
+) -> Iterator[pa.RecordBatch]:
+    """The change set's rows of one file.
+
+    Args:
+        file: which one.
+        ordinal: its place among the request's files, from 0.
+        reading: how to read it.
+        remark: is told of what was odd but no error, by counts.
+
+    Raises:
+        BatchFileError: the file cannot be read; its place names file, row and column.
+    """
+    tallies = {column.name: Counter[str]() for column in reading.columns}
+    times = reading.times.get(file.op, frozenset())
+    row = ordinal * ROWS_PER_FILE
+    with closing(_pieces(file, reading, tallies, remark)) as pieces:
+        for piece in pieces:
+            expect_cells(
+                piece,
+                reading.columns,
+                file,
+                row - ordinal * ROWS_PER_FILE,
+                times=times,
+                may_keep_times=reading.may_keep_times and file.op is Op.UPDATE,
+            )
+            rows = _rows(piece, file.op, row, reading.columns)
+            row += piece.rows
+            for start in range(0, rows.num_rows, ROWS_PER_BATCH):
+                yield rows.slice(start, ROWS_PER_BATCH)
+            # It may be large, and the next one is made now.
+            del piece, rows
+    place = {"table": reading.table, "batch": reading.batch, "file": file.path}
+    for column, tally in tallies.items():
+        if tally:
+            remark("batch_file_values_adjusted", {**place, "column": column, **tally})
+
+
+def _pieces(
+    file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]], remark: Remark
+) -> Generator[Piece, None, None]:
+    required = reading.required.get(file.op, frozenset())
+    columns = reading.columns
+    if required and file.op in _NAMING:
+        columns = tuple(column for column in columns if column.name in required)
+    if reading.form.format == "parquet":
+        yield from parquet_file.pieces(
+            file, reading.form, columns=columns, required=required, tallies=tallies
+        )
+        return
+    csv = CsvFile(file, reading.form, columns, required, tallies)
+    # Closed in this order, and never left to the garbage collector: that may run in any thread,
+    # and closing waits for the thread that works ahead.
+    with (
+        opened(file, reading.form) as plain,
+        closing(
+            ahead(
+                csv.surveyed(csv_file.blocks(plain.read, size=reading.block_size)),
+                weigh=_bytes_of_block,
+            )
+        ) as blocks,
+        closing(ahead(csv.pieces(blocks), weigh=_bytes_of_piece)) as pieces,
+    ):
+        yield from pieces
+    if not csv.begun:
+        place = {"table": reading.table, "batch": reading.batch, "file": file.path}
+        remark("batch_file_without_header", place)
+
+
+def _bytes_of_block(block: Block) -> int:
+    return len(block.content)
+
+
+def _bytes_of_piece(piece: Piece) -> int:
+    return sum(array.nbytes for array in piece.arrays.values())
+
+
+def ahead(
+    items: Iterable[T], *, weigh: Callable[[T], int] = lambda _: 0
+) -> Generator[T, None, None]:
+    """The same items, the next ones made by a thread while this one is used.
+
+    Closing this iterator waits for the item in the making and closes `items`.
+
+    Args:
+        items: what is made by the thread.
+        weigh: an item's bytes: where they are many, fewer items are made ahead.
+
+    Raises:
+        Exception: whatever `items` raises, after the items before.
+    """
+    source = iter(items)
+    changed = Condition()
+    made: deque[tuple[T, int]] = deque()
+    held, is_over, is_wanted = 0, False, True
+
+    def make() -> None:
+        nonlocal held, is_over
+        try:
+            for item in source:
+                with changed:
+                    made.append((item, weight := weigh(item)))
+                    held += weight
+                    changed.notify_all()
+                    del item
+                    changed.wait_for(has_room)
+                    if not is_wanted:
+                        return
+        finally:
+            with changed:
+                is_over = True
+                changed.notify_all()
+
+    def has_room() -> bool:
+        return not is_wanted or (len(made) < _AHEAD and held <= _BYTES_AHEAD)
+
+    with ThreadPoolExecutor(1) as thread:
+        making = thread.submit(make)
+        try:
+            while True:
+                with changed:
+                    changed.wait_for(lambda: made or is_over)
+                    if not made:
+                        break
+                    item, weight = made.popleft()
+                    changed.notify_all()
+                yield item
+                del item
+                with changed:
+                    held -= weight
+                    changed.notify_all()
+            making.result()
+        finally:
+            # Wait, so that the source is idle when it is closed.
+            with changed:
+                is_wanted = False
+                changed.notify_all()
+            wait([making])
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()
+
+
+def _rows(piece: Piece, op: Op, first: int, columns: Iterable[Column]) -> pa.RecordBatch:
+    """A piece with the change set's own columns before it; absent columns are null."""
+    arrays: dict[str, pa.Array] = {
+        OP: pa.array(np.full(piece.rows, int(op), dtype=np.int32)),
+        SEQ: pa.array(np.arange(first, first + piece.rows, dtype=np.int64)),
+        UNMODIFIED: _words(piece, [column.name for column in columns]),
+    }
+    data = [
+        piece.arrays[column.name]
+        if column.name in piece.arrays
+        else pa.nulls(piece.rows, column.type.arrow)
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(
+        [*arrays.values(), *data], names=[*arrays, *(column.name for column in columns)]
+    )
+
+
+def _words(piece: Piece, names: list[str]) -> pa.Array:
+    """Bit words of the unmodified cells; null for rows that have none."""
+    words = -(-len(names) // BITS_PER_WORD)
+    bits: dict[int, np.ndarray] = {}
+    for index, name in enumerate(names):
+        mask = piece.unmodified.get(name)
+        if mask is None:
+            continue
+        flags = pc.fill_null(mask, False).to_numpy(zero_copy_only=False).astype(np.uint64)
+        word = bits.setdefault(index // BITS_PER_WORD, np.zeros(piece.rows, dtype=np.uint64))
+        word |= flags << np.uint64(index % BITS_PER_WORD)
+    if not bits:
+        return pa.nulls(piece.rows, _WORDS)
+    matrix = np.zeros((piece.rows, words), dtype=np.uint64)
+    for index, word in bits.items():
+        matrix[:, index] = word
+    some = matrix.any(axis=1)
+    lengths = np.where(some, words, 0)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets),
+        pa.array(matrix[some].reshape(-1).view(np.int64)),
+        type=_WORDS,
+        mask=pa.array(~some),
+    )

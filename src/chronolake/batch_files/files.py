@@ -1,0 +1,376 @@
+"""A batch file: its form as requested, opening it, decrypting and decompressing it as a stream.
+
+What a request says about its batch files: where they are, and in what form.
+
+Sources: `seeds/destination-connector.txt` ("Batch files", "WriteBatchRequest").
+
+Opening a batch file, and only where batch files may lie.
+
+The plain content of a batch file, as a stream: decrypted, then decompressed, never on disk.
+
+AES-256 in CBC mode with PKCS#7 padding; the first 16 bytes of a file are the initialisation vector
+(`seeds/destination-connector.txt`, "Encryption"). Memory stays below a few MiB, plus the window of
+a zstd frame (at most 128 MiB, zstd's own default limit).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Protocol, Self, cast
+
+import pyarrow as pa
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from chronolake.errors import DecompressionError, DecryptionError, FileAccessError, RefusedPathError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from chronolake.change_set import Op
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """One file of a request.
+
+    Attributes:
+        path: as the request spelled it; errors name the file by it.
+        op: the list of the request that it stood in.
+        key: the 32 bytes that decrypt it, or None. Never shown.
+        root: real path of the folder that the file must lie in when it is opened, or None.
+    """
+
+    path: str
+    op: Op
+    key: bytes | None = field(default=None, repr=False)
+    root: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """How all files of a request are written.
+
+    Attributes:
+        format: `csv` or `parquet`.
+        compression: `off`, `zstd` or `gzip`, under the encryption.
+        encrypted: whether AES-256-CBC lies around the file.
+        null_string: the cell text that means NULL, in every kind of file.
+        unmodified_string: the cell text that means "keep the stored value", in update files.
+            Empty: there is no such text.
+    """
+
+    format: Literal["csv", "parquet"]
+    compression: Literal["off", "zstd", "gzip"]
+    encrypted: bool
+    null_string: str
+    unmodified_string: str
+
+
+# Linux opens a folder with O_PATH even where its entries may not be listed.
+_FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+# Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
+_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_LINK: Final = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+
+
+def open_file(path: str, root: str | None) -> BinaryIO:
+    """Open a batch file for reading, unbuffered.
+
+    With a root, the real path is found first, free of links and `..`; then every folder below the
+    root is opened from the one above it, following no link. Whoever swaps a folder for a link in
+    between is refused as well.
+
+    Args:
+        path: as the request spelled it.
+        root: real path of the folder that the file must lie in, or None: it may lie anywhere.
+
+    Raises:
+        RefusedPathError: the file lies outside the root, or is no regular file.
+        FileAccessError: there is no such file, or it cannot be opened.
+    """
+    try:
+        number = os.open(path, _FILE) if root is None else _open_below(path, root)
+    except (OSError, ValueError) as error:
+        # Not chained: the operating system's words hold the path that links lead to.
+        raise _unreadable(path, error) from None
+    try:
+        regular = stat.S_ISREG(os.fstat(number).st_mode)
+    except OSError as error:
+        os.close(number)
+        raise _unreadable(path, error) from None
+    if not regular:
+        os.close(number)
+        raise RefusedPathError(
+            "The path of a batch file is not a file.", hint="Name a regular file.", file=path
+        )
+    return cast("BinaryIO", os.fdopen(number, "rb", buffering=0))
+
+
+def _open_below(path: str, root: str) -> int:
+    # Not strict, so that nobody learns whether a file outside the root exists.
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(root) or real == Path(root):
+        raise _outside(path)
+    parts = real.relative_to(root).parts
+    try:
+        return _walk(root, parts)
+    except OSError as error:
+        if error.errno in _LINK:
+            raise _outside(path) from None
+        raise
+
+
+def _walk(root: str, parts: Sequence[str]) -> int:
+    folder = os.open(root, _FOLDER)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        return os.open(parts[-1], _FILE | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _outside(path: str) -> RefusedPathError:
+    return RefusedPathError(
+        "The file lies outside the folder that batch files may lie in.",
+        hint="Write batch files below the server's --files-root, or start it with another.",
+        file=path,
+    )
+
+
+def _unreadable(path: str, error: Exception) -> FileAccessError:
+    reason = getattr(error, "strerror", None) or "the path is not one"
+    return FileAccessError(
+        f"The batch file cannot be read: {reason}.",
+        hint="Keep batch files where the server can read them until the request is answered.",
+        file=path,
+    )
+
+
+BLOCK: Final = 16
+KEY_LENGTH: Final = 32
+_STEP: Final = 1 << 20
+
+
+class Plain(Protocol):
+    """A stream of plain bytes: fewer than asked for come only at the end."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next `size` bytes.
+
+        Raises:
+            BatchFileError: the content cannot be had.
+        """
+        ...
+
+
+@contextmanager
+def opened(file: BatchFile, form: FileForm) -> Iterator[Plain]:
+    """The plain content of `file`.
+
+    The end of an encrypted file is looked at first, so that a wrong key or a file cut short is
+    found before anything is parsed.
+
+    Raises:
+        FileAccessError: the file cannot be opened or read.
+        DecryptionError: no key, an impossible key, a wrong key, or a file cut short.
+        DecompressionError: while reading: not one or more whole streams of the compression.
+    """
+    with open_file(file.path, file.root) as raw:
+        source: _Ciphertext | _Clear = (
+            _Ciphertext(raw, file) if form.encrypted else _Clear(raw, file)
+        )
+        if form.compression == "off":
+            yield source
+            return
+        if source.length == 0:
+            raise _not_compressed(file, form)
+        with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), form.compression) as inner:
+            yield _Decompressed(inner, file, form)
+
+
+def _read_failed(file: BatchFile, error: OSError) -> FileAccessError:
+    return FileAccessError(
+        f"The batch file cannot be read: {error.strerror or 'the device failed'}.",
+        hint="Send the batch again once the file can be read.",
+        file=file.path,
+    )
+
+
+def _fill(raw: BinaryIO, size: int, file: BatchFile) -> bytes:
+    """Exactly `size` bytes, or all that are left."""
+    parts: list[bytes] = []
+    try:
+        while size > 0 and (part := raw.read(size)):
+            parts.append(part)
+            size -= len(part)
+    except OSError as error:
+        raise _read_failed(file, error) from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _Source:
+    """What PyArrow wants of a Python file."""
+
+    closed: bool = False
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Clear(_Source):
+    """A file that is not encrypted."""
+
+    def __init__(self, raw: BinaryIO, file: BatchFile) -> None:
+        self._raw = raw
+        self._file = file
+        self.length = _length(raw, file)
+
+    def read(self, size: int = _STEP) -> bytes:
+        return _fill(self._raw, size, self._file)
+
+
+class _Ciphertext(_Source):
+    """A file that is encrypted; `length` counts its plain bytes."""
+
+    def __init__(self, raw: BinaryIO, file: BatchFile) -> None:
+        self._raw = raw
+        self._file = file
+        key = _key(file)
+        whole = _length(raw, file)
+        if whole < 2 * BLOCK or whole % BLOCK:
+            raise DecryptionError(
+                f"The file has {whole} bytes, which cannot be an initialisation vector and whole "
+                f"blocks of {BLOCK} bytes.",
+                hint="It was cut short, or it is not encrypted.",
+                file=file.path,
+            )
+        raw.seek(whole - 2 * BLOCK)
+        tail = _fill(raw, 2 * BLOCK, file)
+        self.length = whole - BLOCK - self._padding(key, tail)
+        raw.seek(0)
+        self._left = self.length
+        self._ready = memoryview(b"")
+        self._decryptor = Cipher(
+            algorithms.AES(key), modes.CBC(_fill(raw, BLOCK, file))
+        ).decryptor()
+
+    def _padding(self, key: bytes, tail: bytes) -> int:
+        """The length of the padding, from the last two blocks: in CBC mode they suffice."""
+        last = Cipher(algorithms.AES(key), modes.CBC(tail[:BLOCK])).decryptor().update(tail[BLOCK:])
+        count = last[-1]
+        if not 1 <= count <= BLOCK or last[-count:] != bytes([count]) * count:
+            raise DecryptionError(
+                "The file does not decrypt with its key.",
+                hint="The key belongs to another file, or the file was cut short or changed.",
+                file=self._file.path,
+            )
+        return count
+
+    def read(self, size: int = _STEP) -> bytes:
+        if len(self._ready) >= size:
+            taken, self._ready = self._ready[:size], self._ready[size:]
+            return bytes(taken)
+        parts: list[bytes | memoryview] = [self._ready]
+        missing = size - len(self._ready)
+        self._ready = memoryview(b"")
+        while missing > 0 and self._left > 0:
+            plain = memoryview(self._decrypted(max(missing, _STEP)))
+            parts.append(plain[:missing])
+            self._ready = plain[missing:]
+            missing -= len(plain)
+        return b"".join(parts)
+
+    def _decrypted(self, size: int) -> memoryview:
+        wanted = -(-size // BLOCK) * BLOCK
+        sealed = _fill(self._raw, wanted, self._file)
+        if not sealed or len(sealed) % BLOCK:
+            raise DecryptionError(
+                "The file became shorter while it was read.",
+                hint="Leave a batch's files alone until the batch is answered.",
+                file=self._file.path,
+            )
+        plain = memoryview(self._decryptor.update(sealed))[: self._left]
+        self._left -= len(plain)
+        return plain
+
+
+def _key(file: BatchFile) -> bytes:
+    if not file.key:
+        raise DecryptionError(
+            "The request has no key for the file.",
+            hint="Keys are looked up by the path exactly as the file lists spell it.",
+            file=file.path,
+        )
+    if len(file.key) != KEY_LENGTH:
+        raise DecryptionError(
+            f"The file's key has {len(file.key)} bytes; AES-256 takes {KEY_LENGTH}.",
+            hint="Send the key as bytes, neither Base64 nor hexadecimal digits.",
+            file=file.path,
+        )
+    return file.key
+
+
+def _length(raw: BinaryIO, file: BatchFile) -> int:
+    try:
+        return os.fstat(raw.fileno()).st_size
+    except OSError as error:
+        raise _read_failed(file, error) from None
+
+
+class _Decompressed:
+    """A compressed stream; whole frames (members) one after the other, and nothing else."""
+
+    def __init__(self, inner: pa.CompressedInputStream, file: BatchFile, form: FileForm) -> None:
+        self._inner = inner
+        self._file = file
+        self._form = form
+
+    def read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        broken = False
+        while size > 0 and not broken:
+            try:
+                part = self._inner.read(size)
+            except (pa.ArrowException, OSError):
+                # Not chained: the library's words may quote content.
+                broken = True
+            else:
+                if not part:
+                    break
+                parts.append(part)
+                size -= len(part)
+        if broken:
+            raise _not_compressed(self._file, self._form)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _not_compressed(file: BatchFile, form: FileForm) -> DecompressionError:
+    key = ", or the key is wrong" if form.encrypted else ""
+    return DecompressionError(
+        f"The content is not one whole {form.compression} stream.",
+        hint=f"It was cut short or changed, it has another compression{key}.",
+        file=file.path,
+    )

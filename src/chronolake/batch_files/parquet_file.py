@@ -1,0 +1,374 @@
+"""Parquet batch files to typed columns.
+
+Parquet needs random access, so an encrypted or compressed file is held in memory, up to a limit;
+a file that is neither is read in place. Rows are decoded a few thousand at a time, fewer where they
+are large. A dictionary of large values is written out for a few rows at a time: a file of some
+kilobytes may stand for gigabytes.
+
+Values have the types of `seeds/destination-connector.txt` ("Data types mapping"): times and dates
+come as text. Real timestamps, dates and times of day are taken as well. A column of text is read
+like CSV cells, whatever its kind, so that the null and unmodified markers can stand in any column;
+only bytes are never written as text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet as pq
+
+from chronolake.batch_files.decoded_rows import Piece, of_text, present, refused, refused_mark
+from chronolake.batch_files.files import open_file, opened
+from chronolake.change_set import Op
+from chronolake.errors import MalformedFileError, OversizeError
+from chronolake.parsing.columns import bounded, direct, settled, spelled
+from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from chronolake.batch_files.files import BatchFile, FileForm, Plain
+    from chronolake.types import Column, ColumnType
+
+#: The most plain bytes of an encrypted or compressed Parquet file that are held in memory.
+CONTENT_LIMIT: Final = 128 << 20
+ROWS_AT_ONCE: Final = 16_384
+#: Rows that are decoded together take about so many bytes at most.
+BYTES_AT_ONCE: Final = 16 << 20
+_STEP: Final = 1 << 20
+#: A value of a dictionary that is longer is not written out in as many rows as may be.
+_LARGE: Final = BYTES_AT_ONCE // ROWS_AT_ONCE
+#: A file that is read in place is read in steps of so many bytes, for each column.
+_BUFFER: Final = 64 << 10
+
+_INTEGERS: Final = {
+    Kind.SHORT: {pa.int8(), pa.int16(), pa.int32()},
+    Kind.INT: {pa.int8(), pa.int16(), pa.int32()},
+    Kind.LONG: {pa.int8(), pa.int16(), pa.int32(), pa.int64()},
+}
+_WORDS: Final = {
+    Kind.BOOLEAN: "a boolean",
+    Kind.SHORT: "INT32",
+    Kind.INT: "INT32",
+    Kind.LONG: "INT64",
+    Kind.FLOAT: "float",
+    Kind.DOUBLE: "double",
+    Kind.DECIMAL: "a decimal",
+    Kind.NAIVE_DATE: "text or a date",
+    Kind.NAIVE_DATETIME: "text or a timestamp",
+    Kind.UTC_DATETIME: "text or a timestamp",
+    Kind.NAIVE_TIME: "text or a time of day",
+    Kind.BINARY: "bytes",
+}
+
+
+def pieces(
+    file: BatchFile,
+    form: FileForm,
+    *,
+    columns: Sequence[Column],
+    required: frozenset[str],
+    tallies: dict[str, Counter[str]],
+) -> Iterator[Piece]:
+    """The file's rows.
+
+    Args:
+        file: which one.
+        form: its markers, and whether it can be read in place.
+        columns: the wanted columns.
+        required: names of the columns that it must have.
+        tallies: by column name, what was adjusted; filled while pieces are taken.
+
+    Raises:
+        MalformedFileError: no Parquet, a missing column, a column of another type.
+        OversizeError: a file that has to be held as a whole, and is too large for that.
+        ValueRefusedError: a value that does not fit its column.
+        BatchFileError: the content cannot be had.
+    """
+    reading = _ParquetFile(file, form, columns, required, tallies)
+    if form.compression == "off" and not form.encrypted:
+        with open_file(file.path, file.root) as raw, pa.PythonFile(raw, mode="r") as source:
+            yield from reading.pieces(source)
+    else:
+        with opened(file, form) as plain, pa.BufferReader(_content(file, plain)) as source:
+            yield from reading.pieces(source)
+
+
+def _content(file: BatchFile, plain: Plain) -> bytearray:
+    content = bytearray()
+    while step := plain.read(_STEP):
+        content += step
+        if len(content) > CONTENT_LIMIT:
+            raise OversizeError(
+                f"The Parquet file has more than {CONTENT_LIMIT >> 20} MiB of plain content, the "
+                "most that is held in memory.",
+                hint="Send smaller files, or Parquet files without encryption and compression "
+                "around them.",
+                file=file.path,
+            )
+    return content
+
+
+@dataclass
+class _ParquetFile:
+    """One Parquet file while it is decoded."""
+
+    file: BatchFile
+    form: FileForm
+    columns: Sequence[Column]
+    required: frozenset[str]
+    tallies: dict[str, Counter[str]]
+    _rows: int = 0
+
+    def pieces(self, source: pa.NativeFile) -> Iterator[Piece]:
+        whole = self._attempt(lambda: pq.ParquetFile(source, pre_buffer=False))
+        wanted = present(whole.schema_arrow.names, self.columns, self.required, self.file)
+        names = [column.name for column in wanted.values()]
+        octets = [name for name in names if _is_octets(whole.schema_arrow.field(name).type)]
+        for number in range(whole.num_row_groups):
+            group = _RowGroup(source, whole.metadata, number, names)
+            for batch in self._taken(self._attempt(partial(group.batches, octets))):
+                for rows in _portions(batch):
+                    yield self._piece(rows, wanted.values())
+
+    def _taken(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        while (batch := self._attempt(partial(next, batches, None))) is not None:
+            yield batch
+
+    def _piece(self, rows: pa.RecordBatch, columns: Iterable[Column]) -> Piece:
+        arrays: dict[str, pa.Array] = {}
+        unmodified: dict[str, pa.Array] = {}
+        for column in columns:
+            array, mask = self._column(rows.column(column.name), column)
+            arrays[column.name] = array
+            if mask is not None:
+                unmodified[column.name] = mask
+        self._rows += rows.num_rows
+        return Piece(rows.num_rows, arrays, unmodified)
+
+    def _attempt(self, action: Callable[[], Any]) -> Any:
+        """What the library makes of the content; its own words may quote values and stay here."""
+        try:
+            return action()
+        except (pa.ArrowException, OSError, ValueError):
+            pass
+        raise MalformedFileError(
+            "The file is not a readable Parquet file.",
+            hint="It was cut short or changed, or it has another format, compression or key.",
+            file=self.file.path,
+        )
+
+    def _column(self, array: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
+        """A column in its final type, and which of its cells are unmodified."""
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if _is_text(array.type):
+            array = array.cast(pa.string())
+            array, mask = self._unmarked(array, column, pa.string())
+            return self._from_text(array, column), mask
+        if column.type.kind is Kind.BINARY and _is_bytes(array.type):
+            return self._unmarked(array.cast(pa.binary()), column, pa.binary())
+        if pa.types.is_null(array.type):
+            return pa.nulls(len(array), column.type.arrow), None
+        tally = self.tallies[column.name]
+        try:
+            native = _native(array, column.type, tally)
+            fits = native is not None
+            # Parquet's own numbers may be infinite, or none at all.
+            is_float = column.type.kind in (Kind.FLOAT, Kind.DOUBLE)
+            final = native if is_float or not fits else settled(native, column.type, tally)
+        except pa.ArrowException:
+            fits, final = True, None
+        if final is not None:
+            return final, None
+        if fits:
+            # The careful way finds the cell that has to be refused.
+            return self._from_text(array.cast(pa.string()), column), None
+        raise MalformedFileError(
+            f"The column has the Parquet type {array.type}, which is no {column.type}.",
+            hint=f"Write it as {_WORDS.get(column.type.kind, 'text')}.",
+            file=self.file.path,
+            column=column.name,
+        )
+
+    def _unmarked(
+        self, array: pa.Array, column: Column, kind: pa.DataType
+    ) -> tuple[pa.Array, pa.Array | None]:
+        """The cells without the markers, and where the unmodified marker stood."""
+        null, marker = (
+            pa.scalar(text.encode(), pa.binary()).cast(kind)
+            for text in (self.form.null_string, self.form.unmodified_string)
+        )
+        nothing = pa.scalar(None, kind)
+        mask: pa.Array | None = None
+        at = pc.index(array, marker).as_py() if self.form.unmodified_string else -1
+        if at >= 0 and self.file.op is not Op.UPDATE:
+            row = self._rows + at + 1
+            raise refused_mark(self.file, row, column, "outside an update file")
+        if at >= 0:
+            mask = pc.fill_null(pc.equal(array, marker), False)
+            array = pc.if_else(mask, nothing, array)
+        # Without a marker an empty text is a value: Parquet has nulls of its own.
+        if self.form.null_string and pc.index(array, null).as_py() >= 0:
+            array = pc.if_else(pc.equal(array, null), nothing, array)
+        return array, mask
+
+    def _from_text(self, texts: pa.Array, column: Column) -> pa.Array:
+        if column.type.kind is Kind.BINARY:
+            if texts.null_count == len(texts):
+                return pa.nulls(len(texts), pa.binary())
+            first = pc.index(pc.is_valid(texts), True).as_py()
+            reason = "it is text; Parquet carries bytes as bytes"
+            raise refused(
+                self.file, self._rows + first + 1, column, reason, hint="Write it as bytes."
+            )
+        return of_text(texts, column, self.file, self._rows, self.tallies[column.name])
+
+
+#: Units that hold times which microseconds do not.
+_MICROS_OF: Final = {"s": 1_000_000, "ms": 1_000}
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    """One row group of a Parquet file.
+
+    Attributes:
+        source: the file.
+        metadata: what stands in its footer.
+        number: the group's place in the file.
+        names: the wanted columns; none: all, to count the rows.
+    """
+
+    source: pa.NativeFile
+    metadata: pq.FileMetaData
+    number: int
+    names: Sequence[str]
+
+    def batches(self, octets: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows, so many at once as are not large; large dictionaries are not written out.
+
+        Args:
+            octets: those of the columns that are byte arrays.
+        """
+        group = self.metadata.row_group(self.number)
+        longest = self._longest(group, octets)
+        kept = [name for name, size in longest.items() if size > _LARGE]
+        told = group.total_byte_size // max(1, group.num_rows)
+        size = 1 + told + sum(size for size in longest.values() if size <= _LARGE)
+        rows = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // size))
+        return self._read(self.names or None, rows, kept)
+
+    def _longest(self, group: pq.RowGroupMetaData, octets: Sequence[str]) -> dict[str, int]:
+        """The bytes of the longest value in each column's dictionary, or a bound that is small."""
+        chunks = (group.column(place) for place in range(group.num_columns))
+        sizes = {
+            chunk.path_in_schema: chunk.total_uncompressed_size
+            for chunk in chunks
+            if chunk.has_dictionary_page
+        }
+        found = {name: sizes[name] for name in octets if name in sizes}
+        unknown = [name for name, size in found.items() if size > _LARGE]
+        if unknown:
+            # One row comes with all of its dictionary.
+            row = next(self._read(unknown, 1, unknown))
+            for name in unknown:
+                values = row.column(name)
+                if pa.types.is_dictionary(values.type):
+                    values = values.dictionary
+                found[name] = pc.max(pc.binary_length(values)).as_py() or 0
+        return found
+
+    def _read(
+        self, names: Sequence[str] | None, rows: int, kept: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        reader = pq.ParquetFile(
+            self.source,
+            metadata=self.metadata,
+            pre_buffer=False,
+            buffer_size=_BUFFER,
+            read_dictionary=kept,
+        )
+        batches: Iterator[pa.RecordBatch] = reader.iter_batches(
+            batch_size=rows, row_groups=[self.number], columns=names, use_threads=False
+        )
+        return batches
+
+
+def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows in parts, so that the dictionaries among their columns are small when written out."""
+    sizes = np.zeros(rows.num_rows, dtype=np.int64)
+    for column in rows.columns:
+        if pa.types.is_dictionary(column.type):
+            lengths = pc.binary_length(column.dictionary).take(column.indices)
+            sizes += pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
+    ends = sizes.cumsum()
+    begin = 0
+    while begin < len(ends):
+        limit = ends[begin] - sizes[begin] + BYTES_AT_ONCE
+        end = max(begin + 1, int(np.searchsorted(ends, limit, side="right")))
+        yield rows.slice(begin, end - begin)
+        begin = end
+
+
+def _is_octets(kind: pa.DataType) -> bool:
+    """Whether Parquet keeps such a column as byte arrays, which it may have in a dictionary."""
+    return _is_text(kind) or kind in (pa.binary(), pa.large_binary(), pa.binary_view())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return kind in (pa.binary(), pa.large_binary(), pa.binary_view()) or isinstance(
+        kind, pa.FixedSizeBinaryType
+    )
+
+
+def _micros(times: pa.Array, tally: Counter[str]) -> pa.Array:
+    """Timestamps of any unit as microseconds since 1970, finer digits cut off towards the past."""
+    unit = times.type.unit
+    if unit == "ns":
+        times = pc.floor_temporal(times, unit="microsecond")
+    elif unit in _MICROS_OF:
+        # As microseconds they might not even be numbers of 64 bits.
+        low, high = TMIN_MICROS // _MICROS_OF[unit], LAST_MICROS // _MICROS_OF[unit]
+        times = bounded(times, pa.int64(), low, high, tally)
+    return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
+
+
+def _native(  # noqa: PLR0911 - a table
+    array: pa.Array, kind: ColumnType, tally: Counter[str]
+) -> pa.Array | None:
+    """An array of a fitting Parquet type, as the CSV reader would have parsed it, or None.
+
+    Raises:
+        pa.ArrowException: a value is out of range.
+    """
+    of = array.type
+    match kind.kind:
+        case Kind.BOOLEAN if pa.types.is_boolean(of):
+            return array
+        case Kind.SHORT | Kind.INT | Kind.LONG if of in _INTEGERS[kind.kind]:
+            return array.cast(direct(kind))
+        case Kind.FLOAT if of == pa.float32():
+            return array
+        case Kind.DOUBLE if of in (pa.float32(), pa.float64()):
+            return array.cast(pa.float64())
+        case Kind.DECIMAL if pa.types.is_decimal(of):
+            return array.cast(kind.arrow)
+        case Kind.NAIVE_DATE if pa.types.is_date(of):
+            return array.cast(pa.date32())
+        case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME if pa.types.is_timestamp(of):
+            return _micros(array, tally).cast(kind.arrow)
+        case Kind.NAIVE_TIME if pa.types.is_time(of):
+            return spelled(array.cast(pa.time64("us"), safe=False).cast(pa.string()))
+        case _:
+            return None

@@ -1,0 +1,164 @@
+"""The files of a request, spread over Spark's tasks, as one lazy DataFrame."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.batch_files.decoder import Reading, decoded
+from chronolake.batch_files.executor_errors import carrier, sealed
+from chronolake.batch_files.files import open_file
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
+from chronolake.errors import BatchFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from chronolake.batch_files.files import BatchFile, FileForm
+    from chronolake.types import Column
+
+#: A task is worth its cost from so many bytes of batch files on.
+BYTES_PER_TASK: Final = 256 << 10
+#: More tasks than cores, so that one long file does not leave the others idle.
+TASKS_PER_CORE: Final = 3
+
+Numbered = tuple[int, "BatchFile"]
+
+
+def read(
+    spark: SparkSession,
+    files: Sequence[BatchFile],
+    columns: Sequence[Column],
+    form: FileForm,
+    *,
+    required: Mapping[Op, frozenset[str]],
+    table: str,
+    batch: str,
+    times: Mapping[Op, frozenset[str]] | None = None,
+    may_keep_times: bool = False,
+) -> DataFrame:
+    """The change set of a request's files (see `chronolake.change_set`), lazily.
+
+    The files are read in executors, in parallel, each time the DataFrame is used; keys travel in
+    the task's closure and stand in no plan or log. A column absent from a file is null. Columns
+    of a file that are not in `columns` are ignored.
+
+    Args:
+        spark: session with time zone UTC and case-sensitive names.
+        files: the request's files; they are numbered by operation, and within one in this order.
+        columns: the change set's data columns, in order.
+        form: how all files are written.
+        required: by operation, the names that each of its files must have as columns.
+        table: `schema.table`, for errors and the log.
+        batch: identity of the batch, for errors and the log.
+        times: by operation, those of the required columns in which no cell may be null.
+        may_keep_times: whether update rows may leave these as they are.
+
+    Raises:
+        FileAccessError: a file is not there. Other faults of files are raised when the DataFrame
+            is used, inside the Spark failure that `error_of` reads.
+    """
+    from pyspark.sql.types import (  # noqa: PLC0415 - readers without a JVM need not load it
+        ArrayType,
+        IntegerType,
+        LongType,
+        StructField,
+        StructType,
+    )
+
+    schema: StructType = StructType(
+        [
+            StructField(OP, IntegerType(), nullable=False),
+            StructField(SEQ, LongType(), nullable=False),
+            StructField(UNMODIFIED, ArrayType(LongType())),
+            *(StructField(column.name, column.type.spark) for column in columns),
+        ]
+    )
+    if not files:
+        return spark.createDataFrame([], schema)
+    # Stable: changes are numbered earliest, replace, update, delete.
+    numbered = list(enumerate(sorted(files, key=lambda file: file.op)))
+    sizes = [size_of(file, table, batch) for _, file in numbered]
+    tasks = packed(numbered, sizes, cores=spark.sparkContext.defaultParallelism)
+    reading = Reading(
+        form,
+        tuple(columns),
+        dict(required),
+        table,
+        batch,
+        times=dict(times or {}),
+        may_keep_times=may_keep_times,
+    )
+    remark = carrier(spark.sparkContext)
+
+    def decode(chosen: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for ids in chosen:
+            for task in ids.column(0).to_pylist():
+                yield from _decoded_task(tasks[task], reading, remark)
+
+    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(decode, schema)
+
+
+def packed(
+    files: Sequence[Numbered], sizes: Sequence[int], *, cores: int
+) -> tuple[tuple[Numbered, ...], ...]:
+    """Share the files out to tasks: few for small requests, of about equal size for large ones.
+
+    Args:
+        files: numbered files.
+        sizes: their bytes, in the same order.
+        cores: how many tasks can run at once.
+    """
+    wanted = -(-sum(sizes) // BYTES_PER_TASK)
+    count = max(1, min(len(files), cores * TASKS_PER_CORE, wanted))
+    tasks: list[list[Numbered]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for size, numbered in sorted(zip(sizes, files, strict=True), key=lambda pair: -pair[0]):
+        lightest = loads.index(min(loads))
+        tasks[lightest].append(numbered)
+        loads[lightest] += size
+    return tuple(tuple(task) for task in tasks)
+
+
+def size_of(file: BatchFile, table: str, batch: str) -> int:
+    """Bytes of a batch file as it lies on disk.
+
+    Raises:
+        FileAccessError: it is not there, or must not be read. Its place names table and batch.
+    """
+    try:
+        with open_file(file.path, file.root) as raw:
+            return os.fstat(raw.fileno()).st_size
+    except BatchFileError as error:
+        raise _placed(error, table, batch) from None
+
+
+def _placed(error: BatchFileError, table: str, batch: str) -> BatchFileError:
+    return type(error)(
+        error.message,
+        hint=error.hint,
+        table=table,
+        batch=batch,
+        file=error.file,
+        row=error.row,
+        column=error.column,
+    )
+
+
+def _decoded_task(
+    files: Sequence[Numbered], reading: Reading, remark: Callable[[str, dict[str, Any]], None]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one task's files; errors leave as text that `error_of` reads."""
+    failed: BatchFileError | None = None
+    for ordinal, file in files:
+        try:
+            yield from decoded(file, ordinal, reading, remark=remark)
+        except BatchFileError as error:
+            failed = _placed(error, reading.table, reading.batch)
+        if failed is not None:
+            # Outside the handler: a chained exception's words could quote a cell.
+            raise sealed(failed)

@@ -1,0 +1,440 @@
+"""The commands check, discover and read: what a source lacks, offers and returns.
+
+The commands that look at sources: what they lack, and what they have. None needs Spark.
+
+The command for those who write manifests: records of a stream, and how they are got.
+"""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# ruff: noqa: TC003 - Typer reads annotations at run time
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import orjson
+import typer
+from rich.text import Text
+
+from chronolake.cli.app import (
+    JsonOption,
+    LakeOption,
+    ProjectOption,
+    SettingOption,
+    app,
+    console,
+    fail,
+    grid_of,
+    print_json,
+    show_error,
+)
+from chronolake.cli.pipelines import PipelineArgument, project_of
+from chronolake.errors import ChronolakeError, ConfigurationError, StorageError
+from chronolake.humanize import counted
+from chronolake.storage import raise_unless_writable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from chronolake.config import Project
+    from chronolake.pipeline.streams import Stream
+    from chronolake.source.declarative.check import Sample
+    from chronolake.source.protocol import Source
+    from chronolake.types import TableName
+
+
+# Typer reads annotations at run time, so the types in them are imported for good.
+
+
+_STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+_Found = TypeVar("_Found")
+_WIDTH: Final = max(map(len, _STYLES)) + 1
+
+
+@app.command(epilog="Example: chronolake check --create")
+def check(
+    *,
+    create: Annotated[
+        bool,
+        typer.Option(
+            "--create", help="Make in the sources what pipelines need of their own: slots and such."
+        ),
+    ] = False,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Check chronolake.yml, the lake's disks, what sources need, and that tables are free.
+
+    What is missing is said with the statement that mends it. Nothing is written but the lake's
+    folder and the tables of the operational store, in it tokens that change with each use, and with
+    --create what is said then. Exit code 1 if something is wrong.
+    """
+    wanted = project_of(project, lake, settings)
+    storage: StorageError | None = None
+    try:
+        found = [_checked("lake", lambda: _lake_words(wanted))]
+    except StorageError as failure:
+        storage = failure
+        found = [_told("lake", "failed", failure.statement, failure.hint, ok=False)]
+    fillers: dict[TableName, str] = {}
+    for name in wanted.pipelines:
+        found += _checked_pipeline(wanted, name, fillers, create=create)
+    if json:
+        print_json(found)
+    else:
+        for one in found:
+            word = Text(one["level"].ljust(_WIDTH), style=_STYLES[one["level"]])
+            told = Text.assemble(word, (one["what"], "bold"), f"  {one['message']}")
+            console().print(told, soft_wrap=True)
+            if one["hint"]:
+                # Statements are copied from here: no line may be broken.
+                console().print(Text(f"{' ' * _WIDTH}{one['hint']}"), soft_wrap=True)
+    if storage is not None and not json:
+        show_error(storage, json=json)
+    if not all(one["ok"] for one in found):
+        fail()
+
+
+def _lake_words(project: Project) -> str:
+    """Return what to say of a lake that can be used.
+
+    Raises:
+        StorageError: a disk is full, or a folder cannot be written.
+        LakeError: the operational store does not answer.
+    """
+    from chronolake.pipeline.store import Store
+
+    raw = project.lake.path / "raw"
+    for folder in dict.fromkeys((project.lake.path, project.lake.local_warehouse)):
+        if folder is not None:
+            raise_unless_writable(folder)
+    # Whether it is there can be seen in a folder that may be searched.
+    if raw.is_dir():
+        raise_unless_writable(raw)
+    Store.open(project.lake)
+    return "its folders can be written, and its database answers"
+
+
+def _checked_pipeline(
+    project: Project, name: str, fillers: dict[TableName, str], *, create: bool
+) -> Iterator[dict[str, Any]]:
+    from chronolake.pipeline.store import Store
+    from chronolake.pipeline.streams import source_of
+    from chronolake.source.protocol import CheckedSource, Level
+
+    try:
+        source = source_of(project, name)
+        if isinstance(source, CheckedSource):
+            positions = _or_none(lambda: Store.open(project.lake).checkpoints(name))
+            for one in source.findings(create=create, positions=positions):
+                what = f"pipelines.{name}: {one.what}"
+                yield _told(what, one.level, one.message, one.fix, ok=one.level is not Level.FAILED)
+    except ChronolakeError as failure:
+        yield _told(f"pipelines.{name}", "failed", failure.message, failure.hint, ok=False)
+        return
+    yield from _listed(project, name, source, fillers)
+
+
+def _or_none(look: Callable[[], _Found]) -> _Found | None:
+    """What a look finds; None if it fails, which is said elsewhere."""
+    try:
+        return look()
+    except ChronolakeError:
+        return None
+
+
+def _listed(
+    project: Project, name: str, source: Source, fillers: dict[TableName, str]
+) -> Iterator[dict[str, Any]]:
+    """All that is wrong with a pipeline's streams, and how those are that can be brought."""
+    from chronolake.pipeline.streams import listed
+
+    what = f"pipelines.{name}"
+    try:
+        found = listed(project, name, source)
+    except ChronolakeError as failure:
+        yield _told(what, "failed", failure.message, failure.hint, ok=False)
+        return
+    for one in found.wrong:
+        yield _told(what, "failed", one.message, one.hint, ok=False)
+    yield from _columns(project, name, source, found.streams)
+    if found.streams or not found.wrong:
+        yield _checked(what, lambda: _pipeline_words(project, name, found.streams, fillers))
+
+
+def _columns(
+    project: Project, name: str, source: Source, streams: list[Stream]
+) -> Iterator[dict[str, Any]]:
+    """What keeps columns of a database from being kept, as far as its catalog tells."""
+    from chronolake.pipeline.state import expect_described
+    from chronolake.pipeline.streams import pipeline_of
+    from chronolake.source.protocol import Described, DescribedSource
+
+    if pipeline_of(project, name).source.type != "postgres":
+        return
+    if not isinstance(source, DescribedSource):
+        return
+    by_name = {stream.name: stream for stream in streams}
+    for one in source.described(list(by_name)):
+        what = f"pipelines.{name}: {one.stream}"
+        try:
+            if not isinstance(one, Described):
+                raise one.error
+            expect_described(project.lake, by_name[one.stream], one)
+        except ChronolakeError as failure:
+            yield _told(what, "failed", failure.message, failure.hint, ok=False)
+
+
+def _checked(what: str, look: Callable[[], str]) -> dict[str, Any]:
+    try:
+        message = look()
+    except StorageError:
+        raise
+    except ChronolakeError as failure:
+        return _told(what, "failed", failure.message, failure.hint, ok=False)
+    return _told(what, "ok", message, None, ok=True)
+
+
+def _told(what: str, level: str, message: str, hint: str | None, *, ok: bool) -> dict[str, Any]:
+    return {"what": what, "ok": ok, "level": level, "message": message, "hint": hint}
+
+
+def _pipeline_words(
+    project: Project, name: str, streams: list[Stream], fillers: dict[TableName, str]
+) -> str:
+    """How a pipeline is; notes which tables it fills.
+
+    Raises:
+        ChronolakeError: something is wrong.
+    """
+    from chronolake.pipeline.state import expect_free, positions
+
+    for stream in streams:
+        other = fillers.setdefault(stream.table, name)
+        if other != name:
+            raise ConfigurationError(
+                f"The pipelines {other} and {name} both fill the table.",
+                table=str(stream.table),
+                hint="Give one of them another `schema:`, or its stream another `table:`.",
+            )
+    for position in positions(project.lake, streams):
+        expect_free(position)
+    names = ", ".join(
+        f"{stream.name} ({stream.mode}, auto)" if stream.is_auto else stream.name
+        for stream in streams
+    )
+    words = f"{counted(len(streams), 'stream')}: {names}" if names else "no streams"
+    empty = [
+        stream.name
+        for stream in streams
+        if not stream.offered.is_ours and not stream.folder.path.is_dir()
+    ]
+    return f"{words}; the lake has nothing of {', '.join(empty)} yet" if empty else words
+
+
+@app.command(epilog="Example: chronolake discover crm --schema")
+def discover(
+    pipeline: PipelineArgument,
+    *,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            help="With the columns that the source declares; it is asked where only it knows them.",
+        ),
+    ] = False,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """List a pipeline's streams: what there is, what they can see, and how they are kept.
+
+    Exit code 1 if a stream's columns are asked for and not known, or something is configured for
+    a stream that is not there.
+    """
+    from chronolake.limits import allowed_modes
+    from chronolake.pipeline.streams import listed, source_of
+
+    wanted = project_of(project, lake, settings)
+    source = source_of(wanted, pipeline)
+    rows: list[dict[str, Any]] = []
+    found = listed(wanted, pipeline, source, any_mode=True)
+    for stream in found.streams:
+        files = stream.folder.files()
+        rows.append(
+            {
+                "stream": stream.name,
+                "table": str(stream.table),
+                "mode": stream.mode,
+                "auto": stream.is_auto,
+                "modes": allowed_modes(stream.offered.traits),
+                "key": list(stream.key),
+                "cursor": stream.offered.cursor,
+                "sees": stream.offered.sight,
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+            }
+        )
+    if schema:
+        _add_columns(rows, source, pipeline, {one.name: one for one in found.streams})
+    if json:
+        print_json(rows)
+    elif schema:
+        _show_columns(rows)
+    else:
+        _show_streams(rows)
+    for one in found.wrong:
+        show_error(one, json=json)
+    if found.wrong or any("error" in row for row in rows):
+        fail()
+
+
+def _add_columns(
+    rows: list[dict[str, Any]], source: Source, pipeline: str, streams: Mapping[str, Stream]
+) -> None:
+    """Give each stream's row its `columns`, or why they are not known as `error`.
+
+    Raises:
+        ConfigurationError: the source does not tell its streams' columns before it is read.
+    """
+    from chronolake.source.protocol import Described, DescribedSource
+
+    if not isinstance(source, DescribedSource):
+        raise ConfigurationError(
+            f"The source of {pipeline} tells its columns only when it is read.",
+            hint="Sync it: its tables have them then.",
+        )
+    by_name = {row["stream"]: row for row in rows}
+    for found in source.described(list(by_name)):
+        row = by_name[found.stream]
+        if isinstance(found, Described):
+            names = streams[found.stream].names.now(one.name for one in found.columns)
+            row["columns"] = [
+                {"name": names.get(one.name, one.name), "type": str(one.type)}
+                for one in found.columns
+            ]
+        else:
+            row["columns"], row["error"] = [], str(found.error)
+
+
+def _show_streams(rows: list[dict[str, Any]]) -> None:
+    grid = grid_of("stream", "table", "key", "cursor", "mode", "can be", "sees")
+    for row in rows:
+        grid.add_row(
+            row["stream"],
+            row["table"],
+            ", ".join(row["key"]),
+            row["cursor"] or "",
+            Text(row["mode"], style="" if row["mode"] in row["modes"] else "bold red"),
+            ", ".join(row["modes"]),
+            row["sees"],
+        )
+    console().print(grid)
+
+
+def _show_columns(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        console().print(Text(row["stream"], style="bold"))
+        if "error" in row:
+            console().print(Text(f"  {row['error']}", style="bold red"), soft_wrap=True)
+            continue
+        grid = grid_of("column", "type", "is")
+        for one in row["columns"]:
+            roles = {"key": one["name"] in row["key"], "cursor": one["name"] == row["cursor"]}
+            words = ", ".join(role for role, is_so in roles.items() if is_so)
+            grid.add_row(one["name"], one["type"], words)
+        console().print(grid)
+
+
+#: A longer value is cut in the terminal.
+_WIDEST = 200
+
+
+@app.command(epilog="Example: chronolake read shop orders --limit 5")
+def read(
+    pipeline: PipelineArgument,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream in the source.")],
+    *,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")] = 20,
+    from_state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="FILE", help="Begin at a state, as a JSON file has it."),
+    ] = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Read records of an API's stream, and show them with the requests that were made.
+
+    Nothing is kept but tokens that change with each use, and no pipeline's state moves. Exit code 1
+    if not even one could be read.
+    """
+    from chronolake.config import DeclarativeSource
+    from chronolake.pipeline.streams import pipeline_of
+    from chronolake.pipeline.token_store import StoredMemory
+    from chronolake.source.declarative.check import sample
+    from chronolake.source.declarative.manifests.manifest import find, load
+
+    wanted = project_of(project, lake, settings)
+    source = pipeline_of(wanted, pipeline).source
+    if not isinstance(source, DeclarativeSource):
+        raise ConfigurationError(
+            f"{wanted.file}: pipelines.{pipeline} has no manifest.",
+            hint="`chronolake read` is for sources of the type declarative.",
+        )
+    manifest = load(
+        find(source.manifest, beside=wanted.file.parent), allow_components=source.allow_components
+    )
+    state = None if from_state is None else _state_in(from_state)
+    memory = StoredMemory(wanted.lake, pipeline)
+    found = sample(manifest, source, stream, limit=limit, state=state, memory=memory)
+    if json:
+        print_json(_as_json(found))
+    else:
+        _show(found)
+    if found.failure is not None:
+        show_error(found.failure, json=json)
+        if not found.records:
+            fail()
+
+
+def _state_in(file: Path) -> Mapping[str, Any]:
+    try:
+        state: Mapping[str, Any] = orjson.loads(file.read_bytes())
+    except (OSError, ValueError) as failure:
+        raise ConfigurationError(
+            f"{file} holds no state that can be read.",
+            hint="It is JSON: what `chronolake state show` calls `state`, or another reader wrote.",
+        ) from failure
+    return state
+
+
+def _as_json(found: Sample) -> dict[str, Any]:
+    return {
+        "records": found.records,
+        "requests": [vars(one) for one in found.exchanges],
+        "state": found.state,
+        "failure": None if found.failure is None else str(found.failure),
+    }
+
+
+def _show(found: Sample) -> None:
+    for number, record in enumerate(found.records, 1):
+        console().print(Text(f"record {number}", style="bold"))
+        width = max(map(len, record), default=0)
+        for name, value in record.items():
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            cut = f"{text[:_WIDEST]}…" if len(text) > _WIDEST else text
+            console().print(Text(f"  {name.ljust(width)}  {cut}"), soft_wrap=True)
+    if not found.records:
+        console().print("no records")
+    console().print(Text("requests", style="bold"))
+    for one in found.exchanges:
+        again = f", attempt {one.attempt}" if one.attempt > 1 else ""
+        told = f"  {one.failure or one.status}  {one.seconds:.2f} s{again}  {one.method} {one.url}"
+        # An address is copied from here: no line may be broken.
+        console().print(Text(told), soft_wrap=True)

@@ -1,0 +1,250 @@
+"""The commands that work with Spark."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+
+from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+
+from chronolake.cli import output
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    LakeOption,
+    OptionalTableArgument,
+    ProjectOption,
+    SettingOption,
+    TableArgument,
+    app,
+    configuration,
+    console,
+    existing,
+    fail,
+    failure_of,
+    print_json,
+    show_error,
+    table_name,
+)
+from chronolake.errors import ChronolakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chronolake.core import VerifyReport
+    from chronolake.types import TableName
+
+
+@app.command(
+    epilog='Example: chronolake query "SELECT count(*) FROM sales.customers"',
+)
+def query(
+    question: Annotated[
+        str,
+        typer.Argument(
+            metavar="SQL",
+            help="A SELECT, SHOW or DESCRIBE in Spark SQL. Tables are schema.table.",
+            show_default=False,
+        ),
+    ],
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help="Show at most so many rows; 0 for all.")
+    ] = 100,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Answer a question in Spark SQL; with --json one JSON object a row, streamed."""
+    from chronolake.inspect import render
+    from chronolake.query import ask
+
+    with existing(configuration(project, lake, config, settings), json=json) as opened:
+        answer = ask(opened, question)
+        if json:
+            nested = answer.nested
+            for row in answer.rows(limit or None):
+                cells = zip(answer.columns, row, strict=True)
+                # They are JSON already, with digits that a float would lose.
+                values = {
+                    name: orjson.Fragment(cell)
+                    if name in nested and isinstance(cell, str)
+                    else cell
+                    for name, cell in cells
+                }
+                print_json(values, pretty=False)
+            return
+        # One row more than is shown tells whether there are more.
+        found = list(answer.rows(limit + 1 if limit else None))
+        screen = console()
+        shown = itertools.islice(found, limit or None)
+        screen.print(render.rows(answer.columns, shown, width=screen.width))
+        if limit and len(found) > limit:
+            screen.print(f"The first {limit:,} rows; --limit 0 shows all.", style="dim")
+
+
+@app.command(epilog="Example: chronolake verify sales.customers")
+def verify(
+    table: OptionalTableArgument = None,
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Check every table of the lake.")] = False,
+    against_lake: Annotated[
+        bool,
+        typer.Option(
+            "--against-lake",
+            help="Compare a table that a pipeline fills with its raw lake, too. This makes the "
+            "table once more, unseen.",
+        ),
+    ] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Check what a table promises, with one Spark query; exit code 1 if a promise is broken.
+
+    A table that cannot be read does not stop the others; failures are listed at the end.
+    """
+    from chronolake.cli.pipelines import compared, project_filling, stream_filling
+    from chronolake.core import verify as checked
+    from chronolake.pipeline.applied_files import quarantine_of
+    from chronolake.pipeline.verification import note_verified
+
+    if (table is None) is not every:
+        raise typer.BadParameter("name one table, or give --all", param_hint="TABLE")
+    if against_lake and table is None:
+        raise typer.BadParameter("name the table to compare", param_hint="--against-lake")
+    named = [] if table is None else [table_name(table)]
+    stored = configuration(project, lake, config, settings)
+    stream = None
+    if against_lake:
+        filling = project_filling(stored, project, lake, config)
+        stream = stream_filling(filling, named[0], json=json)
+    with existing(stored, *named, json=json) as opened:
+        failures: list[ChronolakeError] = []
+        reports: list[VerifyReport] = []
+        for name in named or opened.tables():
+            with _collected(failures, name):
+                reports.append(checked(opened, name))
+        if stream is not None:
+            reports = [compared(opened, report, stream) for report in reports]
+        note_verified(opened.config, reports, against_lake=against_lake)
+        left_out = [quarantine_of(opened, report.table) for report in reports]
+    if json:
+        print_json(list(map(output.verified_json, reports, left_out)))
+    else:
+        for report, quarantine in zip(reports, left_out, strict=True):
+            console().print(output.verified(report, quarantine))
+    for failed in failures:
+        show_error(failed, json=json)
+    if failures or not all(report.holds for report in reports):
+        fail()
+
+
+@contextmanager
+def _collected(failures: list[ChronolakeError], table: TableName) -> Iterator[None]:
+    """Add what fails in the block to `failures`, for the other tables must not suffer from it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ChronolakeError, Py4JError, PySparkException, OSError) as failure:
+        failures.append(failure_of(failure, table))
+
+
+@app.command(epilog="Example: chronolake maintain sales.customers")
+def maintain(
+    table: OptionalTableArgument = None,
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only say which thresholds the tables pass. Without --if-needed, tables that pass "
+            "none are compacted too.",
+        ),
+    ] = False,
+    only_if_needed: Annotated[
+        bool,
+        typer.Option("--if-needed", help="Only tables that pass a threshold, as `serve` does it."),
+    ] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Compact and sort a table's files, expire old snapshots, remove orphans; or every table's.
+
+    A table that fails does not stop the others; failures are listed at the end, with exit code 1.
+    """
+    from chronolake import core
+
+    failures: list[ChronolakeError] = []
+    named = [] if table is None else [table_name(table)]
+    with existing(configuration(project, lake, config, settings), *named, json=json) as opened:
+        screen = console()
+        for name in named or opened.tables():
+            if dry_run:
+                plan = core.planned(opened, name)
+                if json:
+                    print_json(output.plan_json(plan), pretty=False)
+                else:
+                    screen.print(output.plan(plan))
+                continue
+            with _collected(failures, name):
+                result = core.maintain(opened, name, only_if_needed=only_if_needed)
+                if json:
+                    print_json(output.maintained_json(result), pretty=False)
+                else:
+                    screen.print(output.maintained(result))
+    for failed in failures:
+        show_error(failed, json=json)
+    if failures:
+        fail()
+
+
+@app.command(epilog="Example: chronolake view sales.customers")
+def view(
+    table: TableArgument,
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the view.")] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Make the view TABLE_current of a history table: its active versions, for those who use SQL.
+
+    After a change of the table's columns, make it again. It goes with the table, with its name, and
+    when the table leaves history mode.
+    """
+    from chronolake.core import views
+
+    name = table_name(table)
+    made = views.current_view_of(name)
+    found = True
+    # The view may outlive its table, and is then still to be dropped.
+    expected = [] if drop else [name]
+    with existing(configuration(project, lake, config, settings), *expected, json=json) as opened:
+        if drop:
+            found = views.drop_current_view(opened, name)
+        else:
+            views.create_current_view(opened, name)
+    if json:
+        print_json({"view": str(made), "table": str(name), "exists": not drop})
+    elif drop:
+        console().print(f"{made} is gone" if found else f"There is no {made}")
+    else:
+        console().print(f"{made} shows the active versions of {name}")

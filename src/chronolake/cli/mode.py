@@ -1,0 +1,185 @@
+"""The command that switches a table's mode."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from chronolake.cli import output
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    LakeOption,
+    ProjectOption,
+    SettingOption,
+    TableArgument,
+    app,
+    configuration,
+    console,
+    existing,
+    print_json,
+    table_name,
+)
+from chronolake.errors import ChronolakeError, ConfigurationError, TableExistsError
+from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from chronolake.core import SwitchPlan
+    from chronolake.inspect.catalog import LookedUp
+
+
+@app.command(epilog="Example: chronolake mode sales.customers history")
+def mode(
+    table: TableArgument,
+    wanted: Annotated[
+        Mode,
+        typer.Argument(metavar="history|soft-delete|live", help="The mode afterwards."),
+    ],
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would change, and what would be lost.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Switch although versions or records are lost.")
+    ] = False,
+    marker: Annotated[
+        str,
+        typer.Option("--marker", metavar="COLUMN", help="What marks deleted rows."),
+    ] = DELETED,
+    keep_history_as: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-history-as",
+            metavar="TABLE",
+            help="Copy the history table before it is switched, as schema.table.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Switch a table's mode and keep its data, in one published step.
+
+    To history: all records are active from the table's last sync on; those that are marked as
+    deleted get a version that ended at the beginning of time. From history, only the newest (to
+    soft-delete) or the active versions (to live) stay: --yes agrees to that.
+    """
+    from chronolake import inspect
+    from chronolake.core import migration
+
+    name = table_name(table)
+    copy = None if keep_history_as is None else table_name(keep_history_as)
+    stored = configuration(project, lake, config, settings)
+    _raise_if_a_pipeline_fills(inspect.look_up(stored, name), wanted, project)
+    with existing(stored, json=json) as opened:
+        plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
+        if copy is not None and plan.before is not Mode.HISTORY:
+            raise typer.BadParameter(
+                f"{name} is in {plan.before} mode and keeps no history",
+                param_hint="--keep-history-as",
+            )
+        if copy is not None and opened.describe(copy) is not None:
+            raise TableExistsError(
+                "The table to keep the history in exists already.",
+                table=str(copy),
+                hint="Choose another name. Perhaps an earlier try made it.",
+            )
+        if plan.before is plan.after or dry_run:
+            _show(plan, json=json, done=False)
+            return
+        if plan.forgets and not yes:
+            _agree(plan, json=json)
+        with _progress(f"Switching {name} to {wanted} mode", json=json):
+            snapshot = None
+            if copy is not None:
+                # What comes between the copy and the switch would be in neither.
+                snapshot = opened.catalog.load(name).snapshot_id
+                migration.copy_table(opened, name, copy)
+            migration.switch_mode(
+                opened, name, wanted, marker=stored_name(marker), unless_moved_from=snapshot
+            )
+    _show(plan, json=json, done=True)
+
+
+def _raise_if_a_pipeline_fills(table: LookedUp, wanted: Mode, project: Path | None) -> None:
+    """Refuse a table whose mode chronolake.yml decides."""
+    filled_by = table.table.properties.get(STREAM_PROPERTY)
+    if filled_by is None:
+        return
+    pipeline, _, stream = filled_by.partition("/")
+    _raise_if_impossible(project, pipeline, stream, wanted)
+    raise ConfigurationError(
+        f"The pipeline {pipeline} fills the table: chronolake.yml decides its mode.",
+        table=str(table.name),
+        hint=f"Set `mode: {wanted}` below pipelines, {pipeline}, streams, {stream}, as in "
+        f"`{_line(pipeline, stream, wanted)}`; the next sync switches the table, before its data.",
+    )
+
+
+def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wanted: Mode) -> None:
+    """Refuse a mode that the stream cannot have, where its project and its source can be read."""
+    from chronolake.config import find_project, load_project
+    from chronolake.limits import check_mode
+    from chronolake.pipeline.streams import source_of
+
+    file = find_project(project)
+    if file is None:
+        return
+    try:
+        offered = source_of(load_project(file), pipeline).offered()
+    except ChronolakeError:
+        # What the file or the source lacks is reported by `check`; here it only keeps a hint away.
+        return
+    for one in offered:
+        if one.traits.name == stream:
+            check_mode(one.traits, wanted)
+
+
+def _line(pipeline: str, stream: str, wanted: Mode) -> str:
+    """What to write in chronolake.yml."""
+    import yaml
+
+    setting = {"pipelines": {pipeline: {"streams": {stream: {"mode": wanted.value}}}}}
+    written = yaml.safe_dump(setting, default_flow_style=True, width=math.inf, allow_unicode=True)
+    # The braces of the whole may be left out.
+    return str(written).strip()[1:-1]
+
+
+def _show(plan: SwitchPlan, *, json: bool, done: bool) -> None:
+    if json:
+        print_json(output.switch_json(plan, done=done))
+    else:
+        console().print(output.switch(plan, done=done))
+
+
+def _agree(plan: SwitchPlan, *, json: bool) -> None:
+    """Ask a person; a script has to say it with `--yes`."""
+    lost = (
+        f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {plan.rows_before:,} rows)"
+    )
+    if json or not sys.stdin.isatty():
+        copied = ", perhaps with a copy (--keep-history-as)"
+        raise typer.BadParameter(
+            f"{lost}. Agree with --yes{copied if plan.before is Mode.HISTORY else ''}",
+            param_hint="--yes",
+        )
+    console(stderr=True).print(f"{lost}.")
+    typer.confirm("Switch?", abort=True, err=True)
+
+
+def _progress(text: str, *, json: bool) -> AbstractContextManager[object]:
+    screen = console(stderr=True)
+    return nullcontext() if json or not screen.is_terminal else screen.status(Text(text))

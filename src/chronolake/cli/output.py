@@ -1,0 +1,183 @@
+"""What the working commands answer, as JSON and for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chronolake.formatting import cell, label, name_of
+from chronolake.humanize import size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.core import MaintenancePlan, MaintenanceResult, SwitchPlan, VerifyReport
+    from chronolake.landing import Quarantine
+    from chronolake.table_diff import Difference
+
+
+def verified_json(report: VerifyReport, quarantine: Quarantine) -> dict[str, Any]:
+    """A table's promises, and the files that it was made without, as JSON's own types."""
+    return {
+        "table": str(report.table),
+        "mode": report.mode.value,
+        "rows": report.rows,
+        "holds": report.holds,
+        "promises": [
+            {
+                "promise": promise.text,
+                "holds": promise.holds,
+                "broken": promise.broken,
+                "sample": promise.sample,
+            }
+            for promise in report.promises
+        ],
+        "quarantined": [vars(file) for file in quarantine.files],
+    }
+
+
+def verified(report: VerifyReport, quarantine: Quarantine) -> RenderableType:
+    """A table's promises, and the files that it was made without, one a line."""
+    title = Text.assemble(
+        (name_of(report.table), "bold"), (f"  {report.mode.value}, {report.rows:,} rows", "dim")
+    )
+    grid = Table.grid(padding=(0, 2))
+    if not report.promises:
+        grid.add_row(Text("  no key: nothing is promised", style="dim"))
+    for promise in report.promises:
+        if promise.holds:
+            grid.add_row(Text("  ok", style="green"), Text(promise.text))
+            continue
+        grid.add_row(
+            Text("  broken", style="bold red"),
+            Text.assemble(
+                promise.text, f": {promise.broken:,} rows, such as ", cell(promise.sample)
+            ),
+        )
+    for file in quarantine.files:
+        grid.add_row(Text("  without", style="yellow"), Text(f"{file.mark}: {file.reason}"))
+    return Group(title, grid)
+
+
+def plan_json(plan: MaintenancePlan) -> dict[str, Any]:
+    """What a table needs, as JSON's own types."""
+    return {
+        "table": str(plan.table),
+        "needed": plan.is_needed,
+        "compact": plan.compact,
+        "expire": plan.expire,
+        "reason": plan.reason,
+        "data_files": plan.files.data_files,
+        "small_files": plan.files.small_files,
+        "hidden_small_files": plan.files.hidden_small_files,
+        "bytes": plan.files.data_bytes,
+        "removed_rows": plan.files.removed,
+        "expirable_snapshots": plan.files.expirable,
+    }
+
+
+def plan(needed: MaintenancePlan) -> RenderableType:
+    """What a table needs, on one line."""
+    return Text.assemble(
+        (name_of(needed.table), "bold"),
+        "  ",
+        (needed.reason, "yellow" if needed.is_needed else "green"),
+        (f"  {needed.files.data_files:,} files, {size(needed.files.data_bytes)}", "dim"),
+    )
+
+
+def maintained_json(result: MaintenanceResult) -> dict[str, Any]:
+    """What was done to a table, as JSON's own types."""
+    return {
+        **plan_json(result.plan),
+        "rewritten": result.rewritten,
+        "written": result.written,
+        "expired": result.expired,
+        "orphans": result.orphans,
+        "postponed": result.postponed,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def maintained(result: MaintenanceResult) -> RenderableType:
+    """What was done to a table, on one line."""
+    words = [
+        f"{result.rewritten:,} data files became {result.written:,}" if result.rewritten else "",
+        f"{result.expired:,} snapshots expired" if result.expired else "",
+        f"{result.orphans:,} orphans removed" if result.orphans else "",
+        "compaction postponed: batches came in between" if result.postponed else "",
+    ]
+    done = ", ".join(word for word in words if word) or "nothing to do"
+    return Text.assemble(
+        (name_of(result.plan.table), "bold"), f"  {done}", (f"  {result.seconds:.1f} s", "dim")
+    )
+
+
+def switch_json(plan: SwitchPlan, *, done: bool) -> dict[str, Any]:
+    """What a switch of mode changes, or has changed, as JSON's own types."""
+    return {
+        "table": str(plan.table),
+        "from": plan.before.value,
+        "to": plan.after.value,
+        "done": done,
+        "added_columns": list(plan.added),
+        "dropped_columns": list(plan.dropped),
+        "rows_before": plan.rows_before,
+        "rows_after": plan.rows_after,
+        "loses": plan.forgets,
+    }
+
+
+def switch(plan: SwitchPlan, *, done: bool) -> RenderableType:
+    """What a switch of mode changes, or has changed."""
+    name = (name_of(plan.table), "bold")
+    if plan.before is plan.after:
+        return Text.assemble(name, f"  is in {plan.after} mode; nothing to do")
+    words = "switched" if done else "would switch"
+    title = Text.assemble(name, f"  {words} from {plan.before} to {plan.after} mode")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("  rows", f"{plan.rows_before:,} → {plan.rows_after:,}")
+    if plan.added:
+        grid.add_row("  new columns", ", ".join(plan.added))
+    if plan.dropped:
+        grid.add_row("  columns that go", ", ".join(plan.dropped))
+    if plan.forgets:
+        grid.add_row("  lost", Text(plan.forgets, style="yellow"))
+    return Group(title, grid)
+
+
+_CHANGES = {"inserted": "green", "changed": "yellow", "deleted": "red"}
+
+
+def differences(records: Sequence[Difference]) -> RenderableType:
+    """Records that differ between two times, column by column."""
+    if not records:
+        return Text("No record differs.", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
+    table.add_column("record", overflow="fold")
+    table.add_column("change", no_wrap=True)
+    table.add_column("what", ratio=1)
+    for record in records:
+        named = [
+            Text.assemble((f"{name}=", "dim"), cell(value)) for name, value in record.key.items()
+        ]
+        table.add_row(
+            Text(", ").join(named),
+            Text(record.change, style=_CHANGES[record.change]),
+            _what(record),
+        )
+    return table
+
+
+def _what(record: Difference) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", overflow="fold")
+    grid.add_column(overflow="fold")
+    for name in record.columns:
+        sides = [cell(values[name]) for values in (record.old, record.new) if values is not None]
+        grid.add_row(label(name, longest=40), Text(" → ", style="bold").join(sides))
+    return grid

@@ -1,0 +1,452 @@
+"""The commands that run pipelines, and their schedule with backoff.
+
+When pipelines that run again and again are due: later and later, while one fails.
+
+The commands that run pipelines.
+"""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path  # noqa: TC003 - Typer reads it at run time
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from chronolake.cli.app import (
+    JsonOption,
+    LakeOption,
+    ProjectOption,
+    SettingOption,
+    app,
+    console,
+    fail,
+    opened,
+    pairs,
+    print_json,
+    show_error,
+    table_name,
+)
+from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.storage import storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from chronolake.cli.progress import Progress
+    from chronolake.config import LakeConfig, Project, WatchedProject
+    from chronolake.core import VerifyReport
+    from chronolake.lake import Lake
+    from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.runs import Status
+    from chronolake.pipeline.store import Store
+    from chronolake.pipeline.streams import Stream
+    from chronolake.types import TableName
+
+
+#: A pipeline that fails runs at least this often, unless it should run less often anyway.
+LONGEST_SECONDS: Final = 600.0
+
+
+@dataclass
+class Schedule:
+    """When each pipeline is due; times are of any clock that only goes forward, in seconds.
+
+    Attributes:
+        every: how far apart runs begin that do not fail.
+    """
+
+    every: float
+    _due: dict[str, float] = field(default_factory=dict)
+    _failures: dict[str, int] = field(default_factory=dict)
+
+    def due(self, names: Iterable[str], at: float) -> list[str]:
+        """Return the pipelines that should run now."""
+        return [name for name in names if self._due.get(name, at) <= at]
+
+    def note(self, name: str, *, began: float, has_failed: bool) -> float | None:
+        """Note how a run of a pipeline ended.
+
+        Args:
+            name: the pipeline.
+            began: when it began.
+            has_failed: whether nothing of it succeeded.
+
+        Returns:
+            After how many seconds it runs again, if that is later than usual; otherwise None.
+        """
+        failures = self._failures.get(name, 0) + 1 if has_failed else 0
+        self._failures[name] = failures
+        pause = max(self.every, min(self.every * 2.0 ** min(failures, 64), LONGEST_SECONDS))
+        self._due[name] = began + pause
+        return pause if pause > self.every else None
+
+    def failures(self, name: str) -> int:
+        """Return how many runs of a pipeline in a row have failed."""
+        return self._failures.get(name, 0)
+
+    def pause(self, names: Iterable[str], at: float) -> float:
+        """Return the seconds until the next pipeline is due; as usual, if there are none."""
+        due = min((self._due.get(name, at) for name in names), default=at + self.every)
+        return max(0.0, due - at)
+
+
+# Typer reads annotations at run time, so the types in them are imported for good.
+
+
+#: Exit code of a run in which some streams failed and others did not.
+PARTIAL: Final = 3
+
+PipelineArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="A name below `pipelines`.", show_default=False)
+]
+StreamsOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--stream", metavar="STREAM", help="Only this stream. Repeatable."),
+]
+
+
+def project_of(project: Path | None, lake: Path | None, settings: Sequence[str] | None) -> Project:
+    """Return the project that the common options name.
+
+    Raises:
+        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+    """
+    from chronolake import permissions
+    from chronolake.config import project_at
+
+    found = project_at(project, lake=lake, overrides=dict(pairs(settings or (), "--set")))
+    permissions.restrict(found.lake)
+    return found
+
+
+def project_filling(
+    config: LakeConfig, project: Path | None, lake: Path | None, file: Path | None
+) -> Project:
+    """Return the project whose pipelines fill a lake.
+
+    Args:
+        config: the lake.
+        project: `--project`.
+        lake: `--lake`; a chronolake.yml in it comes before that of the working folder.
+        file: `--config`.
+
+    Raises:
+        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+    """
+    from chronolake.config import FILE_NAME
+
+    if file is None and lake is not None and (lake / FILE_NAME).is_file():
+        file = lake
+    return project_of(file or project, config.path, None)
+
+
+@app.command(
+    epilog="Example: chronolake sync crm --stream Account --every 5m. "
+    "Exit codes: 0 all streams succeeded, 3 some failed, 1 all failed or nothing could begin.",
+)
+def sync(
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PIPELINE]", help="A name below `pipelines`; every one when left out."
+        ),
+    ] = None,
+    *,
+    stream: StreamsOption = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every", metavar="TIME", help="Run again and again, this far apart: 30s, 5m, 1h."
+        ),
+    ] = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Bring a pipeline's tables to what its source has; with --json one event a line."""
+    from chronolake.cli.progress import Progress
+    from chronolake.config import WatchedProject
+    from chronolake.pipeline.streams import pipeline_of
+
+    pause = None if every is None else _interval(every)
+    wanted = project_of(project, lake, settings)
+    if pipeline is None and not wanted.pipelines:
+        raise ConfigurationError(
+            f"{wanted.file} has no pipelines.", hint="Name a source below `pipelines`."
+        )
+    watched = WatchedProject(
+        wanted, lambda: project_of(project, lake, settings), partial(show_error, json=json)
+    )
+    if pipeline is not None:
+        pipeline_of(wanted, pipeline)
+    if pause is None:
+        _leave_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
+    schedule = Schedule(pause or 0.0)
+    with opened(wanted.lake, json=json) as there:
+        while True:
+            began = time.monotonic()
+            with Progress(there.spark, json=json) as progress:
+                # Pipelines may come and go while it runs.
+                names = [pipeline] if pipeline is not None else list(watched.now().pipelines)
+                due = schedule.due(names, began)
+                ended = [_sync(there, watched, name, stream or (), progress) for name in due]
+            if pause is None:
+                break
+            for name, status in zip(due, ended, strict=True):
+                _note(schedule, name, status, began)
+            time.sleep(schedule.pause(names, time.monotonic()))
+    _leave(ended)
+
+
+def _note(schedule: Schedule, name: str, status: Status | None, began: float) -> None:
+    """Note how a run ended, and log that a pipeline that keeps failing is run less often."""
+    import structlog
+
+    from chronolake.pipeline.runs import Status
+
+    has_failed = status not in {Status.SUCCEEDED, Status.PARTIAL}
+    seconds = schedule.note(name, began=began, has_failed=has_failed)
+    if seconds is not None:
+        structlog.get_logger(__name__).warning(
+            "pipeline_backs_off",
+            pipeline=name,
+            failures_in_a_row=schedule.failures(name),
+            seconds_between_runs=round(seconds),
+        )
+
+
+def _leave_unless_any_can_begin(
+    project: Project, names: Sequence[str] | None, only: Sequence[str] | None, *, json: bool
+) -> None:
+    """End the command before Spark starts, if no pipeline could begin to run.
+
+    Args:
+        project: the project.
+        names: the pipelines; None: all of the project.
+        only: `--stream`.
+        json: whether errors are printed as JSON.
+    """
+    failures: list[ChronolakeError] = []
+    for name in names or project.pipelines:
+        try:
+            raise_if_it_cannot_begin(project, name, only or ())
+        except ChronolakeError as failure:
+            failures.append(failure)
+        else:
+            return
+    for refused in failures:
+        show_error(refused, json=json)
+    fail()
+
+
+def raise_if_it_cannot_begin(project: Project, pipeline: str, only: Sequence[str] = ()) -> None:
+    """Refuse a pipeline before Spark starts, where its run would be refused afterwards.
+
+    Args:
+        project: the project.
+        pipeline: the pipeline's name.
+        only: the streams to run; the source is asked for its streams only where some are named.
+
+    Raises:
+        ConfigurationError: the project has no such pipeline, or the pipeline no such stream.
+        PipelineBusyError: another process runs the pipeline.
+        LakeError: the operational store does not answer.
+    """
+    from chronolake.pipeline.lease import raise_if_busy
+    from chronolake.pipeline.streams import chosen, pipeline_of, streams_of
+
+    pipeline_of(project, pipeline)
+    store = store_of(project)
+    if store is not None:
+        raise_if_busy(store, pipeline)
+    if only:
+        try:
+            streams = streams_of(project, pipeline)
+        except ChronolakeError:
+            # The run fails for the same reason, and records it.
+            return
+        chosen(streams, pipeline, only)
+
+
+def store_of(project: Project) -> Store | None:
+    """Return the operational store, or None if there is no lake yet: reading creates none."""
+    from chronolake.pipeline.store import Store
+
+    if project.lake.catalog.uri is None and not project.lake.catalog_file.is_file():
+        return None
+    return Store.open(project.lake)
+
+
+def _sync(
+    lake: Lake,
+    project: WatchedProject,
+    name: str,
+    only: Sequence[str],
+    progress: Progress,
+    *,
+    anew: bool = False,
+) -> Status | None:
+    """Run one pipeline; None if it could not begin: others may, and perhaps this one next time."""
+    from chronolake.pipeline.sync import sync as run
+
+    try:
+        now = project.now()
+        result = run(lake, now, name, only=only, watch=progress.show, reread=project.now, anew=anew)
+    except ChronolakeError as failure:
+        show_error(storage_error(failure) or failure, json=progress.json)
+        return None
+    if result.storage_failure is not None:
+        # Last, after what became of the streams: this is what to do something about.
+        show_error(result.storage_failure, json=progress.json)
+    return result.status
+
+
+def _leave(ended: Sequence[Status | None]) -> None:
+    from chronolake.pipeline.runs import Status
+
+    if all(status is Status.SUCCEEDED for status in ended):
+        return
+    fail(PARTIAL if any(status in {Status.SUCCEEDED, Status.PARTIAL} for status in ended) else 1)
+
+
+def _interval(text: str) -> float:
+    """Return the value of `--every` in seconds.
+
+    Raises:
+        BadParameter: the text is not a length of time.
+    """
+    from chronolake.durations import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as failure:
+        raise typer.BadParameter(str(failure), param_hint="--every") from None
+
+
+@app.command(epilog="Example: chronolake rebuild crm.Account")
+def rebuild(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="A table that a pipeline fills, schema.table.")
+    ],
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Make a table anew of all files in its raw lake, and swap it in, in one step.
+
+    Readers see the old table until then; it comes as far as the old one was.
+    """
+    from chronolake.pipeline.rebuild import rebuild as run
+
+    name = table_name(table)
+    wanted = project_of(project, lake, settings)
+    stream = stream_filling(wanted, name, json=json)
+    raise_if_it_cannot_begin(wanted, stream.pipeline)
+    with opened(wanted.lake, json=json) as there, leased_for(there, [stream]) as lease:
+        rows = run(there, stream, lease).written
+    if json:
+        print_json({"table": str(name), "rows": rows})
+    else:
+        console().print(f"{name} is made anew: {rows:,} rows")
+
+
+@app.command(epilog="Example: chronolake resync crm --stream Account")
+def resync(
+    pipeline: PipelineArgument,
+    *,
+    stream: StreamsOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Read all that the source has once more; what the tables know of the past stays.
+
+    A Data Lake v2 keeps every version: each table is made anew of all files that there are now. Of
+    a database all rows are read: those that differ from the table get a version, those that are
+    gone are deleted. Exit codes as of `sync`.
+    """
+    from chronolake.cli.progress import Progress
+    from chronolake.config import WatchedProject
+
+    wanted = project_of(project, lake, settings)
+    raise_if_it_cannot_begin(wanted, pipeline, stream or ())
+    same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
+    with opened(wanted.lake, json=json) as there, Progress(there.spark, json=json) as progress:
+        ended = _sync(there, same, pipeline, stream or (), progress, anew=True)
+    _leave([ended])
+
+
+def leased_for(lake: Lake, streams: Sequence[Stream]) -> AbstractContextManager[Lease]:
+    """The lease of the pipeline of some streams, above all that their tables know."""
+    from chronolake.pipeline.lease import greatest_token, leased
+    from chronolake.pipeline.store import Store
+
+    above = greatest_token(lake.catalog.find(stream.table) for stream in streams)
+    return leased(Store.open(lake.config), streams[0].pipeline, above=above)
+
+
+def compared(lake: Lake, report: VerifyReport, stream: Stream) -> VerifyReport:
+    """Add to a table's report whether it holds what its raw lake holds.
+
+    Args:
+        lake: the lake.
+        report: what is known of the table.
+        stream: the stream that fills it.
+
+    Raises:
+        PipelineBusyError: the pipeline runs.
+        SourceError: the lake cannot be read.
+    """
+    from chronolake.core import Promise
+    from chronolake.pipeline.rebuild import differences
+
+    with leased_for(lake, [stream]) as lease:
+        found = differences(lake, stream, lease)
+    broken = f"{found.missing:,} rows are missing, {found.extra:,} should not be there"
+    if found.hashes:
+        broken += f"; the hashes of {found.hashes:,} are not those of their values"
+    if found.columns:
+        broken += f"; columns are missing or have other types: {', '.join(found.columns)}"
+    promise = Promise(
+        "the table holds what its raw lake holds", found.count, broken if found.count else None
+    )
+    return replace(report, promises=(*report.promises, promise))
+
+
+def stream_filling(project: Project, table: TableName, *, json: bool) -> Stream:
+    """Return the stream that fills a table.
+
+    Args:
+        project: the project.
+        table: the table.
+        json: whether failures of other pipelines' sources are printed as JSON.
+
+    Raises:
+        ConfigurationError: no pipeline of the project fills it.
+    """
+    from chronolake.pipeline.streams import streams_of
+
+    for name in project.pipelines:
+        try:
+            streams = streams_of(project, name)
+        except ChronolakeError as failure:
+            # Another pipeline's source may be away.
+            show_error(failure, json=json)
+            continue
+        for stream in streams:
+            if stream.table == table:
+                return stream
+    raise ConfigurationError(
+        f"No pipeline of {project.file} fills the table.",
+        table=str(table),
+        hint="`chronolake status` lists the tables of all pipelines.",
+    )

@@ -1,0 +1,406 @@
+"""The commands around a project: what it is, and what became of it. None of them needs Spark."""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+# Typer reads annotations at run time, so the types in them are imported for good.
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import orjson
+import typer
+from rich.text import Text
+
+from chronolake.cli.app import (
+    JsonOption,
+    LakeOption,
+    ProjectOption,
+    SettingOption,
+    app,
+    console,
+    fail,
+    grid_of,
+    opened,
+    print_json,
+    print_json_lines,
+    show_error,
+)
+from chronolake.cli.pipelines import (
+    PipelineArgument,
+    StreamsOption,
+    leased_for,
+    project_of,
+    raise_if_it_cannot_begin,
+    store_of,
+)
+from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.storage import error_of
+
+if TYPE_CHECKING:
+    from chronolake.config import Project
+    from chronolake.pipeline.run_history import LastRuns, ObservedRun
+    from chronolake.pipeline.state import Position
+    from chronolake.source.protocol import Lag
+
+#: Length of an ISO instant up to its seconds.
+_SECONDS: Final = len("2024-01-01T00:00:00")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SCHEMA_FILE: Final = "chronolake.schema.json"
+_TEMPLATE: Final = """\
+# yaml-language-server: $schema=./chronolake.schema.json
+#
+# ${NAME} stands for the environment variable NAME: keep secrets there and not here.
+
+lake:
+  path: lake                # the lake's folder; a relative one is taken from this file's
+  # catalog:                # default: a SQLite file in the lake's folder
+  #   uri: postgresql://lake:${LAKE_PASSWORD}@db.internal/lake
+  # spark:
+  #   master: local[*]
+  #   conf: {spark.driver.memory: 4g}
+
+pipelines:
+  # crm:                    # your name for it, and for the schema of its tables
+  #   source:
+  #     type: data_lake_v2
+  #     path: ./crm-lake    # the folder that holds parquet/v2
+  #     org: X              # X in org=X
+  #     objects: [Account]  # every object when left out
+  #   mode: auto            # history where the source supports it, otherwise soft-delete;
+  #                         # or live, soft-delete, history
+  #   streams:              # what is different for single streams
+  #     Account: {table: accounts, mode: soft-delete}
+  # shop:
+  #   source:
+  #     type: postgres
+  #     dsn: postgresql://lake:${SHOP_PASSWORD}@db.internal/shop
+"""
+
+state = typer.Typer(
+    no_args_is_help=True,
+    help="Show or move how far a pipeline's tables are.",
+    epilog="Example: chronolake state show crm",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.add_typer(state, name="state")
+
+
+@app.command(epilog="Example: chronolake init ./shop")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")] = Path(),
+) -> None:
+    """Make a project: a chronolake.yml with comments, and its schema for editors."""
+    from chronolake.config import FILE_NAME
+
+    file = folder / FILE_NAME
+    if file.exists():
+        raise ConfigurationError(
+            f"{file} exists already.", hint="Edit it, or choose another folder."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(_TEMPLATE, encoding="utf-8")
+        (folder / _SCHEMA_FILE).write_bytes(_schema())
+    except OSError as failure:
+        raise error_of(failure, folder) from failure
+    console().print(
+        f"Made {file} and {_SCHEMA_FILE}. Describe a source in it, then `chronolake check`."
+    )
+
+
+@app.command(epilog="Example: chronolake schema > chronolake.schema.json")
+def schema() -> None:
+    """Print the JSON schema of chronolake.yml, for editors."""
+    typer.echo(_schema().decode(), nl=False)
+
+
+def _schema() -> bytes:
+    from chronolake.config import FileConfig
+
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(FileConfig.model_json_schema(), option=options)
+
+
+@app.command(epilog="Example: chronolake status --json")
+def status(
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """Show every stream: its table, what it can see, how far it is, and its last run."""
+    from chronolake.pipeline.run_history import last_runs
+    from chronolake.pipeline.state import positions
+    from chronolake.pipeline.streams import source_of, streams_of
+    from chronolake.source.protocol import LaggingSource
+
+    wanted = project_of(project, lake, settings)
+    rows = []
+    lags: dict[str, Lag] = {}
+    is_whole = True
+    for name in wanted.pipelines:
+        try:
+            lately = last_runs(wanted.lake, name)
+            source = source_of(wanted, name)
+            found = positions(wanted.lake, streams_of(wanted, name, source))
+            compared = _comparisons(wanted, name)
+            for position in found:
+                stream = position.stream.name
+                told = _status_of(position, lately.get((name, stream)))
+                rows.append({**told, "compared": compared.get(stream)})
+            if isinstance(source, LaggingSource):
+                lags[name] = source.lag()
+        except ChronolakeError as failure:
+            # Another pipeline's source may be there.
+            show_error(failure, json=json)
+            is_whole = False
+    if json:
+        print_json([{**row, "lag": _lag_json(lags.get(row["pipeline"]))} for row in rows])
+    else:
+        _print_status(rows, lags)
+    if not is_whole:
+        fail()
+
+
+def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
+    from chronolake.humanize import size
+
+    grid = grid_of("table", "mode", "sees", "waiting", "last run", "fresh as of")
+    for row in rows:
+        grid.add_row(
+            row["table"],
+            _mode_of(row),
+            row["sees"],
+            f"{row['files_waiting']:,}" if row["files_waiting"] else Text("-", style="dim"),
+            row["last_status"] or Text("none", style="dim"),
+            _age(row["behind_seconds"]) or Text("-", style="dim"),
+        )
+    console().print(grid)
+    for row in rows:
+        if row["error"]:
+            failed = (row["error"], "red")
+            hint = f"  {row['hint'] or ''}"
+            console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
+        for file in row["quarantined"]:
+            told = f"  without {file['mark']}: {file['reason']}"
+            console().print(Text.assemble((row["table"], "bold"), (told, "yellow")))
+        if compared := row["compared"]:
+            age = _age((datetime.now(UTC) - compared["at"]).total_seconds())
+            told = f"  compared with all of its source {age}: {compared['deleted']:,} deleted"
+            console().print(Text.assemble((row["table"], "bold"), told))
+    for name, one in lags.items():
+        told = f"  {size(one.behind_bytes)} of log behind; the source keeps {size(one.kept_bytes)}"
+        console().print(Text.assemble((name, "bold"), told))
+        if one.warning is not None:
+            console().print(Text(f"  {one.warning}", style="yellow"))
+
+
+def _mode_of(row: dict[str, Any]) -> Text:
+    chosen = (" (auto)" if row["auto"] else "", "dim")
+    if row["mode"]:
+        return Text.assemble(row["mode"], chosen)
+    return Text.assemble((row["wanted_mode"], "dim"), chosen, (", not there yet", "dim"))
+
+
+def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
+    """Of streams that were compared with all that their source has, when that was last so."""
+    from chronolake.source.protocol import COMPARED
+
+    store = store_of(project)
+    checkpoints = store.checkpoints(pipeline) if store else {}
+    told = {name: one[COMPARED] for name, one in checkpoints.items() if COMPARED in one}
+    return {
+        name: {**one, "at": _EPOCH + timedelta(microseconds=one["at"])}
+        for name, one in told.items()
+        # The first read of all has nothing to compare with.
+        if "deleted" in one
+    }
+
+
+def _age(seconds: float | None) -> str | None:
+    """A time in the past as people say it."""
+    if seconds is None:
+        return None
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
+    return None if lag is None else vars(lag)
+
+
+def _status_of(position: Position, lately: LastRuns | None) -> dict[str, Any]:
+    """How a stream is.
+
+    Args:
+        position: how far its table is.
+        lately: what became of it when it last ran; None: it never did.
+    """
+    from chronolake.pipeline.freshness import waiting_in
+    from chronolake.pipeline.run_history import behind_seconds
+
+    stream = position.stream
+    waiting = waiting_in(stream.folder, position.watermark)
+    fresh = lately.fresh_as_of if lately else None
+    return {
+        "pipeline": stream.pipeline,
+        "stream": stream.name,
+        "table": str(stream.table),
+        "mode": position.mode,
+        "wanted_mode": stream.mode,
+        "auto": stream.is_auto,
+        "sees": position.sight or stream.offered.sight,
+        "position": position.watermark,
+        "quarantined": [vars(file) for file in position.quarantine.files],
+        "files_waiting": waiting.files,
+        "bytes_waiting": waiting.bytes,
+        "fresh_as_of": fresh,
+        "behind_seconds": behind_seconds(fresh),
+        "last_status": lately.last.status if lately else None,
+        "error": lately.last.error if lately else None,
+        "hint": lately.last.hint if lately else None,
+    }
+
+
+@app.command(epilog="Example: chronolake runs crm --limit 5")
+def runs(
+    pipeline: Annotated[
+        str | None, typer.Argument(metavar="[PIPELINE]", help="Only this pipeline's.")
+    ] = None,
+    *,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")] = 20,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    settings: SettingOption = None,
+) -> None:
+    """List the newest runs, and what became of their streams."""
+    from chronolake.pipeline.run_history import runs as newest
+    from chronolake.pipeline.streams import pipeline_of
+
+    wanted = project_of(project, lake, settings)
+    found = newest(wanted.lake, pipeline=pipeline, limit=limit).runs
+    if pipeline is not None and not found:
+        # Runs of a pipeline that is not there any more are still shown.
+        pipeline_of(wanted, pipeline)
+    if json:
+        print_json_lines([_run_json(run) for run in found])
+        return
+    grid = grid_of("began (UTC)", "pipeline", "stream", "status", "rows", "written", "seconds")
+    for run in found:
+        named = run.run.began[:_SECONDS].replace("T", " "), run.run.pipeline
+        for place, one in enumerate(run.streams):
+            told = one.told
+            grid.add_row(
+                *(named if place == 0 else ("", "")),
+                told.stream,
+                told.status,
+                *(f"{number:,}" for number in (told.rows, told.written)),
+                f"{told.seconds:.1f}",
+            )
+    console().print(grid)
+    for run in found:
+        if run.run.error is not None:
+            words = (f"{run.run.began}  {run.run.pipeline}  ", (run.run.error, "red"))
+            console().print(Text.assemble(*words, f"  {run.run.hint or ''}"))
+
+
+def _run_json(run: ObservedRun) -> dict[str, Any]:
+    from chronolake.cli.progress import stream_json
+
+    streams = []
+    for one in run.streams:
+        before, after = one.states
+        left = {"files_left": one.told.files_left, "bytes_left": one.told.bytes_left}
+        streams.append(
+            {
+                **stream_json(one.told),
+                "stage": one.told.stage,
+                **left,
+                "before": before,
+                "after": after,
+                "changes": [vars(change) for change in one.changes],
+            }
+        )
+    return {**vars(run.run), "seconds": run.seconds, "streams": streams}
+
+
+@state.command("show", epilog="Example: chronolake state show crm")
+def state_show(
+    pipeline: PipelineArgument,
+    *,
+    stream: StreamsOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Print how far each stream is, as JSON.
+
+    `applied` is the last file that is in its table; `landed` is how far it has come in a source
+    whose changes land in our own raw lake, in the source's own terms.
+    """
+    from chronolake.pipeline.state import positions
+    from chronolake.pipeline.streams import chosen, streams_of
+
+    wanted = project_of(project, lake, settings)
+    streams = chosen(streams_of(wanted, pipeline), pipeline, stream or [])
+    found = positions(wanted.lake, streams)
+    store = store_of(wanted)
+    landed = store.checkpoints(pipeline) if store else {}
+    print_json(
+        {
+            one.stream.name: {"applied": one.watermark, "landed": landed.get(one.stream.name)}
+            for one in found
+        }
+    )
+
+
+@state.command("set", epilog="Example: chronolake state set crm Account batch=05/data-16.parquet")
+def state_set(
+    pipeline: PipelineArgument,
+    stream: Annotated[str, typer.Argument(metavar="STREAM")],
+    position: Annotated[
+        str, typer.Argument(metavar="FILE", help="The last file that counts as applied.")
+    ],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Move although files may be skipped.")] = False,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Move a stream's table to another file: what is skipped is missing until a rebuild."""
+    if not yes:
+        raise typer.BadParameter(
+            "what lies between would not be applied. Agree with --yes", param_hint="--yes"
+        )
+    _move(project_of(project, lake, settings), pipeline, [stream], position)
+
+
+@state.command("reset", epilog="Example: chronolake state reset crm --stream Account")
+def state_reset(
+    pipeline: PipelineArgument,
+    *,
+    stream: StreamsOption = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Forget how far tables are: the next sync applies every file again, which changes nothing."""
+    _move(project_of(project, lake, settings), pipeline, stream or [], None)
+
+
+def _move(project: Project, pipeline: str, names: list[str], watermark: str | None) -> None:
+    from chronolake.pipeline.state import move
+    from chronolake.pipeline.streams import chosen, streams_of
+
+    raise_if_it_cannot_begin(project, pipeline)
+    streams = chosen(streams_of(project, pipeline), pipeline, names)
+    with opened(project.lake, json=False) as there, leased_for(there, streams) as lease:
+        for stream in streams:
+            move(there, stream, lease, watermark)
+            console().print(f"{stream.table} is at {watermark or 'the beginning'}")

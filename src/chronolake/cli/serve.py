@@ -1,0 +1,191 @@
+"""The commands serve (gRPC destination) and ui (web UI).
+
+The command `serve`.
+
+The command `ui`.
+"""
+
+# ruff: noqa: PLC0415 - and what the command needs is imported by it: `--help` is instant
+# ruff: noqa: PLC0415 - and what the command needs is imported by it: `--help` is instant
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.text import Text
+
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    LakeOption,
+    ProjectOption,
+    SettingOption,
+    app,
+    configuration,
+    console,
+    fail,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from chronolake.ui import Address
+
+
+# Typer reads annotations at run time, so the types in them are imported for good.
+
+
+class BatchFormat(StrEnum):
+    """What batch files are written in."""
+
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+@app.command(epilog="Example: chronolake serve --port 50052")
+def serve(
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 50052,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Listen here; repeatable.",
+            show_default="127.0.0.1 and ::1",
+        ),
+    ] = None,
+    allow_plaintext: Annotated[
+        bool,
+        typer.Option("--allow-plaintext", help="Listen beyond loopback although there is no TLS."),
+    ] = False,
+    files_root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Refuse batch files outside this folder.", show_default="none"
+        ),
+    ] = None,
+    batch_format: Annotated[
+        BatchFormat, typer.Option(help="The batch files to ask for.")
+    ] = BatchFormat.CSV,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="PEM", help="The server's certificate chain.", show_default=False),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Its private key.", show_default=False)
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PEM",
+            help="Take only clients with a certificate of these authorities.",
+            show_default=False,
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Serve Prometheus metrics on this port.", show_default="off"),
+    ] = None,
+    max_workers: Annotated[int, typer.Option(help="Calls worked on at once.")] = 8,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that running batches have when told to stop.")
+    ] = 30.0,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Run the gRPC destination (Partner SDK v2) until SIGTERM; the log is JSON lines on stdout."""
+    from chronolake import server
+    from chronolake.errors import ConfigurationError
+
+    try:
+        options = server.ServeOptions(
+            port=port,
+            hosts=tuple(host) if host else server.LOOPBACK,
+            allow_plaintext=allow_plaintext,
+            files_root=files_root,
+            batch_format=batch_format.value,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+            metrics_port=metrics_port,
+            max_workers=max_workers,
+            grace=grace,
+        )
+    except ConfigurationError as failure:
+        raise typer.BadParameter(str(failure)) from failure
+    fail(server.serve(configuration(project, lake, config, settings), options))
+
+
+# Typer reads annotations at run time, so the types in them are imported for good.
+
+
+_PATIENCE_SECONDS: Final = 1.5
+
+
+@app.command(epilog="Example: chronolake ui --port 8787")
+def ui(
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Listen here; beyond loopback, only who has the token that is shown once gets in.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port; 0 takes any free one.")] = 8787,
+    browser: Annotated[
+        bool | None,
+        typer.Option(
+            "--open/--no-browser",
+            help="Open a browser.",
+            show_default="in a terminal",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show the lake in a browser, read-only, until Ctrl-C: tables, timelines, runs."""
+    from chronolake import ui as served
+    from chronolake.config import find_project
+    from chronolake.errors import ConfigurationError
+
+    # Pipelines are shown from a project's file; with --lake only from one that is named.
+    file = config or (find_project(project) if lake is None else None)
+    if lake is None and file is None:
+        raise ConfigurationError(
+            f"There is no chronolake.yml in {Path.cwd()} or a folder above it.",
+            hint="Name a lake's folder with --lake, or a project's with --project.",
+        )
+    wanted = configuration(project, lake, file, settings)
+    is_seen = sys.stdout.isatty() and not json
+    options = served.UiOptions(host, port, browser=is_seen if browser is None else browser)
+    served.serve(wanted, options, lambda address: _tell(address, json=json), project=file)
+    _leave()
+
+
+def _leave() -> None:
+    """See to it that the process ends soon: nothing is written here, so no reader is waited for."""
+    watch = threading.Timer(_PATIENCE_SECONDS, os._exit, [0])
+    watch.daemon = True
+    watch.start()
+
+
+def _tell(address: Address, *, json: bool) -> None:
+    if json:
+        told = {"url": address.url, "host": address.host, "port": address.port}
+        print_json(told | {"token": address.token}, pretty=False)
+    else:
+        console().print(Text(f"The page is at {address.url}"), soft_wrap=True)
+        if address.token:
+            console().print("The link is shown only once: who has it can read the whole lake.")
+        console().print("Ctrl-C ends it.", style="dim")
+    sys.stdout.flush()

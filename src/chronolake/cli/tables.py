@@ -1,0 +1,217 @@
+"""The commands that read tables: tables, history, diff.
+
+The commands that only look: they start no JVM.
+
+The command that compares a table with itself at another time.
+"""
+
+# ruff: noqa: PLC0415 - what a command needs is imported by that command: `--help` is instant
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from chronolake.cli import output
+from chronolake.cli.app import (
+    ConfigOption,
+    JsonOption,
+    LakeOption,
+    ProjectOption,
+    SettingOption,
+    TableArgument,
+    app,
+    configuration,
+    console,
+    existing,
+    fail,
+    pairs,
+    print_json,
+    table_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@app.command(epilog="Example: chronolake tables")
+def tables(
+    *,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """List the lake's tables: mode, key, rows or versions, files, last publication."""
+    from chronolake import inspect
+    from chronolake.inspect import render
+
+    found = inspect.tables(configuration(project, lake, config, settings))
+    if json:
+        print_json([table.as_json() for table in found])
+    else:
+        console().print(render.tables(found))
+
+
+@app.command(
+    epilog="Example: chronolake history sales.customers --key id=1",
+)
+def history(
+    table: TableArgument,
+    *,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="COLUMN=VALUE",
+            help="The record's key; once for each key column. Times in ISO 8601, bytes in base64.",
+            show_default=False,
+        ),
+    ] = None,
+    null: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--null",
+            metavar="COLUMN",
+            help="A key column whose value is null.",
+            show_default=False,
+        ),
+    ] = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show one record's timeline: its versions, what each changed, and how it ended."""
+    from chronolake import inspect
+    from chronolake.inspect import render
+
+    if not key and not null:
+        raise typer.BadParameter("give the record's key", param_hint="--key")
+    wanted = _key_of(key or (), null or ())
+    timeline = inspect.history(
+        configuration(project, lake, config, settings), table_name(table), wanted
+    )
+    if json:
+        print_json(timeline.as_json())
+    else:
+        console().print(render.timeline(timeline))
+    if not timeline.versions:
+        fail()
+
+
+def _key_of(given: Sequence[str], null: Sequence[str]) -> dict[str, str | None]:
+    """The record's key: text by column, None for null.
+
+    Raises:
+        BadParameter: a column is named twice.
+    """
+    key: dict[str, str | None] = dict(pairs(given, "--key"))
+    for column in null:
+        if column in key:
+            raise typer.BadParameter(f"{column} is given twice", param_hint="--null")
+        key[column] = None
+    return key
+
+
+@app.command(epilog="Example: chronolake usage --month 2026-11")
+def usage(
+    *,
+    month: Annotated[
+        str | None,
+        typer.Option(
+            "--month",
+            metavar="YYYY-MM",
+            help="A calendar month in UTC; the present one by default.",
+            show_default=False,
+        ),
+    ] = None,
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show monthly active rows: distinct rows (of history tables: versions) that were written.
+
+    Removing a row, closing a version, or a version sent again unchanged counts nothing.
+    """
+    from chronolake import inspect
+    from chronolake.inspect import render
+
+    if month is not None and not re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", month):
+        raise typer.BadParameter("write it like 2026-11", param_hint="--month")
+    wanted = month or datetime.now(UTC).strftime("%Y-%m")
+    found = inspect.usage(configuration(project, lake, config, settings), wanted)
+    if json:
+        print_json(
+            {
+                "month": wanted,
+                "rows": sum(each.rows for each in found),
+                "exact": all(each.is_exact for each in found),
+                "tables": [each.as_json() for each in found],
+            }
+        )
+    else:
+        console().print(render.usage(wanted, found))
+
+
+_SHOWN: Final = 100
+
+
+@app.command(
+    epilog="Example: chronolake diff sales.orders --from 2024-05-01 --to 2024-06-01",
+)
+def diff(
+    table: TableArgument,
+    *,
+    before: Annotated[
+        str,
+        typer.Option("--from", metavar="TIME", help="ISO 8601, in UTC unless it says otherwise."),
+    ],
+    after: Annotated[str, typer.Option("--to", metavar="TIME", help="A later time.")],
+    project: ProjectOption = None,
+    lake: LakeOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            min=0,
+            help="Show at most so many records; 0 for all. [default: 100; with --json all]",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+    settings: SettingOption = None,
+) -> None:
+    """Show the records that were inserted, changed or deleted between two times.
+
+    With --json one JSON object a record, streamed, sorted by key.
+    """
+    from chronolake.errors import HistoryWarning
+    from chronolake.table_diff import compared
+
+    name = table_name(table)
+    with existing(configuration(project, lake, config, settings), name, json=json) as opened:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", HistoryWarning)
+            found = compared(opened.table(name), before, after)
+        for warning in told:
+            console(stderr=True).print(f"Note: {warning.message}", style="yellow")
+        if json:
+            for record in found.records(limit or None):
+                print_json(record.as_json(), pretty=False)
+            return
+        limit = _SHOWN if limit is None else limit
+        records = list(found.records(limit + 1 if limit else None))
+        screen = console()
+        screen.print(output.differences(list(itertools.islice(records, limit or None))))
+        if limit and len(records) > limit:
+            screen.print(f"The first {limit:,} records; --limit 0 shows all.", style="dim")

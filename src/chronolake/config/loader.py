@@ -1,0 +1,448 @@
+"""Reading a configuration: the file, the environment and the flags, each over the one before."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from chronolake.config.project import FileConfig, Project
+from chronolake.config.sections import LakeConfig, LakeSection, known_keys
+from chronolake.env import KNOWN, PREFIX
+from chronolake.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+FILE_NAME: Final = "chronolake.yml"
+#: What tells sections of one key apart.
+_KIND: Final = "type"
+_REFERENCE: Final = re.compile(r"\$(\$\{|\{([^}]*)\})")
+#: Keys that hold settings of other software, under names of its own.
+_SETTINGS: Final = ("catalog.properties", "spark.conf")
+_OF_YAML: Final = (
+    "Give each key once, indent with blanks and not with tabs, and put quotes around texts with "
+    "characters such as `:`, `#`, `{` and `@`."
+)
+#: What Kubernetes and Docker set for a service called chronolake.
+_LINK: Final = re.compile(
+    r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def load(
+    path: Path | str, *, file: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> LakeConfig:
+    """The configuration of the lake in a folder.
+
+    Args:
+        path: the lake's folder; it need not exist.
+        file: the chronolake.yml to read. By default the one in the lake's folder, else the one in
+            the working directory, else none.
+        overrides: what flags say, by dotted key below `lake`, such as `{"spark.master": "local"}`;
+            a None is a flag that was not given.
+
+    Raises:
+        ConfigurationError: the file cannot be read, a key is unknown, a value does not fit, or a
+            referenced environment variable is missing.
+    """
+    folder = Path(path).expanduser().resolve()
+    source = _find(folder, file)
+    settings = _read(source) if source else {}
+    named = set(_referenced(settings))
+    # What pipelines need from the environment is none of this lake's business.
+    settings = {"lake": _resolve(settings.get("lake"), str(source), "lake")} | {
+        name: value for name, value in settings.items() if name not in {"lake", "pipelines"}
+    }
+    _check(FileConfig, settings, str(source) if source else "the configuration")
+    return _lake(folder, settings.get("lake"), overrides, named)
+
+
+def find_project(project: Path | None = None) -> Path | None:
+    """Return the chronolake.yml of a project.
+
+    Args:
+        project: its folder or the file itself; None for the working folder or the nearest folder
+            above it that has one.
+
+    Returns:
+        None if no folder was named and none has the file.
+
+    Raises:
+        ConfigurationError: the folder that was named has no such file.
+    """
+    if project is None:
+        here = Path.cwd()
+        places = (folder / FILE_NAME for folder in (here, *here.parents))
+        return next((file for file in places if file.is_file()), None)
+    file = project if project.is_file() else project / FILE_NAME
+    if not file.is_file():
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {project.resolve()}.",
+            hint="Name a project's folder with --project; `chronolake init` makes one.",
+        )
+    return file
+
+
+def project_at(
+    project: Path | None = None,
+    *,
+    lake: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Project:
+    """Return the project of a folder.
+
+    Args:
+        project: as for `find_project`.
+        lake: as for `load_project`.
+        overrides: as for `load`.
+
+    Raises:
+        ConfigurationError: there is no chronolake.yml, or something in it is wrong.
+    """
+    file = find_project(project)
+    if file is None:
+        raise ConfigurationError(
+            f"There is no {FILE_NAME} in {Path.cwd()} or a folder above it.",
+            hint="`chronolake init` makes one; --project names another folder.",
+        )
+    return load_project(file, lake=lake, overrides=overrides)
+
+
+def load_project(
+    file: Path, *, lake: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Project:
+    """A chronolake.yml with all that is in it.
+
+    Args:
+        file: the file.
+        lake: the lake's folder, if it is not the one that the file names.
+        overrides: as for `load`.
+
+    Raises:
+        ConfigurationError: as for `load`.
+    """
+    written = _read(file)
+    settings = _resolve(written, str(file))
+    checked = _check(FileConfig, settings, str(file))
+    folder = lake or file.parent / Path(checked.lake.path).expanduser()
+    return Project(
+        file.resolve(),
+        _lake(
+            folder.expanduser().resolve(),
+            settings.get("lake"),
+            overrides,
+            set(_referenced(written)),
+        ),
+        checked.pipelines,
+    )
+
+
+def lake_of_project(file: Path, *, overrides: Mapping[str, Any] | None = None) -> LakeConfig:
+    """The lake of a chronolake.yml, for those who only look at it.
+
+    What its pipelines need from the environment may be missing.
+
+    Args:
+        file: the file.
+        overrides: as for `load`.
+
+    Raises:
+        ConfigurationError: as for `load`.
+    """
+    written = _read(file)
+    settings = {name: part for name, part in written.items() if name != "pipelines"}
+    settings = _resolve(settings, str(file))
+    checked = _check(FileConfig, settings, str(file))
+    folder = (file.parent / Path(checked.lake.path).expanduser()).resolve()
+    return _lake(folder, settings.get("lake"), overrides, set(_referenced(written)))
+
+
+def sources_of_project(file: Path) -> dict[str, str]:
+    """The pipelines of a chronolake.yml, with the types of their sources, for those who only look.
+
+    What pipelines need from the environment may be missing, and what they say may be wrong.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is no YAML.
+    """
+    pipelines = _read(file).get("pipelines")
+    found: dict[str, str] = {}
+    for name, one in (pipelines if isinstance(pipelines, dict) else {}).items():
+        source = one.get("source") if isinstance(one, dict) else None
+        kind = source.get("type") if isinstance(source, dict) else None
+        found[str(name)] = str(kind or "")
+    return found
+
+
+def _lake(
+    folder: Path,
+    section: Mapping[str, Any] | None,
+    overrides: Mapping[str, Any] | None,
+    named: Collection[str],
+) -> LakeConfig:
+    """A lake's configuration: the file's section, then the environment, then the flags.
+
+    Args:
+        folder: the lake's.
+        section: `lake` of the file.
+        overrides: what flags say.
+        named: the environment variables that the file names.
+    """
+    lake = {name: value for name, value in (section or {}).items() if name != "path"}
+    for key, value in _from_environment(named):
+        _put(lake, key, value)
+        _check(LakeSection, lake, f"the environment variable {variable_of(key)}")
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            # In the file, the same key stands below `lake`: both spellings mean it.
+            _put(lake, key.removeprefix("lake."), value)
+            _check(LakeSection, lake, f"the setting {key}")
+    return LakeConfig(path=folder, **lake)
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a dotted key below `lake`."""
+    return PREFIX + key.replace(".", "_").upper()
+
+
+def keys(model: type[BaseModel] = LakeSection, prefix: str = "") -> Iterator[str]:
+    """The dotted keys below `lake` that hold a value, in the order of the file."""
+    for name in model.model_fields:
+        if section := _section(model, name):
+            yield from keys(section, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The model behind a key, when the key is a section and not a value."""
+    kind = model.model_fields[name].annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _find(folder: Path, file: Path | None) -> Path | None:
+    if file is not None:
+        return file
+    return next(
+        (place for place in (folder / FILE_NAME, Path(FILE_NAME).resolve()) if place.is_file()),
+        None,
+    )
+
+
+def _read(source: Path) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - most lakes have no file, and start sooner without a parser
+
+    class UniqueKeys(yaml.SafeLoader):
+        """YAML that refuses a key given twice instead of taking the last one."""
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+        names = [loader.construct_object(key, deep=True) for key, _ in node.value]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} is given twice",
+                    problem_mark=node.value[place][0].start_mark,
+                )
+        return loader.construct_mapping(node, deep=True)
+
+    UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    try:
+        # S506 is about unsafe loaders; this one is a SafeLoader.
+        content = yaml.load(source.read_text(encoding="utf-8"), Loader=UniqueKeys)  # noqa: S506
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = getattr(failure, "strerror", None)
+        raise ConfigurationError(
+            f"{source} cannot be read: {reason or 'it is not UTF-8 text'}.",
+            hint="Name one that is there and may be read; `chronolake init` makes one."
+            if reason
+            else "Save it as UTF-8.",
+        ) from failure
+    except yaml.MarkedYAMLError as failure:
+        mark = failure.problem_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        # Not chained: the parser's own message quotes the line, which may hold a password.
+        raise ConfigurationError(
+            f"{source}{line} is not valid YAML: {failure.problem}.", hint=_OF_YAML
+        ) from None
+    except yaml.YAMLError:
+        raise ConfigurationError(f"{source} is not valid YAML.", hint=_OF_YAML) from None
+    except ValueError as failure:
+        raise ConfigurationError(
+            f"{source} holds a value that YAML takes for another type: {failure}.",
+            hint="Put quotes around texts that look like dates or numbers.",
+        ) from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{source} must hold keys and values.", hint="Its first line is usually `lake:`."
+        )
+    return content
+
+
+def _resolve(value: Any, source: str, key: str = "") -> Any:
+    """The value with every `${NAME}` replaced from the environment."""
+    if isinstance(value, dict):
+        return {
+            name: _resolve(item, source, f"{key}.{name}" if key else str(name))
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_resolve(item, source, key) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def replacement(found: re.Match[str]) -> str:
+        if found[1] == "${":
+            return "${"
+        name = found[2]
+        if not _VARIABLE.fullmatch(name):
+            raise ConfigurationError(
+                f"{source}, {key}: `${{…}}` holds no name of an environment variable.",
+                hint="Write ${NAME}, or $${ for a plain ${.",
+            )
+        if name not in os.environ:
+            raise ConfigurationError(
+                f"{source}, {key}: the environment variable {name} is not set.",
+                hint=f"Set {name}, or write $${{ for a plain ${{.",
+            )
+        return os.environ[name]
+
+    return _REFERENCE.sub(replacement, value)
+
+
+def _referenced(value: Any) -> Iterator[str]:
+    """The environment variables that stand as `${NAME}` in a value."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _referenced(item)
+    elif isinstance(value, str):
+        yield from (found[2] for found in _REFERENCE.finditer(value) if found[2])
+
+
+def _from_environment(named: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What the environment sets, by dotted key.
+
+    Raises:
+        ConfigurationError: a variable of ours that nobody knows.
+    """
+    by_variable = {variable_of(key): key for key in keys() if key not in _SETTINGS}
+    for name in sorted(os.environ):
+        if name in by_variable:
+            yield by_variable[name], os.environ[name]
+        elif name.startswith(PREFIX) and not (name in KNOWN or name in named or _is_link(name)):
+            told = {one.removeprefix(PREFIX): one for one in (*by_variable, *sorted(KNOWN))}
+            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), told, n=1)
+            raise ConfigurationError(
+                f"The environment variable {name} is no setting.",
+                hint=f"The nearest one is {told[nearest[0]]}."
+                if nearest
+                else f"Names that begin with {PREFIX} are Chronolake's own: unset it, or give it "
+                "another name.",
+            )
+
+
+def _is_link(name: str) -> bool:
+    """Whether a variable is one that platforms set for a service called chronolake."""
+    is_address = name.endswith("_PORT") and "://" in os.environ[name]
+    return is_address or _LINK.fullmatch(name) is not None
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested mappings, which are copied on the way."""
+    for settings in _SETTINGS:
+        if key.startswith(f"{settings}."):
+            # What follows is one name, dots and all: spark.conf.spark.driver.memory.
+            path = [*settings.split("."), key.removeprefix(f"{settings}.")]
+            break
+    else:
+        path = key.split(".")
+    for section in path[:-1]:
+        tree[section] = dict(tree.get(section) or {})
+        tree = tree[section]
+    tree[path[-1]] = value
+
+
+def _check(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
+    try:
+        return model.model_validate(values)
+    except ValidationError as failure:
+        # Not chained: pydantic's error carries the refused values.
+        problems = failure.errors(include_url=False, include_input=False, include_context=False)
+        # A key that is missing is often one that is written wrongly.
+        unknown = (one for one in problems if one["type"] == "extra_forbidden")
+        problem = next(unknown, problems[0])
+        place, section = _place_of(model, problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            raise ConfigurationError(
+                f"{where}: unknown key {'.'.join(place)!r}.", hint=_nearest(place, section)
+            ) from None
+        reason = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "union_tag_not_found":
+            reason = f"it needs a `{_KIND}`"
+        raise ConfigurationError(
+            f"{where}: {'.'.join(place)}: {reason}.",
+            hint="`chronolake schema` prints what each key takes.",
+        ) from None
+
+
+def _place_of(model: type[BaseModel], told: Sequence[int | str]) -> tuple[list[str], Any]:
+    """Where a problem is, as users see it, and the annotation of the section that it is in.
+
+    Users do not see the kinds of sections, which pydantic names.
+    """
+    section: Any = None
+    level: Any = model
+    place = []
+    for part in map(str, told):
+        if get_origin(level) in {Union, UnionType}:
+            level = _of_kind(level, part)
+            continue
+        place.append(part)
+        section, level = level, _inside(level, part)
+    return place, section
+
+
+def _of_kind(union: Any, kind: str) -> Any:
+    """That of several sections which has a kind."""
+    sections: tuple[type[BaseModel], ...] = get_args(union)
+    return next(
+        section for section in sections if kind in get_args(section.model_fields[_KIND].annotation)
+    )
+
+
+def _inside(level: Any, name: str) -> Any:
+    """The annotation of what stands behind a key; behind a name that users give, its section."""
+    if isinstance(level, type) and issubclass(level, BaseModel):
+        fields = {field.alias or key: field for key, field in level.model_fields.items()}
+        return fields[name].annotation if name in fields else None
+    inside = get_args(level)
+    return inside[-1] if inside else None
+
+
+def _nearest(place: Sequence[str], section: Any) -> str:
+    """Words that name the known key nearest to an unknown one.
+
+    Args:
+        place: where the unknown key is.
+        section: the annotation of the section that it is in.
+    """
+    known = known_keys(section)
+    if near := difflib.get_close_matches(place[-1], known, n=1):
+        return f"Did you mean {'.'.join([*place[:-1], near[0]])!r}?"
+    elsewhere = [f"lake.{key}" for key in keys()] + [
+        f"lake.{key}" for key in LakeSection.model_fields
+    ]
+    for key in elsewhere:
+        if key.rpartition(".")[2] == place[-1]:
+            return f"Did you mean {key!r}?"
+    return f"Known keys are: {', '.join(known)}."

@@ -1,0 +1,38 @@
+"""The core: what happens to a table. Every change is staged, then published in one step."""
+
+from chronolake.core.alter import alter
+from chronolake.core.create import create
+from chronolake.core.history import write_history_batch
+from chronolake.core.maintain import MaintenancePlan, MaintenanceResult, maintain, planned
+from chronolake.core.merge import BatchResult
+from chronolake.core.migration import SwitchPlan, plan_switch, switch_mode
+from chronolake.core.reload import Gone, resync
+from chronolake.core.truncate import TruncateResult, truncate
+from chronolake.core.upsert import write_batch
+from chronolake.core.verify import Promise, VerifyReport, verify
+from chronolake.core.views import create_current_view
+from chronolake.description import TableDescription
+
+__all__ = [
+    "BatchResult",
+    "Gone",
+    "MaintenancePlan",
+    "MaintenanceResult",
+    "Promise",
+    "SwitchPlan",
+    "TableDescription",
+    "TruncateResult",
+    "VerifyReport",
+    "alter",
+    "create",
+    "create_current_view",
+    "maintain",
+    "plan_switch",
+    "planned",
+    "resync",
+    "switch_mode",
+    "truncate",
+    "verify",
+    "write_batch",
+    "write_history_batch",
+]

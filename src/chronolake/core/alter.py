@@ -1,0 +1,321 @@
+"""ALTER: columns added, dropped, retyped (with casts), and key changes.
+
+Changing the type of stored values: what Iceberg does in place, and what needs a rewrite.
+
+Changing a table's columns: add, drop, retype, and other keys, all or nothing.
+
+Source: `seeds/destination-connector.txt` ("AlterTable") and `specs/partner-sdk.md` 4.4. A request
+names the whole wanted set of columns. A column that it leaves out is kept with its data (and leaves
+the key) unless `drop_columns` is set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa  # noqa: TC002 - Spark reads the annotation
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake.change_set import RESERVED
+from chronolake.core.create import check_columns
+from chronolake.core.publish import until_published
+from chronolake.core.rewrite import drop_abandoned, publish_columns, rewrite
+from chronolake.core.sql import col
+from chronolake.description import describe_loaded
+from chronolake.errors import DuplicateKeyError, SchemaError, TypeChangeError
+from chronolake.parsing.columns import EMPTY_IS_VALUE, TEXT_KINDS, fitting
+from chronolake.session import CATALOG
+from chronolake.types import END, START, Column, ColumnType, Kind, Mode, mode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import Column as Expression
+    from pyspark.sql import DataFrame
+
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+
+_WHOLE: Final = {Kind.SHORT, Kind.INT, Kind.LONG}
+_FLOATING: Final = {Kind.FLOAT, Kind.DOUBLE}
+_NUMBERS: Final = _WHOLE | _FLOATING | {Kind.DECIMAL, Kind.BOOLEAN}
+_TIMES: Final = {Kind.NAIVE_DATE, Kind.NAIVE_DATETIME, Kind.UTC_DATETIME}
+_SHORT_LIMITS: Final = (-(2**15), 2**15 - 1)
+_WIDENING: Final = {
+    (Kind.SHORT, Kind.INT),
+    (Kind.SHORT, Kind.LONG),
+    (Kind.INT, Kind.LONG),
+    (Kind.FLOAT, Kind.DOUBLE),
+    (Kind.NAIVE_TIME, Kind.STRING),
+}
+
+
+def is_in_place(old: ColumnType, new: ColumnType) -> bool:
+    """Whether a column's type can change without touching its values."""
+    if old.kind is Kind.DECIMAL and new.kind is Kind.DECIMAL:
+        return old.scale == new.scale and (new.precision or 0) >= (old.precision or 0)
+    if old.kind in TEXT_KINDS and new.kind in TEXT_KINDS:
+        return True
+    return (old.kind, new.kind) in _WIDENING
+
+
+def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
+    """A value in its new type, or null where it does not fit.
+
+    Texts are read and written as batch files do (`seeds/destination-connector.txt`, "Examples of
+    data types"), but for bytes, which are a text's UTF-8. Numbers are no times, and times no
+    numbers: no unit is theirs. What has a fraction is rounded: half up to a decimal with fewer
+    digits, and to the nearest floating-point number, which must be finite. Otherwise a value fits
+    if it would come back as it was.
+    """
+    if new.kind is Kind.BINARY:
+        return _as_text(value, old.kind).cast("binary")
+    if new.kind in TEXT_KINDS and old.kind is Kind.BINARY:
+        return F.when(F.call_function("is_valid_utf8", value.cast("string")), value.cast("string"))
+    if new.kind in TEXT_KINDS:
+        return _as_text(value, old.kind)
+    if old.kind in TEXT_KINDS:
+        return _read(value, new)
+    if not any({old.kind, new.kind} <= alike for alike in (_NUMBERS, _TIMES)):
+        return F.lit(None).cast(new.sql)
+    return _cast(value, old, new)
+
+
+def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnType) -> Expression:
+    """Whether `converted` made null of a value that is something.
+
+    An empty text is nothing where it is no value of the new type, as in batch files.
+    """
+    is_value = value.isNotNull()
+    if old.kind in TEXT_KINDS and new.kind not in EMPTY_IS_VALUE:
+        is_value &= value != ""
+    return is_value & result.isNull()
+
+
+def _read(text: Expression, kind: ColumnType) -> Expression:
+    def read(texts: pa.Array) -> pa.Array:
+        return fitting(texts, kind)
+
+    return F.arrow_udf(read, kind.sql)(text)
+
+
+def _cast(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
+    result = value.try_cast(new.sql)
+    if new.kind is Kind.SHORT:
+        result = F.when(result.between(*_SHORT_LIMITS), result)
+    if new.kind not in {*_FLOATING, Kind.DECIMAL} or old.kind in _WHOLE:
+        # What does not come back as it was has lost something: a fraction, a time of day, a number
+        # that became true.
+        result = F.when(result.try_cast(old.sql).eqNullSafe(value), result)
+    if new.kind in _FLOATING:
+        if old.kind in _WHOLE:
+            # This one comes back as the greatest of all, which it is not.
+            result = F.when(result < F.lit(2.0**63), result)
+        overflows = F.abs(result) == F.lit(float("inf")).cast(new.sql)
+        was_infinite = F.abs(value.try_cast("double")) == F.lit(float("inf"))
+        result = F.when(~overflows | was_infinite, result)
+    return result
+
+
+def _as_text(value: Expression, kind: Kind) -> Expression:
+    match kind:
+        case Kind.UTC_DATETIME:
+            return F.concat(_iso(value), F.lit("Z"))
+        case Kind.NAIVE_DATETIME:
+            return _iso(value)
+        case _:
+            return value.cast("string")
+
+
+def _iso(value: Expression) -> Expression:
+    """An ISO time without the zeros that end its fraction, and without an empty fraction."""
+    seconds = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss")
+    fraction = F.regexp_replace(F.date_format(value, "SSSSSS"), "0+$", "")
+    return F.concat(seconds, F.when(fraction != "", F.concat(F.lit("."), fraction)).otherwise(""))
+
+
+_SAME: Final = f"{RESERVED}same"
+_NEXT: Final = f"{RESERVED}next"
+
+
+@dataclass(frozen=True)
+class AlterPlan:
+    """What has to happen to a table.
+
+    Attributes:
+        columns: the columns afterwards, in table order.
+        converted: columns whose stored values have to be rewritten, by name, as they were.
+        changes_key: whether rows may no longer be told apart by the new key.
+    """
+
+    columns: tuple[Column, ...]
+    converted: dict[str, Column]
+    changes_key: bool
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        """The key afterwards."""
+        return tuple(column.name for column in self.columns if column.primary_key)
+
+
+def plan_alter(
+    description: TableDescription, wanted: Sequence[Column], *, drop_columns: bool
+) -> AlterPlan | None:
+    """What a request asks of a table, or None if the table is like that already.
+
+    Raises:
+        SchemaError: the wanted columns make no table, or would switch history mode.
+    """
+    check_columns(description.name, wanted)
+    by_name = {column.name: column for column in wanted}
+    columns = []
+    for stored in description.columns:
+        if stored.name in by_name:
+            columns.append(by_name[stored.name])
+        elif not drop_columns:
+            columns.append(replace(stored, primary_key=False))
+    columns += [column for column in wanted if column.name not in description.by_name]
+    if tuple(columns) == description.columns:
+        return None
+    check_columns(description.name, columns)
+    after = mode_of(column.name for column in columns)
+    if (after is Mode.HISTORY) != (description.mode is Mode.HISTORY):
+        raise SchemaError(
+            f"The columns would switch the table from {description.mode} to {after} mode.",
+            table=str(description.name),
+            hint="Switch the mode with a migration; AlterTable keeps it.",
+        )
+    before = description.by_name
+    retyped = {
+        column.name: before[column.name]
+        for column in columns
+        if column.name in before
+        and not is_in_place(before[column.name].type, column.type)
+        and before[column.name].type != column.type
+    }
+    old_key = set(description.record_key)
+    new_key = {column.name for column in columns if column.primary_key}
+    if after is Mode.HISTORY:
+        new_key.discard(START)
+    # Rows that a key tells apart are told apart by a greater one; without a key nothing is known.
+    is_greater = bool(old_key) and old_key <= new_key - retyped.keys()
+    return AlterPlan(tuple(columns), retyped, bool(new_key) and not is_greater)
+
+
+def alter(
+    lake: Lake,
+    name: TableName,
+    columns: Sequence[Column],
+    *,
+    drop_columns: bool,
+    guard: Callable[[IcebergTable], None] | None = None,
+) -> bool:
+    """Give a table the wanted columns, types and key; all of it or nothing.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        columns: the wanted columns; the table keeps the order of those it has.
+        drop_columns: whether columns that are not wanted are dropped (or kept with their data).
+        guard: of the pipeline that fills the table: asked about each state of it that is to change;
+            raises if the pipeline's process may not write to it any more. Without one, the table
+            must not be filled by a pipeline.
+
+    Returns:
+        Whether anything had to change.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        ConfigurationError: a pipeline fills it.
+        SchemaError: the wanted columns make no table.
+        TypeChangeError: stored values do not fit their new type.
+        DuplicateKeyError: rows would have the same new key.
+        CommitError: others were first too often.
+        Exception: what `guard` raises; nothing has changed.
+    """
+    drop_abandoned(lake)
+
+    def attempt(table: IcebergTable) -> bool:
+        if guard is not None:
+            guard(table)
+        plan = plan_alter(describe_loaded(table), columns, drop_columns=drop_columns)
+        if plan is None:
+            return False
+        _run(lake, table, plan)
+        return True
+
+    return until_published(lake, name, attempt, also_pulled=guard is not None)
+
+
+def _run(lake: Lake, table: IcebergTable, plan: AlterPlan) -> None:
+    stored = lake.spark.table(f"{CATALOG}.{table.name.sql}")
+    rows = _with_new_types(stored, table, plan) if plan.converted else stored
+    if plan.changes_key:
+        _check_key(rows, table, plan)
+    if plan.converted:
+        rewrite(lake, table, columns=plan.columns, replaced=plan.converted, rows=rows)
+    else:
+        publish_columns(table, plan.columns)
+
+
+def _with_new_types(stored: DataFrame, table: IcebergTable, plan: AlterPlan) -> DataFrame:
+    types = {column.name: column.type for column in plan.columns}
+    new = {
+        column.name: converted(col(column.name), plan.converted[column.name].type, column.type)
+        for column in plan.columns
+        if column.name in plan.converted
+    }
+    lost = stored.agg(
+        *(
+            F.count_if(is_lost(col(name), value, plan.converted[name].type, types[name])).alias(
+                f"lost{number}"
+            )
+            for number, (name, value) in enumerate(new.items())
+        )
+    ).first()
+    for column, count in zip(plan.converted.values(), lost or (), strict=False):
+        if count:
+            raise TypeChangeError(
+                f"{count} stored {'value' if count == 1 else 'values'} of type {column.type} "
+                f"{'does' if count == 1 else 'do'} not fit {types[column.name]}.",
+                table=str(table.name),
+                column=column.name,
+                hint="Choose a type that holds them, or correct them at the source.",
+            )
+    old = set(stored.columns)
+    return stored.select(
+        *(
+            (new.get(column.name, col(column.name)) if column.name in old else F.lit(None))
+            .cast(column.type.sql)
+            .alias(column.name)
+            for column in plan.columns
+        )
+    )
+
+
+def _check_key(rows: DataFrame, table: IcebergTable, plan: AlterPlan) -> None:
+    have = set(rows.columns)
+    named = f"({', '.join(plan.primary_key)})"
+    if mode_of(have) is Mode.HISTORY:
+        what = f"Versions of one record would overlap with the key {named}."
+        in_order = Window.partitionBy(
+            *(col(name) for name in plan.primary_key if name in have and name != START)
+        ).orderBy(START)
+        following = rows.select(START, END, F.lead(START).over(in_order).alias(_NEXT))
+        repeated = following.where(col(_NEXT) <= F.greatest(col(START), col(END)))
+    else:
+        what = f"Rows of the table would have the same key {named}."
+        key = [col(name) for name in plan.primary_key if name in have]
+        counted = rows.groupBy(*key).agg(F.count(F.lit(1)).alias(_SAME))
+        repeated = counted.where(col(_SAME) > 1)
+    if not repeated.isEmpty():
+        raise DuplicateKeyError(
+            what,
+            table=str(table.name),
+            hint="Choose a key that tells them apart, or re-sync the table.",
+        )

@@ -1,0 +1,163 @@
+"""Making a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from chronolake.cancellation import raise_if_cancelled
+from chronolake.change_set import RESERVED, expect_unreserved
+from chronolake.errors import CallCancelledError, SchemaError
+from chronolake.failpoints import reach
+from chronolake.iceberg import COLUMNS_PROPERTY, columns_to_json
+from chronolake.types import ACTIVE, END, METADATA_COLUMNS, START, SYNCED, Kind, Mode, mode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.lake import Lake
+    from chronolake.types import Column, TableName
+
+_EXPECTED: Final = {START: Kind.UTC_DATETIME, END: Kind.UTC_DATETIME, ACTIVE: Kind.BOOLEAN}
+
+#: Iceberg keeps statistics of the first so many columns unless it is told otherwise.
+_MEASURED_COLUMNS: Final = 100
+
+PROPERTIES: Final = {
+    "format-version": "3",
+    # Removed rows become deletion vectors: a batch never rewrites the files it touches.
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    # A batch's rows are few and come as they are; maintenance sorts them by key later.
+    "write.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    "write.parquet.compression-codec": "zstd",
+    # A scan of a compacted table is spread over tasks by row groups, and skips those without its
+    # keys.
+    "write.parquet.row-group-size-bytes": str(16 * 2**20),
+    # Batches leave small files: one Spark task reads up to 64 of them, not 4.
+    "read.split.open-file-cost": str(256 * 2**10),
+    # Every statement reads every manifest, and a batch makes several.
+    "commit.manifest.min-count-to-merge": "10",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
+    """Create an empty table, and its schema where that is missing.
+
+    A history table is partitioned by `_fivetran_active`, so that today's state is one partition.
+
+    Raises:
+        TableExistsError: the table exists; it is untouched.
+        SchemaError: the columns make no table, or the schema is reserved.
+        CallCancelledError: the call that this thread works for was cancelled; neither the table nor
+            a schema that was made for it is there.
+    """
+    expect_unreserved(name)
+    check_columns(name, columns)
+    # Held, so that whoever sends the request again finds the table made or gone.
+    with lake.writing(name):
+        had_schema = lake.catalog.has_schema(name.schema)
+        lake.catalog.create(
+            name,
+            columns,
+            location=lake.new_location(),
+            properties=properties_of(columns),
+            partition_by=partitioning_of(columns),
+        )
+        reach("create.committed")
+        try:
+            raise_if_cancelled()
+        except CallCancelledError:
+            _undo(lake, name, had_schema=had_schema)
+            raise
+
+
+def _undo(lake: Lake, name: TableName, *, had_schema: bool) -> None:
+    table = lake.catalog.find(name)
+    if table is None or table.snapshot_id is not None:
+        # Another process has renamed it, or written to it already.
+        return
+    lake.catalog.drop(name, purge=True)
+    lake.catalog.delete_folder(table)
+    if not had_schema:
+        lake.catalog.drop_schema_if_empty(name.schema)
+
+
+def partitioning_of(columns: Sequence[Column]) -> list[str]:
+    """The columns that a table with these columns is partitioned by."""
+    return [ACTIVE] if mode_of(column.name for column in columns) is Mode.HISTORY else []
+
+
+def properties_of(columns: Sequence[Column]) -> dict[str, str]:
+    """The properties of a new table with these columns."""
+    return {**PROPERTIES, **column_properties(columns)}
+
+
+def column_properties(columns: Sequence[Column]) -> dict[str, str]:
+    """The properties that change with a table's columns."""
+    properties = {COLUMNS_PROPERTY: columns_to_json(columns)}
+    if len(columns) > _MEASURED_COLUMNS:
+        # Scans are pruned by keys and times: they need statistics wherever they stand.
+        pruning = {SYNCED, START, END} | {column.name for column in columns if column.primary_key}
+        properties |= {
+            f"write.metadata.metrics.column.{column.name}": "truncate(16)"
+            for column in columns
+            if column.name in pruning
+        }
+    return properties
+
+
+def check_columns(name: TableName, columns: Sequence[Column]) -> None:
+    """Refuse columns that make no table.
+
+    Raises:
+        SchemaError: no columns, two of one name, a reserved name, or a history column that has not
+            the type it needs.
+    """
+    table = str(name)
+    if "\0" in table:
+        raise SchemaError(
+            "The name holds the character NUL, which no catalog keeps.",
+            table=table.replace("\0", "␀"),
+            hint="Choose another name for the schema or the table.",
+        )
+    if not columns:
+        raise SchemaError(
+            "A table needs at least one column.", table=table, hint="Send its columns with it."
+        )
+    for column_name, count in Counter(column.name for column in columns).items():
+        problem = (
+            "A column has no name."
+            if not column_name
+            else "A name holds the character NUL, which no catalog keeps."
+            if "\0" in column_name
+            else f"Names that begin with {RESERVED} are reserved."
+            if column_name.startswith(RESERVED)
+            else "Iceberg keeps the name for itself: a table that has it cannot be read."
+            if column_name in METADATA_COLUMNS
+            else "Two columns have the same name."
+            if count > 1
+            else None
+        )
+        if problem:
+            raise SchemaError(
+                problem,
+                table=table,
+                column=column_name,
+                hint="Rename the column.",
+            )
+    if mode_of(column.name for column in columns) is not Mode.HISTORY:
+        return
+    for column in columns:
+        kind = _EXPECTED.get(column.name, column.type.kind)
+        if column.type.kind is not kind:
+            raise SchemaError(
+                f"A history table's {column.name} is {kind}, not {column.type}.",
+                table=table,
+                column=column.name,
+                hint="Send the system columns with the types that the guide gives them.",
+            )

@@ -1,0 +1,464 @@
+"""Maintenance with Iceberg's own procedures: fewer and sorted files, fewer snapshots."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.containment import expect_newest
+from chronolake.core.rewrite import drop_abandoned
+from chronolake.core.staging import StagedWrite, Stopwatch
+from chronolake.core.table_swap import replacements_of
+from chronolake.description import describe_loaded
+from chronolake.errors import CommitConflictError, LakeError
+from chronolake.iceberg import (
+    HIDDEN,
+    MAIN,
+    SCRATCH_SCHEMA,
+    java_class_of,
+    java_message_of,
+    spark_words,
+)
+from chronolake.identity import version_of
+from chronolake.location import is_inside, plain
+from chronolake.presence import are_executors_elsewhere
+from chronolake.session import CATALOG
+from chronolake.types import START, literal, now_micros, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from chronolake.config import MaintenanceConfig
+    from chronolake.containment import Containment
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+log = structlog.get_logger(__name__)
+
+#: Removed rows hide in a file until it is rewritten; beyond this share a file is worth it.
+_FILE_DELETE_RATIO: Final = 0.1
+#: Orphans that are listed before they are deleted: as many as Iceberg's procedure returns.
+_LISTED_ORPHANS: Final = 20_000
+_DELETED_AT_ONCE: Final = 1_000
+_LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
+
+#: A reader passes over fewer removed rows than these without noticing.
+_REMOVED_ROWS: Final = 10_000
+
+#: So many times the threshold of small files, and maintenance no longer waits for a quiet moment.
+_URGENT: Final = 4
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """A table's files, as its current snapshot's summary and its metadata tell.
+
+    Attributes:
+        data_files: number of data files.
+        small_files: how many more data files there are than files of the least useful size would
+            hold, that is, how many a compaction could save at best.
+        data_bytes: size of all files.
+        records: stored rows, removed ones included.
+        removed: rows that deletion vectors mark as removed.
+        hidden_small_files: as `small_files`, of the rows that only later writes see
+            (`iceberg.HIDDEN`).
+        expirable: snapshots that the configuration no longer keeps.
+    """
+
+    data_files: int
+    small_files: int
+    data_bytes: int
+    records: int
+    removed: int
+    expirable: int
+    hidden_small_files: int = 0
+
+
+@dataclass(frozen=True)
+class MaintenancePlan:
+    """What is to be done to a table, and why.
+
+    Attributes:
+        table: the table.
+        files: what it is made of.
+        compact, compact_hidden: whether its files, or those of its hidden rows, are compacted.
+        expire: whether old snapshots go.
+        orphans: whether files go that no snapshot names.
+        reasons: which thresholds of the configuration are passed, in words.
+        is_urgent: whether it is far beyond them.
+    """
+
+    table: TableName
+    files: TableFiles
+    compact: bool
+    compact_hidden: bool
+    expire: bool
+    orphans: bool
+    reasons: tuple[str, ...]
+    is_urgent: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a threshold is passed: what `serve` acts on."""
+        return bool(self.reasons)
+
+    @property
+    def reason(self) -> str:
+        """The thresholds that are passed in one line, or "in order"."""
+        return ", ".join(self.reasons) or "in order"
+
+
+@dataclass(frozen=True)
+class MaintenanceResult:
+    """What was done.
+
+    Attributes:
+        plan: what was needed.
+        rewritten: data files that were compacted.
+        written: data files that they became.
+        expired: snapshots that were expired.
+        orphans: files that no snapshot named, now gone.
+        postponed: whether batches kept changing the same files, so that compaction gave way.
+        seconds: how long it took.
+    """
+
+    plan: MaintenancePlan
+    rewritten: int = 0
+    written: int = 0
+    expired: int = 0
+    orphans: int = 0
+    postponed: bool = False
+    seconds: float = 0.0
+
+
+def files_of(table: IcebergTable, config: MaintenanceConfig) -> TableFiles:
+    """Read a table's figures from its metadata; no file is opened."""
+    summary = table.summary_of(MAIN)
+    data_files = int(summary.get("total-data-files", 0))
+    kept = datetime.now(UTC) - timedelta(hours=config.snapshot_age_hours)
+    ages = sorted(int(snapshot.timestampMillis()) for snapshot in table.metadata.snapshots())
+    # Each branch keeps so many.
+    newest = config.keep_snapshots * (1 if table.branch(HIDDEN) is None else 2)
+    old = [age for age in ages[:-newest] if age < kept.timestamp() * 1000]
+    return TableFiles(
+        data_files=data_files,
+        small_files=_small_files(summary, config),
+        data_bytes=int(summary.get("total-files-size", 0)),
+        records=int(summary.get("total-records", 0)),
+        removed=int(summary.get("total-position-deletes", 0)),
+        expirable=len(old),
+        hidden_small_files=_small_files(table.summary_of(HIDDEN), config),
+    )
+
+
+def _small_files(summary: Mapping[str, str], config: MaintenanceConfig) -> int:
+    files = int(summary.get("total-data-files", 0))
+    return config.spare_files(files, int(summary.get("total-files-size", 0)))
+
+
+def plan_maintenance(
+    name: TableName, files: TableFiles, config: MaintenanceConfig
+) -> MaintenancePlan:
+    """What a table with these files needs under this configuration."""
+    reasons = []
+    if files.small_files >= config.small_files:
+        reasons.append(f"{files.small_files} small files")
+    # Every batch removes most rows of a tiny table: to compact it each time would cost more than
+    # the batch, and make other processes stage theirs again.
+    is_worth_it = files.removed >= _REMOVED_ROWS and files.records > 0
+    if is_worth_it and files.removed / files.records >= config.deletion_vector_ratio:
+        reasons.append(f"{100 * files.removed // files.records} % of the stored rows are removed")
+    compact = bool(reasons)
+    compact_hidden = files.hidden_small_files >= config.small_files
+    if compact_hidden:
+        reasons.append(f"{files.hidden_small_files} small files of hidden rows")
+    expire = files.expirable >= config.small_files
+    if expire:
+        reasons.append(f"{files.expirable} old snapshots")
+    return MaintenancePlan(
+        name,
+        files,
+        compact,
+        compact_hidden,
+        expire,
+        orphans=False,
+        reasons=tuple(reasons),
+        is_urgent=files.small_files >= _URGENT * config.small_files,
+    )
+
+
+def planned(lake: Lake, name: TableName) -> MaintenancePlan:
+    """What a table needs now.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+    """
+    table = lake.catalog.find(name)
+    if table is None:
+        raise lake.missing(name)
+    config = lake.config.maintenance
+    return plan_maintenance(name, files_of(table, config), config)
+
+
+def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> MaintenanceResult:
+    """Compact and sort a table's files by key, expire snapshots, remove orphans.
+
+    Batches go on meanwhile: one that changes a file under compaction wins, and the compaction is
+    postponed. What the table holds does not change.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        only_if_needed: do only what the thresholds of the configuration ask for, and leave
+            orphans alone; otherwise do everything.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        LakeLocationError: its metadata or a file that it lists lies outside the opened lake.
+    """
+    began = time.monotonic()
+    plan = planned(lake, name)
+    if only_if_needed and not plan.is_needed:
+        return MaintenanceResult(plan)
+    table = lake.catalog.load(name)
+    lake.containment.expect_inside(table)
+    borrowed = lake.containment.expect_files_inside(table)
+    if not only_if_needed:
+        plan = replace(plan, compact=True, compact_hidden=True, expire=True, orphans=True)
+    result = MaintenanceResult(plan)
+    for branch, wanted in ((MAIN, plan.compact), (HIDDEN, plan.compact_hidden)):
+        if wanted:
+            result = _compacted(lake, lake.catalog.load(name), branch, result)
+    if plan.expire and borrowed:
+        # To expire the snapshots that list them would delete them, whoever else needs them.
+        log.warning("expiry_skipped", table=str(name), files=len(borrowed), file=borrowed[0])
+    elif plan.expire:
+        result = replace(result, expired=_expire(lake, name))
+    if plan.orphans:
+        drop_abandoned(lake)
+        result = replace(result, orphans=_remove_orphans(lake, name))
+    result = replace(result, seconds=time.monotonic() - began)
+    log.info(
+        "maintained",
+        table=str(name),
+        reason=plan.reason,
+        rewritten=result.rewritten,
+        written=result.written,
+        expired=result.expired,
+        orphans=result.orphans,
+    )
+    return result
+
+
+def _compacted(
+    lake: Lake, table: IcebergTable, branch: str, before: MaintenanceResult
+) -> MaintenanceResult:
+    """Compact a branch of a table, and add what was done to what was done before."""
+    if not int(table.summary_of(branch).get("total-data-files", 0)):
+        return before
+    try:
+        if are_executors_elsewhere(lake.spark):
+            row = _compact_staged(lake, table, branch)
+        else:
+            row = _compact(lake, describe_loaded(table), branch)
+    except (CommitConflictError, Py4JError, PySparkException) as failure:
+        if not _lost_race(failure):
+            raise
+        reason = java_message_of(failure)
+        log.info("compaction_postponed", table=str(table.name), branch=branch, reason=reason)
+        return replace(before, postponed=True)
+    return replace(
+        before,
+        rewritten=before.rewritten + row["rewritten_data_files_count"],
+        written=before.written + row["added_data_files_count"],
+    )
+
+
+def _lost_race(failure: Exception) -> bool:
+    text = f"{java_class_of(failure)} {failure}"
+    return isinstance(failure, CommitConflictError) or any(name in text for name in _LOST_RACES)
+
+
+def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
+    """Rewrite files that are small or hide removed rows, sorted by key and start.
+
+    Sorted files have narrow key ranges, so that a record's history is found without reading more
+    than a few row groups.
+    """
+    order = [*description.record_key]
+    if START in description.primary_key:
+        order.append(START)
+    by = ", ".join(f"{quoted(name)} ASC NULLS FIRST" for name in order)
+    strategy = f"strategy => 'sort', sort_order => {literal(by)}, " if order else ""
+    return _call(
+        lake,
+        "rewrite_data_files",
+        f"table => {literal(description.name.sql)}, branch => {literal(branch)}, {strategy}"
+        f"options => map('delete-ratio-threshold', '{_FILE_DELETE_RATIO}', "
+        "'remove-dangling-deletes', 'true', 'min-input-files', '2')",
+    )
+
+
+def _compact_staged(lake: Lake, table: IcebergTable, branch: str) -> Any:
+    """Compact a branch aside, and publish only files that the driver has.
+
+    A batch that is published meanwhile wins, whatever it changes.
+    """
+    write = StagedWrite(table, lake.spark, Stopwatch())
+    staged = write if branch == MAIN else write.hidden
+    try:
+        row = _compact(lake, describe_loaded(table), staged.begin())
+        write.publish_files()
+    except BaseException:
+        write.abandon()
+        raise
+    return row
+
+
+def _expire(lake: Lake, name: TableName) -> int:
+    config = lake.config.maintenance
+    before = _snapshots(lake, name)
+    _call(
+        lake,
+        "expire_snapshots",
+        f"table => {literal(name.sql)}, older_than => {_ago(config.snapshot_age_hours)}, "
+        f"retain_last => {config.keep_snapshots}, clean_expired_metadata => true",
+    )
+    # Batches may have made new ones meanwhile.
+    return len(before - _snapshots(lake, name))
+
+
+def _snapshots(lake: Lake, name: TableName) -> set[int]:
+    return {int(one.snapshotId()) for one in lake.catalog.load(name).metadata.snapshots()}
+
+
+def _remove_orphans(lake: Lake, name: TableName) -> int:
+    """Remove old files in a table's folder that no table of the lake needs."""
+    table = lake.catalog.load(name)
+    limit = _micros_ago(lake.config.maintenance.orphan_age_hours)
+    begin = 0
+    # What a table had before it was replaced became orphans then, however old the files are.
+    for replacement in replacements_of(table):
+        if replacement.ended_micros > limit:
+            limit = min(limit, begin)
+            break
+        begin = replacement.began_micros
+    if limit == 0:
+        return 0
+    removed = 0
+    while found := _orphans(lake, name, limit):
+        _expect_newest(table.refreshed(), found)
+        mine = removable(found, table.location, lake.containment, needed_elsewhere(lake, table))
+        for start in range(0, len(mine), _DELETED_AT_ONCE):
+            part = mine[start : start + _DELETED_AT_ONCE]
+            table.java.io().deleteFiles(lake.catalog.list(part))
+        removed += len(mine)
+        if len(found) < _LISTED_ORPHANS or not mine:
+            break
+    return removed
+
+
+def _orphans(lake: Lake, name: TableName, limit: int) -> list[str]:
+    """List old files in a table's folder that its own metadata does not list, up to some."""
+    # It only lists: what it would delete itself is all that this one table does not know.
+    rows = lake.spark.sql(
+        f"CALL {CATALOG}.system.remove_orphan_files(table => {literal(name.sql)}, "
+        f"older_than => {_timestamp(limit)}, dry_run => true, stream_results => true)"
+    )
+    return [row[0] for row in rows.take(_LISTED_ORPHANS)]
+
+
+def _expect_newest(table: IcebergTable, orphans: Iterable[str]) -> None:
+    """Raise if a file that is no longer needed is metadata newer than the table's.
+
+    Raises:
+        LakeLocationError: it is: another catalog writes the same table.
+    """
+    folder = f"{table.location.rstrip('/')}/metadata"
+    numbers = [version_of(file) for file in orphans if is_inside(file, folder)]
+    expect_newest(table, max((one for one in numbers if one is not None), default=None))
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What other tables need of a table's folder.
+
+    Attributes:
+        files: files that they list.
+        folders: their own folders, where these lie in the table's.
+    """
+
+    files: frozenset[str]
+    folders: tuple[str, ...]
+
+
+def needed_elsewhere(lake: Lake, table: IcebergTable) -> Needed | None:
+    """Find what other tables of the lake need in a table's folder, by their current metadata.
+
+    Returns:
+        None: another table has the same folder, so that nothing in it is known to be an orphan.
+    """
+    names = [*lake.catalog.tables(), *lake.catalog.tables_in(SCRATCH_SCHEMA)]
+    others = [name for name in names if name != table.name]
+    try:
+        found = lake.containment.listings(lake.catalog, others)
+    except (LakeError, Py4JError, PySparkException) as failure:
+        # What a damaged table needs is not known.
+        log.warning("orphans_kept", table=str(table.name), reason=spark_words(failure) or failure)
+        return None
+    folders = [one.location for one in found if is_inside(one.location, table.location)]
+    if any(is_inside(table.location, folder) for folder in folders):
+        log.warning("orphans_kept", table=str(table.name), reason="another table has its folder")
+        return None
+    listed = itertools.chain.from_iterable(one.elsewhere for one in found)
+    files = (file for file in listed if is_inside(file, table.location))
+    return Needed(frozenset(map(plain, files)), tuple(folders))
+
+
+def removable(
+    found: Iterable[str], folder: str, lake: Containment, needed: Needed | None
+) -> list[str]:
+    """Return the files that may be deleted: in the table's folder, in the lake, not needed.
+
+    Args:
+        found: files that the table's metadata does not list.
+        folder: the table's folder.
+        lake: the opened lake's boundary.
+        needed: what other tables need; None: everything may be needed.
+    """
+    if needed is None or not lake.contains(folder):
+        return []
+    return [
+        file
+        for file in found
+        if is_inside(file, folder)
+        and lake.contains(file)
+        and plain(file) not in needed.files
+        and not any(is_inside(file, other) for other in needed.folders)
+    ]
+
+
+def _call(lake: Lake, procedure: str, arguments: str) -> Any:
+    return lake.spark.sql(f"CALL {CATALOG}.system.{procedure}({arguments})").first()
+
+
+def _ago(hours: float) -> str:
+    return _timestamp(_micros_ago(hours))
+
+
+def _micros_ago(hours: float) -> int:
+    return now_micros() - int(hours * 3_600_000_000)
+
+
+def _timestamp(micros: int) -> str:
+    stamp = datetime.fromtimestamp(micros / 1_000_000, UTC)
+    return f"TIMESTAMP '{stamp:%Y-%m-%d %H:%M:%S.%f}'"

@@ -1,0 +1,439 @@
+"""Column migrations: rename, copy, fill, add or drop at a time in history.
+
+Columns of a table: rename, copy, fill.
+
+Source: `specs/partner-sdk.md` 4.8. Every operation is one published step, and safe to send twice.
+A value that fills a column is given as a function: from the column's type to an Arrow scalar of
+that type, because the stored type decides what a text means.
+
+Columns of a history table that appear or go at a time: new versions, and old ones closed.
+
+Source: `specs/partner-sdk.md` 4.8.1 and 4.8.2. Several operations at the same time T make one
+version: rows that start at T are changed in place. One published step, and safe to send twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.change_set import RESERVED
+from chronolake.core.create import check_columns, column_properties
+from chronolake.core.publish import expect_unmoved, publish, until_published
+from chronolake.core.rewrite import drop_abandoned, evolved_metadata, publish_columns, rewrite
+from chronolake.core.sql import typed_literal
+from chronolake.description import describe_loaded
+from chronolake.errors import SchemaError, UnknownColumnError
+from chronolake.session import CATALOG
+from chronolake.types import (
+    ACTIVE,
+    DELETED,
+    END,
+    HISTORY_COLUMNS,
+    ROW_ID,
+    START,
+    SYNCED,
+    TMAX_MICROS,
+    Column,
+    Mode,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import ColumnType, TableName
+
+    ValueOf = Callable[[ColumnType], pa.Scalar]
+
+
+_SYSTEM: Final = frozenset({SYNCED, DELETED, ROW_ID, *HISTORY_COLUMNS})
+
+
+def rename_column(lake: Lake, name: TableName, column: str, new_name: str) -> bool:
+    """Give a column another name; its type, values and part in the key stay.
+
+    Returns:
+        False if only the new name exists: the column was renamed before.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        UnknownColumnError: neither name exists.
+        SchemaError: both names exist, or one is a system column's; nothing has changed.
+        CommitError: the change could not be published.
+    """
+
+    def attempt(table: IcebergTable) -> bool:
+        description = describe_loaded(table)
+        for reserved in _SYSTEM & {column, new_name}:
+            raise SchemaError(
+                "System columns cannot be renamed, nor can a column take the name of one.",
+                table=str(name),
+                column=reserved,
+                hint="Switch the table's mode with a migration.",
+            )
+        if column not in description.by_name:
+            if new_name in description.by_name:
+                return False
+            raise _unknown(name, column)
+        if new_name in description.by_name:
+            raise SchemaError(
+                "The table has a column of the new name already.",
+                table=str(name),
+                column=new_name,
+                hint="Choose another name, or drop that column first.",
+            )
+        columns = tuple(
+            replace(stored, name=new_name) if stored.name == column else stored
+            for stored in description.columns
+        )
+        check_columns(name, columns)
+
+        def renamed(current: IcebergTable) -> Any:
+            expect_unmoved(table, current)
+            transaction = current.java.newTransaction()
+            transaction.updateSchema().caseSensitive(True).renameColumn(column, new_name).commit()
+            return current.catalog.builder_from(evolved_metadata(transaction))
+
+        publish(table, renamed, column_properties(columns))
+        return True
+
+    return until_published(lake, name, attempt)
+
+
+def copy_column(lake: Lake, name: TableName, column: str, new_name: str) -> None:
+    """Make a column of another one's type and values; it is not part of the key.
+
+    A column of the new name that has the same type gets the values anew: the request was sent
+    before.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        UnknownColumnError: the table has no such column.
+        SchemaError: the new name cannot be had; nothing has changed.
+        CommitError: the change could not be published.
+    """
+
+    def attempt(table: IcebergTable) -> None:
+        description = describe_loaded(table)
+        source = description.by_name.get(column)
+        if source is None:
+            raise _unknown(name, column)
+        if new_name in _SYSTEM:
+            raise SchemaError(
+                "A column cannot be copied to the name of a system column.",
+                table=str(name),
+                column=new_name,
+                hint="Choose another name.",
+            )
+        wanted = Column(new_name, source.type)
+        stored = description.by_name.get(new_name)
+        if stored is not None and stored != wanted:
+            raise SchemaError(
+                f"The table has a column of the new name already, and it is {_told(stored)}.",
+                table=str(name),
+                column=new_name,
+                hint="Choose another name, or drop that column first.",
+            )
+        _fill(lake, table, description, wanted, quoted(column))
+
+    drop_abandoned(lake)
+    until_published(lake, name, attempt)
+
+
+def set_column_value(lake: Lake, name: TableName, column: str, value_of: ValueOf) -> None:
+    """Set a column to one value in every row.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        UnknownColumnError: the table has no such column.
+        SchemaError: the column is part of the key, or tells when a version was true.
+        CommitError: the change could not be published.
+        Exception: whatever `value_of` raises; nothing has changed.
+    """
+
+    def attempt(table: IcebergTable) -> None:
+        description = describe_loaded(table)
+        stored = description.by_name.get(column)
+        if stored is None:
+            raise _unknown(name, column)
+        _expect_fillable(name, stored)
+        _fill(lake, table, description, stored, typed_literal(value_of(stored.type), stored.type))
+
+    drop_abandoned(lake)
+    until_published(lake, name, attempt)
+
+
+def add_column_with_default(lake: Lake, name: TableName, column: Column, value_of: ValueOf) -> None:
+    """Add a column that has a value in every row there is.
+
+    A column that exists keeps its type and gets the value in every row: the request was sent
+    before. Rows that come later bring their own values.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table cannot have such a column; nothing has changed.
+        CommitError: the change could not be published.
+        Exception: whatever `value_of` raises; nothing has changed.
+    """
+
+    def attempt(table: IcebergTable) -> None:
+        description = describe_loaded(table)
+        stored = description.by_name.get(column.name, column)
+        _expect_fillable(name, stored)
+        _fill(lake, table, description, stored, typed_literal(value_of(stored.type), stored.type))
+
+    drop_abandoned(lake)
+    until_published(lake, name, attempt)
+
+
+def with_column(description: TableDescription, column: Column) -> tuple[Column, ...]:
+    """A table's columns and one more, if it is not among them."""
+    if column.name in description.by_name:
+        return description.columns
+    return (*description.columns, column)
+
+
+def _fill(
+    lake: Lake, table: IcebergTable, description: TableDescription, column: Column, value: str
+) -> None:
+    """Give every row a value, a SQL expression over its cells, in a column that may be new."""
+    columns = with_column(description, column)
+    check_columns(table.name, columns)
+    if table.rows == 0:
+        if columns != description.columns:
+            publish_columns(table, columns)
+        return
+    cells = ", ".join(
+        f"{value if each.name == column.name else quoted(each.name)} AS {quoted(each.name)}"
+        for each in columns
+    )
+    rewrite(
+        lake,
+        table,
+        columns=columns,
+        replaced={},
+        rows=lake.spark.sql(f"SELECT {cells} FROM {CATALOG}.{table.name.sql}"),
+    )
+
+
+def _expect_fillable(name: TableName, column: Column) -> None:
+    if column.primary_key or column.name in HISTORY_COLUMNS:
+        raise SchemaError(
+            "One value in every row would take the rows' identity or times away.",
+            table=str(name),
+            column=column.name,
+            hint="Name a column outside the key and the history columns.",
+        )
+
+
+def _unknown(name: TableName, column: str) -> UnknownColumnError:
+    return UnknownColumnError(
+        "The table does not have the column.",
+        table=str(name),
+        column=column,
+        hint="DescribeTable tells the columns it has.",
+    )
+
+
+def _told(column: Column) -> str:
+    return f"{column.type}{' and part of the key' if column.primary_key else ''}"
+
+
+_IS_NEW = f"{RESERVED}is_new"
+
+
+def add_column_in_history(
+    lake: Lake, name: TableName, column: Column, value_of: ValueOf, *, at_micros: int
+) -> None:
+    """Add a column that active records have from a time on: each gets a new version then.
+
+    Versions from before have null in the column; those that start at the time get the value. A
+    table without rows only gets the column. Sent again, it changes nothing.
+
+    Args:
+        lake: the lake.
+        name: a history table.
+        column: the new column.
+        value_of: its value, by the column's type.
+        at_micros: the time, in microseconds since 1970 (UTC).
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table is not in history mode, cannot have such a column, or has an active
+            version from later than the time; nothing has changed.
+        CommitError: the change could not be published.
+        Exception: whatever `value_of` raises; nothing has changed.
+    """
+
+    def attempt(table: IcebergTable) -> None:
+        description = _history_of(table)
+        stored = description.by_name.get(column.name, column)
+        _expect_changeable(name, stored)
+        value = typed_literal(value_of(stored.type), stored.type)
+        change = _Change(stored, value, at_micros, "true", description.epsilon)
+        _apply(lake, table, description, change)
+
+    drop_abandoned(lake)
+    until_published(lake, name, attempt)
+
+
+def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micros: int) -> None:
+    """Empty a column from a time on: active records that have a value in it get a new version.
+
+    The column stays, with the values that it had before. A column that the table lacks is no
+    failure. Sent again, it changes nothing.
+
+    Args:
+        lake: the lake.
+        name: a history table.
+        column: the column.
+        at_micros: the time, in microseconds since 1970 (UTC).
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table is not in history mode, the column is part of the key or tells when a
+            version was true, or an active version is from later than the time; nothing has changed.
+        CommitError: the change could not be published.
+    """
+
+    def attempt(table: IcebergTable) -> None:
+        description = _history_of(table)
+        stored = description.by_name.get(column)
+        if stored is None:
+            return
+        _expect_changeable(name, stored)
+        change = _Change(
+            stored,
+            f"CAST(NULL AS {stored.type.sql})",
+            at_micros,
+            gets_version=f"{quoted(column)} IS NOT NULL",
+            epsilon=description.epsilon,
+        )
+        _apply(lake, table, description, change)
+
+    drop_abandoned(lake)
+    until_published(lake, name, attempt)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A column's value from a time on.
+
+    Attributes:
+        column: which one; it may be new.
+        value: SQL of its stored type.
+        at: microseconds since 1970.
+        gets_version: SQL: whether an active record needs a new version for it.
+        epsilon: microseconds between a version's end and the start of the next.
+    """
+
+    column: Column
+    value: str
+    at: int
+    gets_version: str
+    epsilon: int
+
+    @property
+    def instant(self) -> str:
+        return f"timestamp_micros({self.at})"
+
+    @property
+    def splits(self) -> str:
+        """SQL: whether a version is closed and a new one begins."""
+        # What is not known to be active does not split.
+        return f"coalesce({ACTIVE} AND {START} < {self.instant} AND {self.gets_version}, false)"
+
+
+def _history_of(table: IcebergTable) -> TableDescription:
+    description = describe_loaded(table)
+    if description.mode is not Mode.HISTORY:
+        raise SchemaError(
+            f"The table is in {description.mode} mode and has no versions.",
+            table=str(table.name),
+            hint="Use the operation for tables without history, or switch the mode first.",
+        )
+    return description
+
+
+def _expect_changeable(name: TableName, column: Column) -> None:
+    if column.primary_key or column.name in HISTORY_COLUMNS:
+        raise SchemaError(
+            "The column is part of the key, or tells when a version was true.",
+            table=str(name),
+            column=column.name,
+            hint="Name another column.",
+        )
+
+
+def _apply(lake: Lake, table: IcebergTable, description: TableDescription, change: _Change) -> None:
+    columns = with_column(description, change.column)
+    check_columns(table.name, columns)
+    is_new = len(columns) > len(description.columns)
+    source = f"{CATALOG}.{table.name.sql}"
+    at = f"{START} = {change.instant}"
+    (found,) = lake.spark.sql(
+        f"SELECT count_if({ACTIVE} AND {START} > {change.instant}), "
+        f"count_if({ACTIVE} AND ({at} OR ({START} < {change.instant} AND {change.gets_version}))), "
+        f"count_if({at} AND NOT coalesce({ACTIVE}, false)) "
+        f"FROM {source} WHERE {ACTIVE} OR {at}"
+    ).collect()
+    later, active, closed = found
+    if later:
+        raise SchemaError(
+            f"{later} records have an active version from later than the operation's time.",
+            table=str(table.name),
+            column=change.column.name,
+            hint="Send the operation with a time that is not before the newest version's start.",
+        )
+    if not active and not closed:
+        if is_new:
+            publish_columns(table, columns)
+        return
+    rewrite(
+        lake,
+        table,
+        columns=columns,
+        replaced={},
+        rows=lake.spark.sql(_rows(source, columns, change, is_new=is_new, only_active=not closed)),
+        # Closed versions are looked at again only where one starts at that very time.
+        only_active=not closed,
+    )
+
+
+def _rows(
+    source: str,
+    columns: tuple[Column, ...],
+    change: _Change,
+    *,
+    is_new: bool,
+    only_active: bool,
+) -> str:
+    """SQL of the versions afterwards: one that splits gives two, the closed and the new."""
+    name = change.column.name
+    before = f"CAST(NULL AS {change.column.type.sql})" if is_new else quoted(name)
+    splits = change.splits
+    cells = {
+        name: f"IF({_IS_NEW}, {change.value}, {before})",
+        START: f"IF({_IS_NEW}, {change.instant}, {START})",
+        END: (
+            f"CASE WHEN NOT {splits} THEN {END} WHEN {_IS_NEW} THEN "
+            f"timestamp_micros({TMAX_MICROS}) ELSE "
+            f"timestamp_micros({change.at - change.epsilon}) END"
+        ),
+        ACTIVE: f"IF({splits}, {_IS_NEW}, {ACTIVE})",
+    }
+    listing = ", ".join(
+        f"{cells.get(column.name, quoted(column.name))} AS {quoted(column.name)}"
+        for column in columns
+    )
+    return (
+        f"SELECT {listing} FROM {source} LATERAL VIEW explode(IF({splits}, array(true, false), "
+        f"array({START} <=> {change.instant}))) AS {_IS_NEW}"
+        f"{f' WHERE {ACTIVE}' if only_active else ''}"
+    )

@@ -1,0 +1,377 @@
+"""Mode changes: live, soft-delete and history.
+
+A table's rows and columns as they are in another mode.
+
+Source: `seeds/history-mode.txt` ("Switching modes") and `specs/partner-sdk.md` 4.9. The time of a
+row's last sync never changes.
+
+Switching a table's mode, with its data: live, soft-delete and history.
+
+Source: `seeds/history-mode.txt` ("Switching modes", "Record history"). A switch is one published
+step: a reader sees the table in its old mode or in the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from chronolake.core.publish import until_published
+from chronolake.core.rewrite import drop_abandoned
+from chronolake.core.sql import listed
+from chronolake.core.table_swap import publish_over
+from chronolake.core.views import drop_current_view
+from chronolake.description import describe_loaded
+from chronolake.errors import CommitError, SchemaError, UnknownColumnError
+from chronolake.session import CATALOG
+from chronolake.types import (
+    ACTIVE,
+    DELETED,
+    END,
+    HISTORY_COLUMNS,
+    HISTORY_SINCE_PROPERTY,
+    ROW_ID,
+    START,
+    SYNCED,
+    TMAX_MICROS,
+    TMIN_MICROS,
+    Column,
+    ColumnType,
+    Kind,
+    Mode,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+
+_BOOLEAN: Final = ColumnType(Kind.BOOLEAN)
+_HISTORY: Final = (
+    Column(START, ColumnType(Kind.UTC_DATETIME), primary_key=True),
+    Column(END, ColumnType(Kind.UTC_DATETIME)),
+    Column(ACTIVE, _BOOLEAN),
+)
+_NEWEST: Final = "newest"
+_NO_MARKS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, ROW_ID})
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A table in another mode.
+
+    Attributes:
+        columns: its columns, in order.
+        query: SQL that gives its rows, with these columns, out of the table as it is.
+        counts: SQL that gives one row: the number of rows before and afterwards.
+        properties: table properties that go with it.
+    """
+
+    columns: tuple[Column, ...]
+    query: str
+    counts: str
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+def converted_to(
+    spark: SparkSession, description: TableDescription, mode: Mode, *, marker: str | None
+) -> Conversion:
+    """A table as it is in another mode.
+
+    Args:
+        spark: looks up the greatest `_fivetran_synced`, for history.
+        description: the table as it is, in a mode other than `mode`.
+        mode: the other mode.
+        marker: the column that marks deleted rows in soft-delete mode.
+
+    Raises:
+        SchemaError: the table cannot be in that mode.
+        UnknownColumnError: the table has no such marker, and needs it.
+    """
+    if mode is Mode.HISTORY:
+        return _to_history(spark, description, marker)
+    if mode is Mode.SOFT_DELETE:
+        return _to_soft_delete(description, marker or DELETED)
+    return _to_live(description, marker or DELETED)
+
+
+def _to_history(
+    spark: SparkSession, description: TableDescription, marker: str | None
+) -> Conversion:
+    """Unmarked rows are active from the table's greatest time of sync; marked ones end at Tmin."""
+    if not description.primary_key:
+        raise SchemaError(
+            "The table has no primary key, so its records have no history.",
+            table=str(description.name),
+            hint="History needs a key: send AlterTable with one, or choose another table.",
+        )
+    for name in HISTORY_COLUMNS:
+        if name in description.by_name:
+            raise SchemaError(
+                "The table has a column in the place of a history column.",
+                table=str(description.name),
+                column=name,
+                hint="Rename or drop the column first.",
+            )
+    source = _source(description)
+    since = _greatest_synced(spark, description)
+    deleted = "false"
+    # A table without `_fivetran_deleted` has no deleted rows; any other marker was meant.
+    if marker is not None and (marker != DELETED or marker in description.by_name):
+        _expect_mark(description, marker)
+        # A row that is not known to be deleted is not deleted.
+        deleted = f"coalesce({quoted(marker)}, false)"
+    kept = [column for column in description.columns if column.name != DELETED]
+    query = (
+        f"SELECT {listed(column.name for column in kept)}, "
+        f"timestamp_micros(IF({deleted}, {TMIN_MICROS}, {since})) AS {START}, "
+        f"timestamp_micros(IF({deleted}, {TMIN_MICROS}, {TMAX_MICROS})) AS {END}, "
+        f"NOT {deleted} AS {ACTIVE} FROM {source}"
+    )
+    counts = f"SELECT count(1), count(1) FROM {source}"
+    properties = {HISTORY_SINCE_PROPERTY: str(since)}
+    return Conversion((*kept, *_HISTORY), query, counts, properties)
+
+
+def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
+    """Each record's newest version, marked as deleted unless it is active."""
+    source = _source(description)
+    if description.mode is Mode.LIVE:
+        if marker in description.by_name:
+            _expect_mark(description, marker)
+        added = _missing(description, dict.fromkeys([DELETED, marker]))
+        unmarked = (f"false AS {quoted(column.name)}" for column in added)
+        stored = listed(column.name for column in description.columns)
+        return Conversion(
+            (*description.columns, *added),
+            f"SELECT {', '.join([stored, *unmarked])} FROM {source}",
+            f"SELECT count(1), count(1) FROM {source}",
+        )
+    if not description.record_key:
+        raise SchemaError(
+            "The table has no primary key, so nothing tells which version is a record's newest.",
+            table=str(description.name),
+            hint="Give it a key with AlterTable first.",
+        )
+    if marker in description.by_name:
+        _expect_mark(description, marker)
+    kept = _without_history(description)
+    columns = (*kept, *_missing(description, dict.fromkeys([DELETED, marker])))
+    # What is not known to be active is deleted.
+    marks = {DELETED: "false", marker: f"NOT coalesce({_NEWEST}.{ACTIVE}, false)"}
+    cells = ", ".join(
+        f"{marks.get(column.name, f'{_NEWEST}.{quoted(column.name)}')} AS {quoted(column.name)}"
+        for column in columns
+    )
+    key = listed(description.record_key)
+    query = (
+        f"SELECT {cells} FROM (SELECT max_by(struct(*), {START}) AS {_NEWEST} FROM {source} "
+        f"WHERE {START} IS NOT NULL GROUP BY {key})"
+    )
+    counts = (
+        f"SELECT sum(versions), count_if(dated > 0) FROM (SELECT count(1) AS versions, "
+        f"count({START}) AS dated FROM {source} GROUP BY {key})"
+    )
+    return Conversion(columns, query, counts)
+
+
+def _to_live(description: TableDescription, marker: str) -> Conversion:
+    """The rows that are not deleted."""
+    source = _source(description)
+    if description.mode is Mode.HISTORY:
+        columns = _without_history(description)
+        stays = f"{ACTIVE}"
+    else:
+        _expect_mark(description, marker)
+        columns = [column for column in description.columns if column.name != DELETED]
+        stays = f"NOT coalesce({quoted(marker)}, false)"
+    query = f"SELECT {listed(column.name for column in columns)} FROM {source} WHERE {stays}"
+    return Conversion(tuple(columns), query, f"SELECT count(1), count_if({stays}) FROM {source}")
+
+
+def _source(description: TableDescription) -> str:
+    return f"{CATALOG}.{description.name.sql}"
+
+
+def _without_history(description: TableDescription) -> list[Column]:
+    return [column for column in description.columns if column.name not in HISTORY_COLUMNS]
+
+
+def _missing(description: TableDescription, names: Sequence[str] | dict[str, None]) -> list[Column]:
+    return [Column(name, _BOOLEAN) for name in names if name not in description.by_name]
+
+
+def _expect_mark(description: TableDescription, marker: str) -> None:
+    stored = description.by_name.get(marker)
+    if stored is None:
+        raise UnknownColumnError(
+            "The table has no such column to mark deleted rows.",
+            table=str(description.name),
+            column=marker,
+            hint="Name a BOOLEAN column of the table, or no marker.",
+        )
+    if marker in _NO_MARKS or stored.type.kind is not Kind.BOOLEAN or stored.primary_key:
+        raise SchemaError(
+            f"The column cannot mark deleted rows: it is {stored.type}"
+            f"{' and part of the key' if stored.primary_key else ''}"
+            f"{', a system column' if marker in _NO_MARKS else ''}.",
+            table=str(description.name),
+            column=marker,
+            hint="Name a BOOLEAN column outside the key that is no other system column.",
+        )
+
+
+def _greatest_synced(spark: SparkSession, description: TableDescription) -> int:
+    """Microseconds of the newest sync in the table; of now, if no row tells."""
+    synced = description.by_name.get(SYNCED)
+    if synced is not None and synced.type.kind is Kind.UTC_DATETIME:
+        (found,) = spark.sql(
+            f"SELECT unix_micros(max({SYNCED})) FROM {_source(description)}"
+        ).collect()
+        if found[0] is not None:
+            return int(found[0])
+    now = datetime.now(UTC)
+    return int(now.timestamp()) * 1_000_000 + now.microsecond // 1_000 * 1_000
+
+
+@dataclass(frozen=True)
+class SwitchPlan:
+    """What a switch of mode changes.
+
+    Attributes:
+        table: which table.
+        before, after: its modes.
+        added, dropped: names of the columns that come and go.
+        rows_before, rows_after: number of rows (of a history table: versions).
+        marker: the column that tells which rows are deleted, or None.
+    """
+
+    table: TableName
+    before: Mode
+    after: Mode
+    added: tuple[str, ...]
+    dropped: tuple[str, ...]
+    rows_before: int
+    rows_after: int
+    marker: str | None = None
+
+    @property
+    def rows_lost(self) -> int:
+        """Number of rows that the table has no longer afterwards."""
+        return self.rows_before - self.rows_after
+
+    @property
+    def forgets(self) -> str | None:
+        """What the table no longer tells afterwards, in words; None if nothing is lost."""
+        match self.before, self.after:
+            case Mode.HISTORY, Mode.SOFT_DELETE:
+                return "all versions but the newest of each record, and when each of them was true"
+            case Mode.HISTORY, Mode.LIVE:
+                return (
+                    "all versions but the active ones, every deleted record, and when each version "
+                    "was true"
+                )
+            case Mode.SOFT_DELETE, Mode.LIVE:
+                return "the records that are marked as deleted"
+            case _, Mode.HISTORY if DELETED in self.dropped and self.marker != DELETED:
+                return f"what {DELETED} tells: only {self.marker or 'no column'} counts as a mark"
+            case _:
+                return None
+
+
+def plan_switch(
+    lake: Lake, name: TableName, mode: Mode, *, marker: str | None = DELETED
+) -> SwitchPlan:
+    """What `switch_mode` would do, without doing it; one Spark query counts the rows.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table cannot be in that mode.
+    """
+    description = lake.describe(name)
+    if description is None:
+        raise lake.missing(name)
+    if description.mode is mode:
+        rows = lake.table(name).df.count()
+        return SwitchPlan(name, mode, mode, (), (), rows, rows)
+    conversion = converted_to(lake.spark, description, mode, marker=marker)
+    (counted,) = lake.spark.sql(conversion.counts).collect()
+    before = [column.name for column in description.columns]
+    after = [column.name for column in conversion.columns]
+    return SwitchPlan(
+        table=name,
+        before=description.mode,
+        after=mode,
+        added=tuple(name for name in after if name not in before),
+        dropped=tuple(name for name in before if name not in after),
+        rows_before=counted[0] or 0,
+        rows_after=counted[1] or 0,
+        marker=marker,
+    )
+
+
+def switch_mode(
+    lake: Lake,
+    name: TableName,
+    mode: Mode,
+    *,
+    marker: str | None = DELETED,
+    unless_moved_from: int | None = None,
+) -> bool:
+    """Switch a table's mode and keep its data, in one published step.
+
+    To history: rows whose marker is true become versions that started and ended at Tmin; all others
+    are active from the table's greatest `_fivetran_synced` on (from now on, if no row has one).
+    `_fivetran_deleted` goes; a marker of another name stays. From history: to soft-delete, each
+    record's newest version stays, marked unless it is active; to live, the active versions stay.
+    From soft-delete to live, marked rows go.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        mode: the mode afterwards.
+        marker: the column that marks deleted rows in soft-delete mode. To history, None means that
+            no row is deleted, as in a table without `_fivetran_deleted`. To soft-delete, a marker
+            that is missing is made, beside `_fivetran_deleted`, which is then false everywhere.
+        unless_moved_from: switch only the rows of this snapshot, if it is given.
+
+    Returns:
+        Whether the table was in another mode before.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table cannot be in that mode: it has no key, or a column in the way.
+        UnknownColumnError: the table has no such marker, and needs it.
+        ConfigurationError: a pipeline fills the table.
+        CommitError: the result could not be published, or the table has another snapshot.
+    """
+    drop_abandoned(lake)
+
+    def attempt(table: IcebergTable) -> bool:
+        description = describe_loaded(table)
+        if description.mode is mode:
+            if mode is not Mode.HISTORY:
+                # A crash may have come before this.
+                drop_current_view(lake, name)
+            return False
+        if unless_moved_from is not None and table.snapshot_id != unless_moved_from:
+            raise CommitError(
+                "The table was written to meanwhile.",
+                table=str(name),
+                hint="Do it again, when nobody else writes.",
+            )
+        conversion = converted_to(lake.spark, description, mode, marker=marker)
+        publish_over(lake, table, conversion.columns, conversion.query, conversion.properties)
+        if description.mode is Mode.HISTORY:
+            drop_current_view(lake, name)
+        return True
+
+    return until_published(lake, name, attempt)

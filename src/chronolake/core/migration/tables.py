@@ -1,0 +1,205 @@
+"""Whole tables: drop, rename, copy.
+
+Source: `specs/partner-sdk.md` 4.8. Every operation is one step of the catalog, and safe to send
+twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.cancellation import raise_if_cancelled
+from chronolake.change_set import expect_unreserved
+from chronolake.containment import files_elsewhere
+from chronolake.core.migration.modes import converted_to
+from chronolake.core.publish import expect_pushed, until_published
+from chronolake.core.rewrite import drop_abandoned
+from chronolake.core.sql import listed
+from chronolake.core.table_swap import publish_new, publish_over
+from chronolake.core.views import drop_current_view
+from chronolake.description import describe_loaded
+from chronolake.errors import SchemaError, TableExistsError, TableNotFoundError
+from chronolake.failpoints import reach
+from chronolake.iceberg import java_message_of
+from chronolake.session import CATALOG
+from chronolake.types import EPSILON_PROPERTY, HISTORY_SINCE_PROPERTY, Mode
+
+log = structlog.get_logger(__name__)
+
+#: Which table a copy was made of, by its identity.
+COPIED_FROM_PROPERTY: Final = "chronolake.copied-from"
+#: What a copy has to know about the versions that it gets.
+_OF_VERSIONS: Final = (HISTORY_SINCE_PROPERTY, EPSILON_PROPERTY)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.types import Column, TableName
+
+    _Rows = tuple[tuple[Column, ...], str, dict[str, str]]
+
+
+def drop_table(lake: Lake, name: TableName) -> bool:
+    """Remove a table, its files and its view; False if there was none.
+
+    Files that a crash left in its folder, or that belonged to it in another mode, go with it, if
+    the folder is one that this lake made. Files that its metadata lists in other folders stay.
+
+    Raises:
+        ConfigurationError: a pipeline fills it.
+        LakeLocationError: it lies outside the opened lake.
+    """
+    with lake.writing(name):
+        table = lake.catalog.find(name)
+        purge = True
+        if table is not None:
+            expect_pushed(table)
+            lake.containment.expect_inside(table)
+            purge = _has_all_files(table)
+        reach("publish.before-commit")
+        raise_if_cancelled()
+        dropped = lake.catalog.drop(name, purge=purge)
+        reach("publish.after-commit")
+        drop_current_view(lake, name)
+        if table is not None and lake.made_location(table.location):
+            lake.catalog.delete_folder(table)
+    return dropped
+
+
+def _has_all_files(table: IcebergTable) -> bool:
+    """Return whether every file that a table lists is in its folder, as far as it can be read."""
+    try:
+        return next(files_elsewhere([table]), None) is None
+    except (Py4JError, PySparkException) as failure:
+        log.warning("files_kept", table=str(table.name), reason=java_message_of(failure))
+        return False
+
+
+def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
+    """Give a table another name, with its data and key.
+
+    Returns:
+        False if only the new name exists: the table was renamed before.
+
+    Raises:
+        TableNotFoundError: neither name exists.
+        TableExistsError: both names exist; nothing has changed.
+        ConfigurationError: a pipeline fills the table.
+        LakeLocationError: the table lies outside the opened lake.
+        SchemaError: the new schema is reserved.
+    """
+    expect_unreserved(new_name)
+    with _holding(lake, name, new_name):
+        table = lake.catalog.find(name)
+        if table is None:
+            if lake.catalog.find(new_name) is not None:
+                # A crash may have come before this.
+                drop_current_view(lake, name)
+                return False
+            raise TableNotFoundError(
+                "The table to rename does not exist.", table=str(name), hint="Create it first."
+            )
+        expect_pushed(table)
+        lake.containment.expect_inside(table)
+        reach("publish.before-commit")
+        raise_if_cancelled()
+        lake.catalog.rename(name, new_name)
+        reach("publish.after-commit")
+        # It would ask for the old name.
+        drop_current_view(lake, name)
+    return True
+
+
+def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
+    """Make a table with the columns, key and rows of another, which does not change.
+
+    A table of the new name that is such a copy, and has not been written since, gets the rows anew:
+    the request was sent before.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        TableExistsError: a table of the new name is no such copy; nothing has changed.
+        CommitError: the copy could not be published.
+    """
+
+    def as_it_is(source: IcebergTable) -> _Rows:
+        columns = describe_loaded(source).columns
+        query = f"SELECT {listed(column.name for column in columns)} FROM {CATALOG}.{name.sql}"
+        told = {name: source.property_of(name) for name in _OF_VERSIONS}
+        return columns, query, {name: value for name, value in told.items() if value is not None}
+
+    _copy(lake, name, new_name, as_it_is)
+
+
+def copy_table_to_history(
+    lake: Lake, name: TableName, new_name: TableName, *, marker: str | None
+) -> None:
+    """Make a history table of a soft-delete or live table, which does not change.
+
+    Args:
+        lake: the lake.
+        name: the table to copy.
+        new_name: the history table.
+        marker: the column that marks deleted rows; None: no row is deleted.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        TableExistsError: a table of the new name is no such copy; nothing has changed.
+        SchemaError: the table has no key, or a column in the way.
+        UnknownColumnError: the table has no such marker.
+        CommitError: the copy could not be published.
+    """
+
+    def as_history(source: IcebergTable) -> _Rows:
+        description = describe_loaded(source)
+        if description.mode is Mode.HISTORY:
+            raise SchemaError(
+                "The table to copy is in history mode already.",
+                table=str(name),
+                hint="Copy it as it is.",
+            )
+        conversion = converted_to(lake.spark, description, Mode.HISTORY, marker=marker)
+        return conversion.columns, conversion.query, conversion.properties
+
+    _copy(lake, name, new_name, as_history)
+
+
+def _copy(
+    lake: Lake, name: TableName, new_name: TableName, rows_of: Callable[[IcebergTable], _Rows]
+) -> None:
+    drop_abandoned(lake)
+
+    def attempt(source: IcebergTable) -> None:
+        columns, query, properties = rows_of(source)
+        copied_from = str(source.metadata.uuid())
+        properties = {**properties, COPIED_FROM_PROPERTY: copied_from}
+        target = lake.catalog.find(new_name)
+        if target is None:
+            publish_new(lake, new_name, columns, query, properties)
+        elif target.property_of(COPIED_FROM_PROPERTY) == copied_from and target.is_unwritten:
+            publish_over(lake, target, columns, query, properties)
+        else:
+            raise TableExistsError(
+                "A table of that name exists, and it is no fresh copy of this one.",
+                table=str(new_name),
+                hint="Choose another name, or drop the table first.",
+            )
+
+    with _holding(lake, name, new_name):
+        until_published(lake, name, attempt, also_pulled=True)
+
+
+@contextmanager
+def _holding(lake: Lake, *names: TableName) -> Iterator[None]:
+    """Hold several tables; in one order everywhere, so that nobody waits for ever."""
+    with ExitStack() as held:
+        for name in sorted(set(names)):
+            held.enter_context(lake.writing(name))
+        yield

@@ -1,0 +1,241 @@
+"""A re-sync of a history table: the source's present rows, as they are, against what is stored.
+
+Source: `seeds/history-mode.txt` ("Re-syncs in history mode"). The past stays:
+
+- A row that is as it was (same start and values; where the source has no timestamp, same values)
+  keeps its version and gets a new `_fivetran_synced`.
+- The same start with other values replaces that version.
+- A later start is a new version, and closes the one before.
+- An earlier start than stored ones removes the versions that start after it, and no others.
+- Records that are gone from the source stay, or are closed, as the caller knows.
+
+A re-sync may come in several steps, each published by itself. Every row that it brings is stamped
+with the re-sync's time: at the last step, active rows without that stamp are those that are gone.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from chronolake.change_set import OP, RESERVED, SEQ, UNMODIFIED, Op
+from chronolake.core import usage
+from chronolake.core.batch_profile import incoming
+from chronolake.core.history import stage
+from chronolake.core.merge import BatchResult
+from chronolake.core.sql import TABLE, listed, viewed
+from chronolake.core.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, expect_unaltered, staged
+from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.types import (
+    ACTIVE,
+    END,
+    START,
+    SYNCED,
+    TMAX_MICROS,
+    Mode,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.core.batch_profile import Incoming
+    from chronolake.description import TableDescription
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+_SOURCE: Final = f"{RESERVED}resync"
+
+
+class Gone(StrEnum):
+    """What becomes of active records that the re-sync did not bring."""
+
+    #: The source cannot tell whether they are gone: they stay active.
+    STAY = "stay"
+    #: The source told all that it has: they ended at the re-sync's start.
+    CLOSE = "close"
+    #: Every active row was marked inactive before the re-sync: they ended 1 ms before its start.
+    DEACTIVATE = "deactivate"
+
+
+def resync(
+    lake: Lake,
+    name: TableName,
+    rows: DataFrame,
+    *,
+    at_micros: int,
+    batch: str,
+    gone: Gone = Gone.STAY,
+) -> BatchResult:
+    """Bring a history table to the source's present rows, in one published step.
+
+    Args:
+        lake: the lake.
+        name: a table in history mode.
+        rows: the source's rows, made in the session `lake.spark`; columns of the table by name, the
+            key among them. At most one row for a key. With `_fivetran_start`, that is since when a
+            row is as it is; without it, a row that differs from the stored one is so since the
+            re-sync's start.
+        at_micros: the start of the re-sync, in microseconds since 1970 (UTC). Rows of the re-sync
+            get it as their `_fivetran_synced`.
+        batch: the identity of this step, for logs and the table's properties.
+        gone: what becomes of active records that no step of this re-sync brought. Only for its last
+            step; for the others, `Gone.STAY`.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        BatchError: the table is not in history mode, a key column is missing, or the table has no
+            `_fivetran_synced` to tell who is gone.
+        UnknownColumnError: a column that the table does not have.
+        CommitError: the result could not be published.
+        Exception: whatever computing `rows` raises; nothing has changed.
+    """
+    description = lake.describe(name)
+    if description is None:
+        raise TableNotFoundError(
+            "The table does not exist.", table=str(name), hint="Create it before the re-sync."
+        )
+    _check(description, rows, gone)
+    columns = description.columns
+    watch = Stopwatch()
+    result = BatchResult(batch)
+
+    def write(attempt: StagedWrite) -> Mapping[str, str]:
+        nonlocal result
+        expect_unaltered(attempt, description)
+        changes = _changes(attempt, rows, description, at_micros)
+        written = None
+        with incoming(
+            changes, description, description.record_key, columns, watch, is_history=True
+        ) as brought:
+            if not brought.is_empty:
+                _expect_one_row_a_key(attempt, brought, description)
+                written = stage(attempt, brought, description, watch).written
+            result = BatchResult(batch, replaced=brought.replaced, seconds=watch.seconds)
+        if gone is not Gone.STAY and not attempt.is_empty:
+            ended = at_micros - (description.epsilon if gone is Gone.DEACTIVATE else 0)
+            attempt.update_where(
+                f"{END} = greatest({START}, timestamp_micros({ended})), {ACTIVE} = false",
+                f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at_micros}))",
+            )
+        return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, written)}
+
+    staged(lake, name, write, watch)
+    return result
+
+
+def _check(description: TableDescription, rows: DataFrame, gone: Gone) -> None:
+    table = str(description.name)
+    if description.mode is not Mode.HISTORY:
+        raise BatchError(
+            f"The table is in {description.mode} mode.",
+            table=table,
+            hint="A re-sync of such a table replaces its rows: write them as a batch.",
+        )
+    if not description.record_key:
+        raise BatchError(
+            "The table has no primary key, so its records cannot be told apart.",
+            table=table,
+            hint="Give it a key with AlterTable.",
+        )
+    if gone is not Gone.STAY and SYNCED not in description.by_name:
+        raise BatchError(
+            f"The table has no {SYNCED}, so that nothing tells which records are gone.",
+            table=table,
+            hint=f"Add the column, or keep all records active ({Gone.STAY}).",
+        )
+    for column in rows.columns:
+        if column not in description.by_name:
+            raise UnknownColumnError(
+                "The re-sync has a column that the table does not have.",
+                table=table,
+                column=column,
+                hint="Add it with AlterTable before the re-sync.",
+            )
+    for column in description.record_key:
+        if column not in rows.columns:
+            raise BatchError(
+                "The re-sync lacks a key column.",
+                table=table,
+                column=column,
+                hint="Bring every key column.",
+            )
+
+
+def _changes(
+    write: StagedWrite, rows: DataFrame, description: TableDescription, at: int
+) -> DataFrame:
+    """The re-sync as a change set: every row replaces what starts with it or later.
+
+    It has all columns of the table: those that the source does not have any more stay as they are
+    in a version that stays.
+    """
+    has_start = START in rows.columns
+    same_version = "true" if has_start else _is_same(description, rows)
+    # What changed did so at the re-sync's start, but never before its last known change.
+    changed = f"greatest(timestamp_micros({at}), {TABLE}.{START})"
+    system = {
+        START: f"{_SOURCE}.{START}"
+        if has_start
+        else f"IF({same_version}, {TABLE}.{START}, {changed})",
+        END: f"timestamp_micros({TMAX_MICROS})",
+        ACTIVE: "true",
+        SYNCED: f"timestamp_micros({at})",
+    }
+
+    def cell(name: str) -> str:
+        if name in system:
+            return system[name]
+        if name in rows.columns:
+            return f"{_SOURCE}.{quoted(name)}"
+        return f"IF({same_version}, {TABLE}.{quoted(name)}, NULL)"
+
+    cells = ", ".join(
+        f"CAST({cell(column.name)} AS {column.type.sql}) AS {quoted(column.name)}"
+        for column in description.columns
+    )
+    same_key = " AND ".join(
+        f"{TABLE}.{quoted(name)} <=> {_SOURCE}.{quoted(name)}" for name in description.record_key
+    )
+    stored = f"{TABLE}.{START} = {_SOURCE}.{START}" if has_start else f"{TABLE}.{ACTIVE}"
+    kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
+    # The view is needed only until Spark knows what the statement means.
+    with viewed(rows) as view:
+        return write.spark.sql(
+            f"SELECT explode({kinds}) AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
+            f"{UNMODIFIED}, {cells} FROM {view} AS {_SOURCE} "
+            f"LEFT JOIN {write.source} AS {TABLE} ON {stored} AND {same_key}"
+        )
+
+
+def _expect_one_row_a_key(
+    write: StagedWrite, brought: Incoming, description: TableDescription
+) -> None:
+    key = listed(description.record_key)
+    (found,) = write.spark.sql(
+        f"SELECT count(1) FROM (SELECT {key} FROM {brought.rows} "
+        f"WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"
+    ).collect()
+    if found[0]:
+        raise BatchError(
+            # No sample: a key may be a name or an address.
+            f"The re-sync brings {found[0]} records more than once.",
+            table=str(description.name),
+            hint="Bring each record as it is now, once.",
+        )
+
+
+def _is_same(description: TableDescription, rows: DataFrame) -> str:
+    """SQL: whether a row says what the record's active version says."""
+    compared = [
+        name for name in rows.columns if name not in {END, ACTIVE, SYNCED, *description.record_key}
+    ]
+    # As it would be stored: a source's double is not what a stored float says.
+    same = [
+        f"{TABLE}.{quoted(name)} <=> "
+        f"CAST({_SOURCE}.{quoted(name)} AS {description.by_name[name].type.sql})"
+        for name in compared
+    ]
+    return f"coalesce({' AND '.join([f'{TABLE}.{ACTIVE}', *same])}, false)"

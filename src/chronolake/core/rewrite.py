@@ -1,0 +1,239 @@
+"""Replacing rows of a table, and its schema, in one published step.
+
+Iceberg changes few types in place, and a branch has no schema of its own. Where rows and columns
+change together, the new rows are written into a scratch table whose columns carry the field ids
+that the new schema will have; then one compare-and-set changes the table's schema, drops the old
+files and adopts the new ones. Readers see the table before or after; a writer that published
+meanwhile makes the rewrite start again. A crash leaves the old table and a scratch table, which the
+next change of any table's columns, or `maintain`, drops. (`CREATE OR REPLACE TABLE … AS SELECT`
+would overwrite what another process published while it ran.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.change_set import RESERVED
+from chronolake.core.create import check_columns, column_properties
+from chronolake.core.publish import TableMovedError, expect_unmoved, publish
+from chronolake.core.staging import is_abandoned, stage_name
+from chronolake.errors import LakeError
+from chronolake.failpoints import reach
+from chronolake.iceberg import SCRATCH_SCHEMA, IcebergTable, java_message_of, type_name
+from chronolake.presence import expect_stored
+from chronolake.session import CATALOG
+from chronolake.types import ACTIVE, Column, ColumnType, Kind, TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.lake import Lake
+
+log = structlog.get_logger(__name__)
+
+_FILLER: Final = f"{RESERVED}filler_"
+_IN_A_TABLE: Final = "/rewrite-"
+
+
+def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str, Column]) -> Any:
+    """A Java transaction on `table` whose schema has `columns`, in their order.
+
+    Args:
+        table: the present state.
+        columns: the wanted columns. Those that the table has keep their field id, unless
+        replaced: these get a new field, without the old one's values.
+    """
+    catalog = table.catalog
+    transaction = table.java.newTransaction()
+    update = transaction.updateSchema().caseSensitive(True)
+    stored = {field.name: field for field in table.fields}
+    wanted = dict.fromkeys(column.name for column in columns)
+    for name in stored:
+        if name not in wanted or name in replaced:
+            update.deleteColumn(name)
+    new = [column for column in columns if column.name not in stored]
+    if new:
+        # One call, however many there are.
+        update.unionByNameWith(catalog.schema(new))
+    for column in columns:
+        if column.name in replaced:
+            # With a parent, though it is none: otherwise a dot in the name would mean one.
+            update.addColumn(None, column.name, catalog.type(column.type))
+        elif column.name in stored and (
+            type_name(column.type) != stored[column.name].type.replace(" ", "")
+        ):
+            update.updateColumn(column.name, catalog.type(column.type))
+    if replaced:
+        for before, name in zip([None, *wanted], wanted, strict=False):
+            if before is None:
+                update.moveFirst(name)
+            else:
+                update.moveAfter(name, before)
+    update.commit()
+    return transaction
+
+
+def evolved_metadata(transaction: Any) -> Any:
+    """The metadata that a transaction would commit."""
+    return transaction.table().operations().current()
+
+
+def publish_columns(table: IcebergTable, columns: Sequence[Column]) -> None:
+    """Give a table other columns, without a look at its rows.
+
+    Raises:
+        SchemaError: the columns make no table.
+        CommitConflictError: another writer published meanwhile; nothing has changed.
+    """
+    check_columns(table.name, columns)
+
+    def altered(current: IcebergTable) -> Any:
+        expect_unmoved(table, current)
+        return current.catalog.builder_from(evolved_metadata(evolve(current, columns, {})))
+
+    publish(table, altered, column_properties(columns))
+
+
+def rewrite(
+    lake: Lake,
+    table: IcebergTable,
+    *,
+    columns: Sequence[Column],
+    replaced: Mapping[str, Column],
+    rows: DataFrame,
+    only_active: bool = False,
+) -> None:
+    """Give a table new columns and new rows, in one published step.
+
+    Args:
+        lake: the lake.
+        table: the state that `rows` was made from.
+        columns: the new columns, in table order.
+        replaced: those of them whose stored values `rows` has in another type.
+        rows: every row of the table, with `columns`; with `only_active`, what becomes of the
+            active ones.
+        only_active: only for history tables: whether the other versions stay as they are.
+
+    Raises:
+        CommitConflictError: another writer published meanwhile; nothing has changed.
+        CommitUnknownError: the catalog's answer was lost.
+        LakeError: executors wrote files that the driver does not have.
+    """
+    schema = evolved_metadata(evolve(table, columns, replaced)).schema()
+    scratch = TableName(SCRATCH_SCHEMA, stage_name())
+    try:
+        _create_scratch(lake, table, scratch, schema, columns)
+        rows.writeTo(f"{CATALOG}.{scratch.sql}").append()
+        reach("rewrite.written")
+        files = lake.catalog.load(scratch)
+        expect_stored(files, files.snapshot_id, since=None)
+
+        def adopted(current: IcebergTable) -> Any:
+            expect_unmoved(table, current)
+            transaction = evolve(current, columns, replaced)
+            if not transaction.table().schema().sameSchema(schema):
+                raise TableMovedError("The table's columns changed.", table=str(table.name))
+            _replace_files(current, transaction, files, only_active=only_active)
+            return current.catalog.builder_from(evolved_metadata(transaction))
+
+        reach("rewrite.before-commit")
+        publish(table.refreshed(), adopted, column_properties(columns))
+        reach("rewrite.after-commit")
+    finally:
+        # Its files belong to the table now, or are orphans that maintenance removes.
+        lake.catalog.drop(scratch, purge=False)
+
+
+def _create_scratch(
+    lake: Lake, table: IcebergTable, scratch: TableName, schema: Any, columns: Sequence[Column]
+) -> None:
+    """Make a table whose columns have the field ids of `schema`.
+
+    Iceberg numbers the columns of a new table 1, 2, …: columns that nobody needs stand where the
+    schema has gaps, and are dropped at once.
+    """
+    by_id = {int(field["id"]): str(field["name"]) for field in table.catalog.fields(schema)}
+    types = {column.name: column.type for column in columns}
+    wanted = [
+        Column(by_id[number], types[by_id[number]])
+        if number in by_id
+        else Column(f"{_FILLER}{number}", ColumnType(Kind.BOOLEAN))
+        for number in range(1, max(by_id) + 1)
+    ]
+    kept = ("write.", "format-version")
+    spec = table.metadata.spec()
+    lake.catalog.create(
+        scratch,
+        wanted,
+        location=folder_in(table),
+        properties={k: v for k, v in table.properties.items() if k.startswith(kept)}
+        | {"format-version": "3"},
+        partition_by=[str(field.name()) for field in spec.fields()],
+    )
+    made = lake.catalog.load(scratch)
+    update = made.java.updateSchema()
+    for column in wanted:
+        if column.name.startswith(_FILLER):
+            update.deleteColumn(column.name)
+    update.commit()
+
+
+def _replace_files(
+    table: IcebergTable, transaction: Any, source: IcebergTable, *, only_active: bool
+) -> None:
+    jvm = table.catalog.jvm
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    # A history table is partitioned by it, so that whole files meet the filter, or none of their
+    # rows.
+    replaced = expressions.equal(ACTIVE, True) if only_active else expressions.alwaysTrue()
+    overwrite = transaction.newOverwrite().overwriteByRowFilter(replaced)
+    tasks = source.java.newScan().includeColumnStats().planFiles()
+    try:
+        remaining = tasks.iterator()
+        while remaining.hasNext():
+            copy = jvm.org.apache.iceberg.DataFiles.builder(table.metadata.spec())
+            overwrite.addFile(copy.copy(remaining.next().file()).build())
+    finally:
+        tasks.close()
+    overwrite.commit()
+
+
+def folder_in(table: IcebergTable) -> str:
+    """A new folder for hidden files in a table's own: its maintenance finds what nobody took."""
+    return f"{table.location}{_IN_A_TABLE}{uuid4().hex}"
+
+
+def in_a_table(location: str) -> bool:
+    """Whether a folder was made by `folder_in`."""
+    return _IN_A_TABLE in location
+
+
+def drop_abandoned(lake: Lake) -> None:
+    """Drop the scratch tables of rewrites that nobody will finish."""
+    for name in lake.catalog.tables_in(SCRATCH_SCHEMA):
+        if is_abandoned(name.table):
+            log.warning("leftover_dropped", table=str(name))
+            try:
+                lake.catalog.drop(name, purge=_owns_its_files(lake, name))
+            except (Py4JError, PySparkException) as failure:
+                log.warning("leftover_kept", table=str(name), reason=java_message_of(failure))
+
+
+def _owns_its_files(lake: Lake, name: TableName) -> bool:
+    """Whether a leftover's files can be nobody else's."""
+    try:
+        table = lake.catalog.find(name)
+    except LakeError:
+        # Its metadata went with that of the table which took its place: so did its files.
+        return False
+    # What lies in another table's folder may be that table's by now.
+    if table is None or in_a_table(table.location):
+        return False
+    return lake.containment.contains(table.location)

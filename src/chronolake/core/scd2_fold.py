@@ -1,0 +1,284 @@
+"""What a history batch does to the versions of its keys: a pure function over sorted Arrow rows.
+
+Source: `seeds/history-batch-files.txt`, read as `chronolake.core.history` says. The rows of a key
+are its *events*: stored versions, the batch's update, replace and delete rows, and the earliest
+starts that it names. They are sorted by time; at one time a stored version comes first, then
+updates, then replaces (of two rows with one start the last one counts), then deletes (which end the
+version that starts at their time).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.change_set import RESERVED
+from chronolake.core.key_groups import NONE, Runs, Unmodified, flags, integers, taken
+from chronolake.types import ACTIVE, END, EPSILON_MICROS, START, SYNCED, TMAX_MICROS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from chronolake.core.key_groups import Flags, Indices
+
+# Columns of events besides the table's own.
+KIND: Final = f"{RESERVED}kind"
+TIME: Final = f"{RESERVED}time"
+FILE: Final = f"{RESERVED}file"
+POSITION: Final = f"{RESERVED}position"
+
+# Columns of the result besides the table's own.
+REMOVED: Final = f"{RESERVED}removed"
+ADDED: Final = f"{RESERVED}added"
+BASELESS: Final = f"{RESERVED}baseless"
+IGNORED: Final = f"{RESERVED}ignored"
+EARLIEST: Final = f"{RESERVED}earliest"
+COUNTED: Final = f"{RESERVED}counted"
+CLOSED_AT_START: Final = f"{RESERVED}closed_at_start"
+
+# Kinds of events, in the order in which they stand at one time.
+STORED: Final = 0
+UPDATE: Final = 1
+REPLACE: Final = 2
+DELETE: Final = 3
+EARLIEST_START: Final = 4
+
+_NEVER: Final = np.iinfo(np.int64).max
+_UTC: Final = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of events.
+
+    Attributes:
+        columns: the table's columns.
+        carried: those that the batch brings, in the order of the unmodified bits.
+        key: the columns that identify a record, without `_fivetran_start`.
+        unmodified: columns that some update row leaves as they are.
+        epsilon: microseconds between a version's end and the start of the next.
+    """
+
+    columns: tuple[str, ...]
+    carried: tuple[str, ...]
+    key: tuple[str, ...]
+    unmodified: frozenset[str]
+    epsilon: int = EPSILON_MICROS
+
+
+def resolve(events: pa.Table, layout: Layout) -> pa.Table:
+    """The versions that go, come, or cannot be completed.
+
+    Args:
+        events: rows sorted by key, `TIME` (microseconds), `KIND` and place in the batch, with the
+            table's columns, `UNMODIFIED`, and for stored versions `FILE` and `POSITION`. A delete's
+            time is its end, every other event's its start.
+        layout: the columns.
+
+    Returns:
+        The table's columns, `FILE` and `POSITION`, and: `REMOVED`, the stored version goes;
+        `ADDED`, the version is written (both: it is rewritten); `BASELESS`, an update without a
+        version before it among the events; `IGNORED`, such an update that nothing else completes
+        either; `EARLIEST`, the key's earliest start in microseconds (null for a key that the batch
+        only deletes); `COUNTED`, the batch brings this version, and it was not there before;
+        `CLOSED_AT_START`, the version was active and is closed by a delete from before its start.
+    """
+    runs = Runs.of(events, layout.key)
+    kind, time = integers(events.column(KIND)), integers(events.column(TIME))
+    of_batch = (kind == UPDATE) | (kind == REPLACE)
+    earliest = runs.least(np.where(of_batch | (kind == EARLIEST_START), time, _NEVER))
+    counts = of_batch & ~_is_superseded(runs, of_batch, time)
+    removed = (kind == STORED) & (time >= earliest)
+    kept = (kind == STORED) & ~removed
+
+    updates = counts & (kind == UPDATE)
+    whole = kept | (counts & (kind == REPLACE))
+    baseless = updates & (runs.last_before(whole) == NONE)
+    other_base = _other_base(runs, time, removed, counts)
+    has_other = baseless & (other_base != NONE)
+    so_far = runs.count_so_far(has_other)
+    # Only the first of a key's baseless updates needs another base: the rest build on that one.
+    completed = has_other & (so_far == 1)
+    ignored = baseless & (so_far == 0)
+    added = counts & ~ignored
+
+    versions = kept | added
+    # The latest end that a version from before the batch's first change can have.
+    before = np.where(earliest == _NEVER, _NEVER, earliest - layout.epsilon)
+    ends = _ends(events, runs, versions=versions, kept=kept, before=before, epsilon=layout.epsilon)
+    chosen = np.flatnonzero(removed | added | ends.changed | baseless)
+    sources = _Sources(
+        runs=runs,
+        layout=layout,
+        bits=Unmodified(events, layout.carried),
+        updates=updates,
+        completed=completed,
+        other_base=other_base,
+        known=whole | added,
+    )
+    return pa.table(
+        {
+            **{name: taken(events, name, sources[name][chosen]) for name in layout.columns},
+            END: pa.array(ends.end[chosen]).cast(_UTC),
+            ACTIVE: pa.array(ends.active[chosen]),
+            FILE: taken(events, FILE, chosen),
+            POSITION: taken(events, POSITION, chosen),
+            REMOVED: pa.array((removed | ends.changed)[chosen]),
+            ADDED: pa.array((added | ends.changed)[chosen]),
+            BASELESS: pa.array(baseless[chosen]),
+            IGNORED: pa.array(ignored[chosen]),
+            EARLIEST: pa.array(earliest[chosen], mask=earliest[chosen] == _NEVER),
+            COUNTED: pa.array((added & ~_says_the_same(events, sources, time, added))[chosen]),
+            CLOSED_AT_START: pa.array(ends.closed_at_start[chosen]),
+        }
+    )
+
+
+def _says_the_same(
+    events: pa.Table, sources: _Sources, time: NDArray[np.int64], added: Flags
+) -> Flags:
+    """Whether a version that is added takes the place of a stored one with the same cells.
+
+    The times of a version and of its sync do not count.
+    """
+    stored = integers(events.column(KIND)) == STORED
+    before = sources.runs.last_before(stored)
+    same: Flags = added & (before != NONE) & (time[before] == time)
+    rows = np.flatnonzero(same)
+    for name in sources.layout.columns:
+        if not len(rows) or name in {*sources.layout.key, START, END, ACTIVE, SYNCED}:
+            continue
+        now, then = taken(events, name, sources[name][rows]), taken(events, name, before[rows])
+        # Nulls are the same, and so is what is no number.
+        unknown = pc.is_null(now, nan_is_null=True), pc.is_null(then, nan_is_null=True)
+        alike = pc.equal(pc.is_null(now), pc.is_null(then))
+        equal = pc.or_(pc.fill_null(pc.equal(now, then), False), pc.and_(alike, pc.and_(*unknown)))
+        same[rows] = equal.to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(same)
+    return same
+
+
+def _is_superseded(runs: Runs, of_batch: Flags, time: NDArray[np.int64]) -> Flags:
+    """Whether a later row of the batch has the same key and start."""
+    following = runs.first_after(of_batch)
+    superseded: Flags = of_batch & (following != NONE) & (time[following] == time)
+    return superseded
+
+
+def _other_base(runs: Runs, time: NDArray[np.int64], removed: Flags, counts: Flags) -> Indices:
+    """What completes an update that has no version before it.
+
+    The removed version of its own start, else the earliest later removed one whose start no row
+    of the batch has.
+    """
+    before = runs.last_before(removed)
+    own = np.where((before != NONE) & (time[before] == time), before, NONE)
+    following = runs.first_after(counts)
+    replaced = (following != NONE) & (time[following] == time)
+    later = runs.first_after(removed & ~replaced)
+    return np.where(own != NONE, own, later)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The versions' ends and activity, and which stored ones are no longer what they were."""
+
+    end: NDArray[np.int64]
+    active: Flags
+    changed: Flags
+    closed_at_start: Flags
+
+
+def _ends(
+    events: pa.Table,
+    runs: Runs,
+    *,
+    versions: Flags,
+    kept: Flags,
+    before: NDArray[np.int64],
+    epsilon: int,
+) -> _Ends:
+    kind, time = integers(events.column(KIND)), integers(events.column(TIME))
+    old_end, old_active = integers(events.column(END)), flags(events.column(ACTIVE))
+    # Senders with finer clocks may write the end of time with more digits.
+    old_end = np.minimum(old_end, TMAX_MICROS)
+    trimmed = kept & (before != _NEVER) & (old_active | (old_end > before))
+    end = np.where(trimmed, before, old_end)
+    unmatched = _unmatched_deletes(runs, kind, time, versions, end + epsilon)
+
+    deleted, following = runs.first_after(kind == DELETE), runs.first_after(versions)
+    is_current = (deleted != NONE) & ((following == NONE) | (time[deleted] < time[following]))
+    closed = versions & is_current & (time[deleted] < end)
+    end = np.where(closed, time[deleted], end)
+    # Only what was active before the batch: a version of the batch itself is a later insert.
+    at_start = kept & old_active & ~closed & (runs.last_before(unmatched) != NONE)
+    end = np.where(at_start, np.minimum(end, time), end)
+    active = old_active & ~trimmed & ~closed & ~at_start
+    return _Ends(end, active, kept & ((end != old_end) | (active != old_active)), at_start)
+
+
+def _unmatched_deletes(
+    runs: Runs,
+    kind: NDArray[np.int64],
+    time: NDArray[np.int64],
+    versions: Flags,
+    ended: NDArray[np.int64],
+) -> Flags:
+    """Find the deletes at whose time no version was true.
+
+    Of several deletes between two versions only the first counts: the others repeat it. The version
+    before them may end at the first one, and a batch that is sent again must not look different.
+
+    Args:
+        runs: the runs of events of one key.
+        kind: the events' kinds.
+        time: their times.
+        versions: the events that are versions of the result.
+        ended: for versions, the first instant at which they are no longer true.
+    """
+    deletes = kind == DELETE
+    version, delete = runs.last_before(versions), runs.last_before(deletes)
+    is_first = deletes & ((delete == NONE) | (delete < version))
+    unmatched: Flags = is_first & ((version == NONE) | (ended[version] <= time))
+    return unmatched
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """For each column, the event that every event's cell comes from.
+
+    Attributes:
+        runs: the runs of events of one key.
+        layout: the columns.
+        bits: the cells that rows leave as they are.
+        updates: the update rows that count.
+        completed: those that take their cells from `other_base`.
+        other_base: see `_other_base`.
+        known: events whose cells later ones may take.
+    """
+
+    runs: Runs
+    layout: Layout
+    bits: Unmodified
+    updates: Flags
+    completed: Flags
+    other_base: Indices
+    known: Flags
+
+    def __getitem__(self, name: str) -> Indices:
+        layout, itself = self.layout, np.arange(len(self.updates))
+        is_carried = name in layout.carried
+        if name in {*layout.key, START, END, ACTIVE} or (
+            is_carried and name not in layout.unmodified
+        ):
+            return itself
+        left = self.updates & self.bits[name] if is_carried else self.updates
+        # A cell is known where its row brings it, or where the row's other base does.
+        known_here = self.known & (~left | self.completed)
+        source = np.where(left & self.completed, self.other_base, itself)
+        nearest = self.runs.last_at_or_before(known_here)
+        return np.where(left & (nearest != NONE), source[nearest], itself)

@@ -1,0 +1,407 @@
+"""A staged write: everything happens on a branch, and is published by one compare-and-set.
+
+Readers of `main` see the table before the write or after it. The order is delete, then append, then
+publish; a crash before the publish leaves `main` as it was, and the branch it leaves behind is
+dropped by the next write. `docs/architecture.md` has the picture.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from chronolake.cancellation import raise_if_cancelled
+from chronolake.core.publish import ATTEMPTS, expect_pushed, expect_unmoved, publish, swap
+from chronolake.core.sql import KEYS, TABLE
+from chronolake.description import describe_loaded
+from chronolake.errors import (
+    CommitConflictError,
+    CommitError,
+    LakeError,
+    TableNotFoundError,
+)
+from chronolake.failpoints import reach
+from chronolake.iceberg import HIDDEN, MAIN, IcebergTable, java_message_of
+from chronolake.presence import expect_stored
+from chronolake.session import CATALOG
+from chronolake.types import TableName, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from chronolake.description import TableDescription
+    from chronolake.lake import Lake
+
+log = structlog.get_logger(__name__)
+
+BATCH_PROPERTY: Final = "chronolake.last-batch"
+
+_PREFIX: Final = "chronolake-stage"
+#: What `stage_name` gives: host, process, its token, seconds since 1970, a random end. A branch or
+#: table of another name is somebody else's.
+_STAGED: Final = re.compile(
+    rf"{_PREFIX}-([^-]*)-([0-9]{{1,9}})-([0-9a-f]{{8}})-([0-9]{{1,12}})-[0-9a-f]{{8}}"
+)
+#: A staged write of another machine is taken for dead after this time.
+_ABANDONED_AFTER_SECONDS: Final = 24 * 3600
+#: Tells this process from an earlier one with the same number.
+_PROCESS: Final = f"{socket.gethostname().replace('-', '_')}-{os.getpid()}-{uuid4().hex[:8]}"
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent, by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the stage `name`.
+
+        Raises:
+            CallCancelledError: the call that this thread works for was cancelled before the stage.
+        """
+        raise_if_cancelled()
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+class StagedBranch:
+    """Changes of one of a table's branches, made on a branch of their own."""
+
+    def __init__(self, table: IcebergTable, of: str, spark: SparkSession, watch: Stopwatch) -> None:
+        self.spark = spark
+        self.table = table
+        self.of = of
+        self.branch = stage_name()
+        self.made = False
+        self._watch = watch
+
+    @property
+    def source(self) -> str:
+        """The rows before the write, as a SQL name.
+
+        The write does not touch them before it publishes. Should another process change them
+        meanwhile, the publish is refused and nothing of this attempt remains.
+        """
+        if self.of == MAIN:
+            return f"{CATALOG}.{self.table.name.sql}"
+        return self._named(self.of)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no rows, as far as the metadata tells."""
+        return self.table.rows_of(self.of) == 0
+
+    def delete(self, source: str, condition: str) -> None:
+        """Remove the table's rows that match a row of a query.
+
+        Args:
+            source: a query in SQL.
+            condition: SQL over `sql.TABLE` and `sql.KEYS` (the query).
+        """
+        with self._watch.stage("delete"):
+            self.spark.sql(
+                f"MERGE INTO {self._target()} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
+                "WHEN MATCHED THEN DELETE"
+            )
+        reach("staged.deleted")
+
+    def update(self, source: str, condition: str, *, assignments: str, changed: str) -> int:
+        """Change or remove the table's rows that match a row of a query, and tell how many changed.
+
+        Args:
+            source: a query in SQL; no two of its rows match one of the table's.
+            condition: SQL over `sql.TABLE` and `sql.KEYS` (the query).
+            assignments: SQL over both, for rows that change.
+            changed: SQL over both: a row changes; the others are removed.
+        """
+        with self._watch.stage("delete"):
+            target = self._target()
+            before = self.table.refreshed().branch(self.branch)
+            self.spark.sql(
+                f"MERGE INTO {target} AS {TABLE} USING ({source}) AS {KEYS} ON {condition} "
+                f"WHEN MATCHED AND {changed} THEN UPDATE SET {assignments} "
+                "WHEN MATCHED THEN DELETE"
+            )
+            after = self.table.refreshed()
+        reach("staged.deleted")
+        if after.branch(self.branch) == before:
+            return 0
+        return int(after.summary_of(self.branch).get("added-records", 0))
+
+    def delete_where(self, condition: str) -> None:
+        """Remove the table's rows that meet a SQL condition."""
+        with self._watch.stage("delete"):
+            self.spark.sql(f"DELETE FROM {self._target()} WHERE {condition}")
+        reach("staged.deleted")
+
+    def update_where(self, assignment: str, condition: str) -> None:
+        """Change the table's rows that meet a SQL condition."""
+        with self._watch.stage("delete"):
+            self.spark.sql(f"UPDATE {self._target()} SET {assignment} WHERE {condition}")
+        reach("staged.deleted")
+
+    def append(self, source: str) -> None:
+        """Add the rows of a query in SQL; columns go by name."""
+        with self._watch.stage("append"):
+            self.spark.sql(f"INSERT INTO {self._target()} BY NAME {source}")
+        reach("staged.appended")
+
+    def _target(self) -> str:
+        """The table's branch as a SQL name; the branch is made when it is first needed."""
+        if not self.made:
+            with self._watch.stage("branch"):
+                self._make_branch()
+        return self._named(self.branch)
+
+    def _named(self, branch: str) -> str:
+        return f"{CATALOG}.{self.table.name.sql}.{quoted(f'branch_{branch}')}"
+
+    def _make_branch(self) -> None:
+        if self.table.branch(self.of) is None:
+            if any(map(is_abandoned, self.table.branches())):
+                swap(self.table, _cleared)
+            # A branch needs a snapshot to point at: Iceberg makes an empty one.
+            self.table.java.manageSnapshots().createBranch(self.branch).commit()
+        else:
+            swap(self.table, self._branched)
+        self.made = True
+        reach("staged.branch-created")
+
+    def _branched(self, current: IcebergTable) -> Any:
+        expect_unmoved(self.table, current)
+        return _cleared(current).setBranchSnapshot(current.branch(self.of), self.branch)
+
+    def publish_with(self, builder: Any, current: IcebergTable) -> None:
+        """Put the changes, if there are any, into new metadata of the table.
+
+        Raises:
+            LakeError: executors wrote files that the driver does not have.
+        """
+        if self.made:
+            expect_stored(current, current.branch(self.branch), since=self.table.branch(self.of))
+            builder.setBranchSnapshot(current.branch(self.branch), self.of)
+            builder.removeRef(self.branch)
+
+    def begin(self) -> str:
+        """Return the name of the branch, for statements that are not one of these methods."""
+        self._target()
+        return self.branch
+
+    def abandon(self) -> None:
+        """Drop the branch; its files are removed as orphans by maintenance."""
+        if not self.made:
+            return
+        try:
+            drop_branch(self.table.refreshed(), self.branch)
+        except (CommitError, LakeError, Py4JError, PySparkException) as failure:
+            # The next write drops it: the caller's own error matters more.
+            log.warning(
+                "branch_left_behind",
+                table=str(self.table.name),
+                branch=self.branch,
+                reason=java_message_of(failure),
+            )
+
+
+class StagedWrite(StagedBranch):
+    """One attempt at a write to a table: the changes of its `main`, which all readers see.
+
+    Attributes:
+        hidden: the changes of what only later writes see (`iceberg.HIDDEN`).
+    """
+
+    def __init__(
+        self,
+        table: IcebergTable,
+        spark: SparkSession,
+        watch: Stopwatch,
+        guard: Callable[[IcebergTable], None] | None = None,
+    ) -> None:
+        super().__init__(table, MAIN, spark, watch)
+        self.hidden = StagedBranch(table, HIDDEN, spark, watch)
+        self._guard = guard
+
+    def publish(self, properties: Mapping[str, str]) -> None:
+        """Make the changes the table's own and set properties, in one compare-and-set.
+
+        Raises:
+            CommitConflictError: the table is not what the attempt began with; nothing has changed.
+            CommitUnknownError: the catalog's answer was lost and the table cannot be read.
+        """
+        with self._watch.stage("publish"):
+            publish(self.table.refreshed(), self._published, properties)
+
+    def publish_files(self) -> None:
+        """Make changes that leave all rows as they were the table's own: no batch is published.
+
+        Raises:
+            CommitConflictError: the table is not what the attempt began with; nothing has changed.
+            UnansweredError: the catalog did not say what became of the commit.
+        """
+        swap(self.table.refreshed(), self._published)
+
+    def _published(self, current: IcebergTable) -> Any:
+        expect_unmoved(self.table, current)
+        if self._guard is not None:
+            self._guard(current)
+        builder = current.builder()
+        self.publish_with(builder, current)
+        self.hidden.publish_with(builder, current)
+        return builder
+
+    def abandon(self) -> None:
+        """Drop the branches; their files are removed as orphans by maintenance."""
+        super().abandon()
+        self.hidden.abandon()
+
+
+def _cleared(current: IcebergTable) -> Any:
+    """New metadata of a table without the branches that killed processes left behind."""
+    builder = current.builder()
+    for leftover in filter(is_abandoned, current.branches()):
+        log.warning("leftover_dropped", table=str(current.name), branch=leftover)
+        builder.removeRef(leftover)
+    return builder
+
+
+def drop_branch(table: IcebergTable, branch: str) -> None:
+    """Remove a branch if it is there."""
+    if table.branch(branch) is not None:
+        swap(table, lambda current: current.builder().removeRef(branch))
+
+
+class TableAlteredError(CommitError):
+    """The table's columns are not those that the batch was read for."""
+
+
+def stage_name() -> str:
+    """A new name for a staged write, that tells whose it is and how old."""
+    return f"{_PREFIX}-{_PROCESS}-{int(time.time())}-{uuid4().hex[:8]}"
+
+
+def is_abandoned(branch: str) -> bool:
+    """Whether a branch or scratch table is a staged write that nobody will finish.
+
+    A staged write of this machine is dead when its process is; one of another machine when it is
+    older than a day. Whatever has another form of name is left alone.
+    """
+    found = _STAGED.fullmatch(branch)
+    if found is None:
+        return False
+    host, pid, token, since = found.groups()
+    if f"{host}-{pid}-{token}" == _PROCESS:
+        return False
+    own_host, own_pid, _ = _PROCESS.split("-")
+    if host == own_host:
+        return pid == own_pid or not _is_running(int(pid))
+    return time.time() - int(since) > _ABANDONED_AFTER_SECONDS
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def staged(
+    lake: Lake,
+    name: TableName,
+    write: Callable[[StagedWrite], Mapping[str, str] | None],
+    watch: Stopwatch,
+    *,
+    spark: SparkSession | None = None,
+    guard: Callable[[IcebergTable], None] | None = None,
+    also_pulled: bool = False,
+) -> None:
+    """Run a write until it is published.
+
+    `write` gets a `StagedWrite` on the table as it is now, stages its changes, and returns the
+    properties to publish with them, or None if there is nothing to publish. It runs again, on the
+    new table, when another process published first. Its statements run in the session `spark`, by
+    default the lake's. Writes to one table are serial in a process.
+
+    `guard` gets the table as it is when it is published, and raises if this writer must not write
+    to it any more. `also_pulled` says that it may be a table that a pipeline fills.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        ConfigurationError: a pipeline fills it.
+        LakeLocationError: it lies outside the opened lake.
+        CommitConflictError: others were first too often.
+    """
+
+    def begin(table: IcebergTable) -> StagedWrite:
+        if not also_pulled:
+            expect_pushed(table)
+        return StagedWrite(table, spark or lake.spark, watch, guard)
+
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with lake.writing(name):
+                _attempt(lake, name, write, begin)
+        except CommitConflictError as conflict:
+            if attempt == ATTEMPTS:
+                raise
+            log.info("staged_again", table=str(name), attempt=attempt, reason=conflict.message)
+            time.sleep(min(0.05 * attempt, 1.0))
+        else:
+            return
+
+
+def _attempt(
+    lake: Lake,
+    name: TableName,
+    write: Callable[[StagedWrite], Mapping[str, str] | None],
+    begin: Callable[[IcebergTable], StagedWrite],
+) -> None:
+    table = lake.catalog.find(name)
+    if table is None:
+        raise TableNotFoundError(
+            "The table does not exist any more.", table=str(name), hint="Create it again."
+        )
+    lake.containment.expect_inside(table)
+    attempted = begin(table)
+    try:
+        properties = write(attempted)
+        if properties is None:
+            attempted.abandon()
+        else:
+            attempted.publish(properties)
+    except BaseException:
+        attempted.abandon()
+        raise
+
+
+def expect_unaltered(write: StagedWrite, description: TableDescription) -> None:
+    """Refuse to stage a batch that was read for other columns than the table has now.
+
+    Raises:
+        TableAlteredError: the table's columns or key changed since `description` was read.
+    """
+    if describe_loaded(write.table) != description:
+        raise TableAlteredError(
+            "The table's columns were changed while the batch was read.",
+            table=str(description.name),
+            hint="Send the batch again.",
+        )

@@ -1,0 +1,269 @@
+"""Batches into live and soft-delete tables: replace, update, delete.
+
+Source: `seeds/destination-connector.txt` ("WriteBatchRequest"). Per key, replace rows come first,
+then update rows, then delete rows, each in the order of the request; so
+
+* a replace row is the whole row (columns that the batch does not carry keep their stored value);
+* an update row changes the cells that are not marked unmodified, and needs a row to change: one
+  without a stored or replaced row of its key is ignored;
+* a delete row removes the row.
+
+A soft delete is an update row like any other: it sets the delete marker.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from chronolake.change_set import BITS_PER_WORD, OP, SEQ, UNMODIFIED, Op
+from chronolake.core import upsert_fold, usage
+from chronolake.core.batch_profile import Incoming, incoming
+from chronolake.core.merge import BatchResult, fold_by_key
+from chronolake.core.scd2_fold import Layout
+from chronolake.core.sql import BATCH, KEYS, TABLE, broadcast, cells, kept, listed, numbered, sample
+from chronolake.core.staging import BATCH_PROPERTY, StagedWrite, Stopwatch, expect_unaltered, staged
+from chronolake.core.upsert_fold import IGNORED
+from chronolake.errors import TableNotFoundError
+from chronolake.failpoints import reach
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.description import TableDescription
+    from chronolake.lake import Lake
+    from chronolake.types import Column, TableName
+
+#: Up to so many columns, one statement with an assignment for each is planned quickly.
+_ASSIGNED_COLUMNS: Final = 100
+_KINDS: Final = {
+    Op.REPLACE: upsert_fold.REPLACE,
+    Op.UPDATE: upsert_fold.UPDATE,
+    Op.DELETE: upsert_fold.DELETE,
+}
+
+
+def write_batch(
+    lake: Lake, name: TableName, changes: DataFrame, *, columns: Sequence[Column], batch: str
+) -> BatchResult:
+    """Apply a batch to a live or soft-delete table, all of it or nothing.
+
+    Rows are told apart by the whole primary key, so that a history table can be seeded this way
+    too. Sending the same batch again gives the same table.
+
+    Args:
+        lake: the lake.
+        name: the table.
+        changes: the batch's change set (`chronolake.change_set`).
+        columns: the change set's data columns.
+        batch: the batch's identity, for logs and the table's properties.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        BatchError: the batch cannot be applied to this table, or a file cannot be read.
+        CommitError: the result could not be published.
+    """
+    description = lake.describe(name)
+    if description is None:
+        raise TableNotFoundError(
+            "The table does not exist.", table=str(name), hint="Create it before writing to it."
+        )
+    watch = Stopwatch()
+    outcome = _Outcome()
+    with incoming(
+        changes, description, description.primary_key, columns, watch, is_history=False
+    ) as batch_rows:
+
+        def write(attempt: StagedWrite) -> Mapping[str, str]:
+            nonlocal outcome
+            expect_unaltered(attempt, description)
+            outcome = _stage(attempt, batch_rows, description, watch)
+            return {BATCH_PROPERTY: batch, **usage.counted(attempt.table, outcome.written)}
+
+        if not batch_rows.is_empty:
+            staged(lake, name, write, watch, spark=changes.sparkSession)
+    return BatchResult(
+        batch=batch,
+        replaced=batch_rows.replaced,
+        updated=batch_rows.updated,
+        deleted=batch_rows.deleted,
+        ignored=outcome.ignored,
+        ignored_key=outcome.ignored_key,
+        seconds=watch.seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a batch's rows.
+
+    Attributes:
+        ignored: update rows of records that are not there.
+        ignored_key: the key of one of these, or None.
+        written: the sketch of the rows that the batch leaves (`core/usage.py`).
+    """
+
+    ignored: int = 0
+    ignored_key: str | None = None
+    written: bytes | None = None
+
+
+def _stage(
+    write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
+) -> _Outcome:
+    """Work out what a batch does to a table, and stage it."""
+    key = description.primary_key
+    retained = [column.name for column in description.columns if column.name not in batch.names]
+    needs_stored = bool(retained and batch.replaced)
+    outcome = _Outcome(written=batch.writing)
+    with ExitStack() as until_published:
+        added = None
+        is_changed_in_place = (
+            batch.updated
+            and not (batch.repeated or needs_stored or write.is_empty)
+            and len(key) < len(batch.names) <= _ASSIGNED_COLUMNS
+        )
+        if (batch.updated and not is_changed_in_place) or batch.repeated or needs_stored:
+            with watch.stage("resolve"):
+                needed = (Op.UPDATE, Op.REPLACE) if retained else (Op.UPDATE,)
+                events = [_of_batch(batch, description)]
+                if not write.is_empty:
+                    events.append(_stored(write.source, batch, description, needed))
+                final, outcome = _folded(write, events, batch, description, until_published)
+                names = listed(column.name for column in description.columns)
+                added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
+        elif batch.replaced:
+            all_cells = cells(description, batch.names, of=BATCH)
+            added = (
+                f"SELECT {all_cells} FROM {batch.rows} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
+            )
+        reach("write.planned")
+        if is_changed_in_place:
+            outcome = _change(write, batch, description, watch)
+        elif not write.is_empty:
+            # Every stored row whose key is in the batch: only key columns are read.
+            hint = broadcast(batch.rows, batch.rows_count)
+            write.delete(
+                f"SELECT {hint} {numbered(key)} FROM {batch.rows}",
+                " AND ".join(batch.same_key(key)),
+            )
+        if added is not None:
+            write.append(added)
+    return outcome
+
+
+def _change(
+    write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
+) -> _Outcome:
+    """Change the rows that update rows name, and remove those that others do, in one pass.
+
+    No key is in the batch twice.
+    """
+    key = description.primary_key
+    data = [name for name in batch.names if name not in key]
+    hint = broadcast(batch.rows, batch.rows_count)
+    values = "".join(f", {quoted(name)} AS c{number}" for number, name in enumerate(data))
+    source = f"SELECT {hint} {numbered(key)}, {OP}, {UNMODIFIED}{values} FROM {batch.rows}"
+    assignments = []
+    for number, name in enumerate(data):
+        value, column = f"{KEYS}.c{number}", f"{TABLE}.{quoted(name)}"
+        if name in batch.unmodified:
+            word, bit = divmod(batch.names.index(name), BITS_PER_WORD)
+            is_kept = f"getbit(coalesce(get({KEYS}.{UNMODIFIED}, {word}), 0L), {bit}) = 1"
+            value = f"IF({is_kept}, {column}, {value})"
+        assignments.append(f"{column} = {value}")
+    matched = " AND ".join(batch.same_key(key))
+    changed = write.update(
+        source,
+        matched,
+        assignments=", ".join(assignments),
+        changed=f"{KEYS}.{OP} = {int(Op.UPDATE)}",
+    )
+    if changed == batch.updated:
+        return _Outcome(written=batch.writing)
+    # Rare: some update rows have no row to change.
+    with watch.stage("resolve"):
+        (found,) = write.spark.sql(
+            f"SELECT {sample(key, IGNORED)}, {usage.sketching(key, f'NOT {IGNORED}')} "
+            f"FROM ({_found(write.source, batch, key)})"
+        ).collect()
+    return _Outcome(batch.updated - changed, *found)
+
+
+def _found(table: str, batch: Incoming, key: Sequence[str]) -> str:
+    """The keys of a batch's replace and update rows, and which updates have no stored row."""
+    stored = ", ".join(f"{TABLE}.{quoted(name)} AS f{number}" for number, name in enumerate(key))
+    same = " AND ".join(
+        f"{BATCH}.{quoted(name)} <=> {KEYS}.f{number}" for number, name in enumerate(key)
+    )
+    is_written = f"({BATCH}.{OP} = {int(Op.REPLACE)} OR {KEYS}.is_stored <=> true)"
+    return (
+        f"SELECT {listed(key, of=BATCH)}, NOT {is_written} AS {IGNORED} "
+        f"FROM {batch.rows} AS {BATCH} LEFT JOIN ("
+        f"SELECT {broadcast(KEYS, batch.rows_count)} {stored}, true AS is_stored "
+        f"FROM {table} AS {TABLE} JOIN (SELECT {numbered(key)} FROM {batch.rows}) AS {KEYS} "
+        f"ON {' AND '.join(batch.same_key(key))}) AS {KEYS} ON {same} "
+        f"WHERE {BATCH}.{OP} <> {int(Op.DELETE)}"
+    )
+
+
+def _folded(
+    write: StagedWrite,
+    events: Sequence[str],
+    batch: Incoming,
+    description: TableDescription,
+    until_published: ExitStack,
+) -> tuple[str, _Outcome]:
+    """Compute the rows that a batch leaves once, keep and count them; gives them as a SQL name."""
+    layout = Layout(
+        columns=tuple(column.name for column in description.columns),
+        carried=batch.names,
+        key=description.primary_key,
+        unmodified=batch.unmodified,
+    )
+    final = fold_by_key(
+        write.spark,
+        " UNION ALL ".join(events),
+        key=layout.key,
+        order=(upsert_fold.KIND, SEQ),
+        rows=batch.rows_count,
+        fold=lambda rows: upsert_fold.final_rows(rows, layout),
+        description=description,
+        others=f"{IGNORED} bigint",
+    )
+    name = until_published.enter_context(kept(final))
+    (found,) = write.spark.sql(
+        f"SELECT coalesce(sum({IGNORED}), 0), {sample(layout.key, f'{IGNORED} > 0')}, "
+        f"{usage.sketching(layout.key, f'{IGNORED} = 0')} FROM {name}"
+    ).collect()
+    return name, _Outcome(*found)
+
+
+def _of_batch(batch: Incoming, description: TableDescription) -> str:
+    """The batch's rows as events."""
+    kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
+    return (
+        f"SELECT CASE {OP} {kinds} END AS {upsert_fold.KIND}, {SEQ}, {UNMODIFIED}, "
+        f"{cells(description, batch.names, of=BATCH)} FROM {batch.rows} AS {BATCH}"
+    )
+
+
+def _stored(
+    table: str, batch: Incoming, description: TableDescription, needed: Sequence[Op]
+) -> str:
+    """The table's rows that update rows (or retained columns) build on, as events."""
+    names = [column.name for column in description.columns]
+    key = description.primary_key
+    ops = ", ".join(str(int(op)) for op in needed)
+    keys = f"SELECT DISTINCT {numbered(key)} FROM {batch.rows} WHERE {OP} IN ({ops})"
+    conditions = " AND ".join(batch.same_key(key))
+    return (
+        f"SELECT {broadcast(KEYS, batch.rows_count)} "
+        f"{upsert_fold.STORED} AS {upsert_fold.KIND}, 0L AS {SEQ}, "
+        f"CAST(NULL AS ARRAY<BIGINT>) AS {UNMODIFIED}, {listed(names, of=TABLE)} "
+        f"FROM {table} AS {TABLE} JOIN ({keys}) AS {KEYS} ON {conditions}"
+    )

@@ -1,0 +1,144 @@
+"""What a table promises, checked by one Spark query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake.change_set import RESERVED
+from chronolake.core.sql import col, sample
+from chronolake.session import CATALOG, active
+from chronolake.types import ACTIVE, END, START, TMAX_MICROS, Mode
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expression
+    from pyspark.sql import DataFrame
+
+    from chronolake.description import TableDescription
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+_NEXT: Final = f"{RESERVED}next"
+_SAME: Final = f"{RESERVED}same"
+_CURRENT: Final = f"{RESERVED}current"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One promise: its words, how many rows break it, and the key of one that does."""
+
+    text: str
+    broken: int
+    sample: str | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether no row breaks it."""
+        return self.broken == 0
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The promises of a table's mode, and the number of rows that were looked at."""
+
+    table: TableName
+    mode: Mode
+    rows: int
+    promises: tuple[Promise, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all promises hold."""
+        return all(promise.holds for promise in self.promises)
+
+
+def verify(lake: Lake, name: TableName) -> VerifyReport:
+    """Check a table's promises.
+
+    Of a history table, for each record: at most one active version; the active one ends at Tmax,
+    and no other does; starts are unique; versions do not overlap, and a closed version ends at
+    least an epsilon (1 ms, or what the table says) before the next one starts; no version ends
+    before it starts (but for a version shorter than that); the times are not null. Of any other
+    table: keys are unique. A table without a key promises nothing.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+    """
+    description = lake.describe(name)
+    if description is None:
+        raise lake.missing(name)
+    with active(lake.spark):
+        return _verified(lake.spark.table(f"{CATALOG}.{name.sql}"), description)
+
+
+def _verified(table: DataFrame, description: TableDescription) -> VerifyReport:
+    if not description.record_key:
+        return VerifyReport(description.name, description.mode, table.count(), ())
+    if description.mode is Mode.HISTORY:
+        rows, broken = _history(table, description)
+    else:
+        rows, broken = _unique(table, description)
+    rows = rows.select(
+        *map(col, description.record_key),
+        *(
+            F.coalesce(found, F.lit(False)).alias(f"{RESERVED}broken{n}")
+            for n, found in enumerate(broken.values())
+        ),
+    )
+    counts = [F.count(F.lit(1))]
+    for number in range(len(broken)):
+        counts += [
+            F.expr(f"count_if({RESERVED}broken{number})"),
+            F.expr(sample(description.record_key, f"{RESERVED}broken{number}")),
+        ]
+    found = rows.agg(*counts).first()
+    values: list[Any] = list(found) if found else [0]
+    promises = tuple(
+        Promise(text, values[1 + 2 * number], values[2 + 2 * number])
+        for number, text in enumerate(broken)
+    )
+    return VerifyReport(description.name, description.mode, values[0], promises)
+
+
+def _history(
+    table: DataFrame, description: TableDescription
+) -> tuple[DataFrame, dict[str, Expression]]:
+    record = Window.partitionBy(*map(col, description.record_key))
+    in_order = record.orderBy(START)
+    # One shuffle serves all: the frame over the whole record needs no order of its own.
+    rows = table.withColumns(
+        {
+            _NEXT: F.lead(F.unix_micros(col(START))).over(in_order),
+            _CURRENT: F.count_if(col(ACTIVE)).over(record),
+        }
+    )
+    start, end, following = F.unix_micros(col(START)), F.unix_micros(col(END)), col(_NEXT)
+    epsilon = description.epsilon
+    timeless = col(START).isNull() | col(END).isNull() | col(ACTIVE).isNull()
+    ends_at_tmax = end == TMAX_MICROS
+    return rows, {
+        "a record has at most one active version": col(ACTIVE) & (col(_CURRENT) > 1),
+        "active versions end at Tmax, and only they do": col(ACTIVE) != ends_at_tmax,
+        "a record's starts are unique": start == following,
+        f"versions do not overlap, and end {_distance(epsilon)} before the next": (
+            start != following
+        )
+        & (end > following - epsilon),
+        "no version ends before it starts": end <= start - epsilon,
+        "every version has its times": timeless,
+    }
+
+
+def _distance(epsilon: int) -> str:
+    whole, rest = divmod(epsilon, 1_000)
+    return f"{whole} ms" if not rest else f"{epsilon} microseconds"
+
+
+def _unique(
+    table: DataFrame, description: TableDescription
+) -> tuple[DataFrame, dict[str, Expression]]:
+    keys = table.groupBy(*map(col, description.primary_key)).agg(F.count(F.lit(1)).alias(_SAME))
+    return keys, {"keys are unique": col(_SAME) > 1}

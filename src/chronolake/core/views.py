@@ -1,0 +1,68 @@
+"""Views for those who ask in SQL: today's state of a history table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from chronolake.core.sql import listed
+from chronolake.errors import SchemaError, TableExistsError
+from chronolake.session import CATALOG, active
+from chronolake.types import ACTIVE, HISTORY_COLUMNS, Mode, TableName
+
+if TYPE_CHECKING:
+    from chronolake.lake import Lake
+
+
+#: Property of a view that is ours: another of such a name is its maker's business.
+_MADE_FOR: Final = "chronolake.view"
+
+
+def current_view_of(name: TableName) -> TableName:
+    """The name of the view of a history table's active versions."""
+    return TableName(name.schema, f"{name.table}_current")
+
+
+def drop_current_view(lake: Lake, name: TableName) -> bool:
+    """Remove the view that `create_current_view` made of a table; False if there is none."""
+    return lake.catalog.drop_view(current_view_of(name), having=_MADE_FOR)
+
+
+def create_current_view(lake: Lake, name: TableName) -> TableName:
+    """Make the view `<table>_current`, or make it anew: a history table's active versions.
+
+    It has the table's present columns without the history columns, and always its present rows.
+    After a change of the table's columns it has to be made again.
+
+    Returns:
+        The view's name.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        SchemaError: the table is not in history mode: it is its own present state.
+        TableExistsError: a table has the view's name.
+    """
+    view = current_view_of(name)
+    with lake.writing(name):
+        description = lake.describe(name)
+        if description is None:
+            raise lake.missing(name)
+        if description.mode is not Mode.HISTORY:
+            raise SchemaError(
+                f"The table is in {description.mode} mode: it is its own present state.",
+                table=str(name),
+                hint="Views are for history tables.",
+            )
+        if lake.describe(view) is not None:
+            raise TableExistsError(
+                "A table has the view's name.", table=str(view), hint="Rename or drop that table."
+            )
+        columns = listed(
+            column.name for column in description.columns if column.name not in HISTORY_COLUMNS
+        )
+        with active(lake.spark):
+            lake.spark.sql(
+                f"CREATE OR REPLACE VIEW {CATALOG}.{view.sql} "
+                f"TBLPROPERTIES ('{_MADE_FOR}' = 'current') AS SELECT {columns} "
+                f"FROM {CATALOG}.{name.sql} WHERE {ACTIVE}"
+            )
+    return view

@@ -1,0 +1,159 @@
+"""Cell values as text: for people, for JSON and for one line of a terminal.
+
+Cells as text: values of tables for people and JSON, and a key's text as a typed value.
+
+Times stay integers until they are text: Python's own datetime overflows near both ends of time.
+
+Values on one line of a terminal, which none of them can break or steer.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from rich.text import Text
+
+from chronolake.errors import ValueRefusedError
+from chronolake.types import Column, Kind
+
+if TYPE_CHECKING:
+    from chronolake.types import TableName
+
+
+#: What a cell is in JSON: decimals, times, dates and binary values are strings.
+Cell: TypeAlias = str | int | float | bool | None
+
+_WITHOUT_JSON = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+#: A value of each kind but texts, as it is written.
+EXAMPLES = {
+    Kind.BOOLEAN: "true",
+    Kind.SHORT: "42",
+    Kind.INT: "42",
+    Kind.LONG: "42",
+    Kind.FLOAT: "12.5",
+    Kind.DOUBLE: "12.5",
+    Kind.DECIMAL: "12.50",
+    Kind.NAIVE_DATE: "2024-02-29",
+    Kind.NAIVE_DATETIME: "2024-02-29T10:15:30",
+    Kind.UTC_DATETIME: "2024-02-29T10:15:30.123Z",
+    Kind.NAIVE_TIME: "10:15:30",
+    Kind.BINARY: "base64, such as AAEC",
+}
+
+
+def instant(micros: int, *, zone: str = "Z") -> str:
+    """Microseconds since 1970-01-01T00:00:00 UTC as ISO 8601, without trailing zeros.
+
+    Args:
+        micros: any point of time from the year 1 to 9999 and beyond.
+        zone: what follows the digits; the empty string for a time of no zone.
+    """
+    text = str(np.datetime64(micros, "us"))
+    whole, _, fraction = text.partition(".")
+    fraction = fraction.rstrip("0")
+    if fraction:
+        # Milliseconds are written in full, as in the batch files.
+        return f"{whole}.{fraction.ljust(3, '0')}{zone}"
+    return whole + zone
+
+
+def date(days: int) -> str:
+    """Days since 1970-01-01 as ISO 8601."""
+    return str(np.datetime64(days, "D"))
+
+
+def cells(values: pa.ChunkedArray | pa.Array) -> list[Cell]:
+    """A column of any stored type, ready for JSON and for people."""
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        zone = "Z" if kind.tz else ""
+        return [
+            None if micros is None else instant(micros * _UNITS.get(kind.unit, 1), zone=zone)
+            for micros in values.cast(pa.int64()).to_pylist()
+        ]
+    if pa.types.is_date32(kind):
+        days = values.cast(pa.int32()).to_pylist()
+        return [None if day is None else date(day) for day in days]
+    if pa.types.is_float32(kind):
+        return [None if value is None else single(value) for value in values.to_pylist()]
+    return [plain(value) for value in values.to_pylist()]
+
+
+def single(value: float) -> Cell:
+    """A float of four bytes by its shortest text: 0.1, not 0.10000000149011612."""
+    return plain(float(str(np.float32(value))))
+
+
+def plain(value: object) -> Cell:
+    """A value that is neither a date nor a time, as a cell; bytes become base64."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _WITHOUT_JSON[str(value)]
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)
+
+
+def typed(column: Column, text: str, *, table: str) -> str | int | float | bool | bytes | Decimal:
+    """The stored value that a text stands for: times as microseconds, dates as days.
+
+    Raises:
+        ValueRefusedError: the text is no value of the column's type.
+    """
+    kind = column.type.kind
+    try:
+        if kind is Kind.BINARY:
+            return base64.b64decode(text, validate=True)
+        value = pa.scalar(text).cast(column.type.arrow)
+    except (ValueError, pa.ArrowException) as failure:
+        example = EXAMPLES.get(kind)
+        raise ValueRefusedError(
+            f"The key's value is no {column.type}.",
+            hint=f"Write it like {example}." if example else None,
+            table=table,
+            column=column.name,
+        ) from failure
+    if kind in {Kind.NAIVE_DATE, Kind.NAIVE_DATETIME, Kind.UTC_DATETIME}:
+        return int(value.value)
+    result: str | int | float | bool | Decimal = value.as_py()
+    return result
+
+
+#: Characters of a value that are shown.
+LONGEST: Final = 120
+_LONGEST_NAME: Final = 1_000
+
+
+def cell(value: Cell) -> Text:
+    """A cell on one line, as `label`; texts that would look like no value stand in quotes."""
+    if value is None:
+        return Text("null", style="dim italic")
+    if isinstance(value, bool):
+        return Text("true" if value else "false")
+    if value in {"", "null"}:
+        return Text(f'"{value}"')
+    return label(str(value))
+
+
+def name_of(table: TableName) -> str:
+    """A table's name as commands take it, on one line; whole, because it is copied from here."""
+    return label(str(table), longest=_LONGEST_NAME).plain
+
+
+def label(text: str, *, longest: int = LONGEST) -> Text:
+    """A text on one line: unprintable characters spelled out, long texts cut short."""
+    # Spelled out, a value can neither break the layout nor steer the terminal.
+    shown = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text[:longest]
+    )
+    if len(text) > longest:
+        shown += f"… ({len(text):,} characters)"
+    return Text(shown)

@@ -1,0 +1,211 @@
+"""A table's life: when how many versions began and ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from chronolake.inspect.as_of import epsilon_of, known_since, published
+from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.scan import StoredRows
+from chronolake.types import (
+    END,
+    START,
+    TMAX_MICROS,
+    TMIN_MICROS,
+    Mode,
+    TableName,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from chronolake.config import LakeConfig
+
+    Moments = NDArray[np.int64]
+
+_SECOND: Final = 1_000_000
+_DAY: Final = 86_400 * _SECOND
+#: Widths that people read without reckoning, in microseconds.
+_WIDTHS: Final[tuple[int, ...]] = (
+    *(step * 10**power for power in range(6) for step in (1, 2, 5)),
+    *(seconds * _SECOND for seconds in (1, 2, 5, 10, 15, 30)),
+    *(minutes * 60 * _SECOND for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * 3_600 * _SECOND for hours in (1, 2, 3, 6, 12)),
+    *(days * _DAY for days in (1, 2, 7, 14, 28, 91, 182, 364)),
+    *(step * 10**power * 364 * _DAY for power in range(5) for step in (2, 5, 10)),
+)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A part of a table's life: from its start until the next bucket's.
+
+    Attributes:
+        start_micros: its first instant, in microseconds since 1970.
+        began: versions that began; rows that were added, in a table without history.
+        ended: versions that ended, by deletion or because they were replaced; rows that were
+            removed, in a table without history.
+    """
+
+    start_micros: int
+    began: int
+    ended: int
+
+
+@dataclass(frozen=True)
+class Life:
+    """When how much of a table changed.
+
+    Attributes:
+        mode: the table's mode.
+        first_micros: when the first version began, or the oldest snapshot that is kept was
+            published, in microseconds since 1970; None: nothing is known, as of an empty table.
+        last_micros: the last instant at which a version began or was gone, or the newest snapshot
+            was published; None as before.
+        width_micros: the width of each bucket.
+        buckets: one after the other, without gaps; the first holds `first_micros`, the last
+            `last_micros`.
+        known_since: ISO instant of the switch to history mode: what was before is not known. None
+            if the table always kept history, or keeps none.
+    """
+
+    mode: Mode
+    first_micros: int | None
+    last_micros: int | None
+    width_micros: int
+    buckets: tuple[Bucket, ...]
+    known_since: str | None
+
+
+def life(config: LakeConfig, name: TableName, *, buckets: int = 120) -> Life:
+    """When how many versions of a table began and ended.
+
+    A version has ended at the first instant at which it is no longer true, which is epsilon after
+    its end: when it was replaced, just when the next one began. What began or ended at Tmin (the
+    records that were deleted before a table was switched to history mode) is not counted. Tables
+    without history are told by the snapshots that they still have.
+
+    Args:
+        config: the lake.
+        name: the table.
+        buckets: at most so many, one at least: there are fewer, so that their width is readable.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+        TableNotFoundError: there is no such table.
+    """
+    found, buckets = look_up(config, name), max(1, buckets)
+    if found.mode is not Mode.HISTORY:
+        return _of_snapshots(found, buckets)
+    stored, epsilon = StoredRows(found), epsilon_of(found)
+    least: list[int] = []
+    greatest: list[int] = []
+    for began, ended in _moments(stored, epsilon):
+        for moments in (began, ended):
+            if moments.size:
+                least.append(int(moments.min()))
+                greatest.append(int(moments.max()))
+    switched = known_since(found)
+    if not least:
+        return Life(found.mode, None, None, _WIDTHS[0], (), switched)
+    counted = _Counted(min(least), max(greatest), buckets)
+    for began, ended in _moments(stored, epsilon):
+        counted.add(began, ended)
+    return counted.as_life(found.mode, switched)
+
+
+def _moments(stored: StoredRows, epsilon: int) -> Iterator[tuple[Moments, Moments]]:
+    """When versions began, and when they were gone: a batch at a time."""
+    from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - slow to import
+
+    for rows in stored.batches([START, END], AlwaysTrue()):
+        starts, ends = _micros(rows[START]), _micros(rows[END])
+        began = starts[starts > TMIN_MICROS]
+        # Of another engine's clock, any end of the last day is one that is never reached.
+        ended = ends[(ends > TMIN_MICROS) & (ends < TMAX_MICROS)]
+        yield began, ended + epsilon
+
+
+def _micros(values: pa.ChunkedArray) -> Moments:
+    return np.asarray(values.drop_null().cast("int64"), np.int64)
+
+
+class _Counted:
+    """Counts of what began and ended, between two instants."""
+
+    def __init__(self, first: int, last: int, most: int) -> None:
+        self.first, self.last = first, last
+        self.begin, self.width = divided(first, last, most)
+        count = (last - self.begin) // self.width + 1
+        self.began, self.ended = np.zeros(count, np.int64), np.zeros(count, np.int64)
+
+    def add(self, began: Moments, ended: Moments) -> None:
+        self.began += self._by_bucket(began)
+        self.ended += self._by_bucket(ended)
+
+    def _by_bucket(self, moments: Moments) -> Moments:
+        places = (moments - self.begin) // self.width
+        return np.bincount(places, minlength=len(self.began))
+
+    def as_life(self, mode: Mode, known_since: str | None) -> Life:
+        counts = zip(self.began.tolist(), self.ended.tolist(), strict=True)
+        buckets = (
+            Bucket(self.begin + number * self.width, began, ended)
+            for number, (began, ended) in enumerate(counts)
+        )
+        return Life(mode, self.first, self.last, self.width, tuple(buckets), known_since)
+
+
+def divided(first: int, last: int, most: int) -> tuple[int, int]:
+    """Where the first bucket begins, and how wide all are, so that so many hold two instants.
+
+    Widths are readable ones, and buckets begin at whole multiples since 1970; but for the one
+    bucket that is wanted of what no readable one holds.
+    """
+    for width in _WIDTHS:
+        if last // width - first // width < most:
+            return first // width * width, width
+    return first, (last - first) // most + 1
+
+
+def _of_snapshots(found: LookedUp, most: int) -> Life:
+    """Rows that came and went with each snapshot, at the time at which it was published."""
+    every = published(found)
+    if not every:
+        return Life(found.mode, None, None, _WIDTHS[0], (), None)
+    counted = _Counted(every[0].at_micros, every[-1].at_micros, most)
+    at_by_id = {one.snapshot_id: one.at_micros for one in every}
+    metadata = found.table.metadata
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    snapshot, at = found.table.current_snapshot(), every[-1].at_micros
+    while snapshot is not None:
+        # What was staged before a publish became visible with it.
+        at = at_by_id.get(snapshot.snapshot_id, at)
+        summary = snapshot.summary
+        told = dict(summary.additional_properties) if summary is not None else {}
+        if summary is not None and summary.operation.value != "replace":
+            place = (max(at, counted.first) - counted.begin) // counted.width
+            added, removed = rows_changed(told)
+            counted.began[place] += added
+            counted.ended[place] += removed
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else by_id.get(parent)
+    return counted.as_life(found.mode, None)
+
+
+def rows_changed(told: dict[str, str]) -> tuple[int, int]:
+    """The rows that a snapshot added and removed, by its summary.
+
+    A new deletion vector repeats what the one before it marked, and a file that goes takes rows
+    with it that were marked already: neither is removed twice.
+    """
+    number = {key: int(value) for key, value in told.items() if value.isdecimal()}
+    added = number.get("added-records", 0)
+    marked = number.get("added-position-deletes", 0) - number.get("removed-position-deletes", 0)
+    return added, max(0, number.get("deleted-records", 0) + marked)

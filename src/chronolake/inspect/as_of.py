@@ -1,0 +1,109 @@
+"""Which rows are true at an instant, and which snapshot was current."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chronolake.errors import ValueRefusedError
+from chronolake.formatting import instant
+from chronolake.types import (
+    END,
+    EPSILON_MICROS,
+    EPSILON_PROPERTY,
+    HISTORY_SINCE_PROPERTY,
+    START,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+
+    from chronolake.inspect.catalog import LookedUp
+
+
+def epsilon_of(found: LookedUp) -> int:
+    """Microseconds between a version's end and the start of the next."""
+    return int(found.table.properties.get(EPSILON_PROPERTY, EPSILON_MICROS))
+
+
+def known_since(found: LookedUp) -> str | None:
+    """ISO instant of a table's switch to history mode: what was before is not known.
+
+    None if the table always kept history, or keeps none.
+    """
+    since = found.table.properties.get(HISTORY_SINCE_PROPERTY)
+    return instant(int(since)) if since else None
+
+
+def true_at(micros: int, epsilon: int) -> BooleanExpression:
+    """Versions with start <= time < end + epsilon, as `LakeTable.as_of`."""
+    from pyiceberg.expressions import And  # noqa: PLC0415 - slow to import
+
+    return And(since(micros), until(micros - epsilon))
+
+
+def since(micros: int) -> BooleanExpression:
+    """Versions that start at a time or before it."""
+    from pyiceberg.expressions import LessThanOrEqual  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions.literals import LongLiteral  # noqa: PLC0415 - slow to import
+
+    return LessThanOrEqual(START, LongLiteral(micros))
+
+
+def until(micros: int) -> BooleanExpression:
+    """Versions that end after a time."""
+    from pyiceberg.expressions import GreaterThan  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions.literals import LongLiteral  # noqa: PLC0415 - slow to import
+
+    return GreaterThan(END, LongLiteral(micros))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A snapshot that was once a table's current one.
+
+    Attributes:
+        at_micros: when it became so, in microseconds since 1970.
+        snapshot_id: its identity.
+    """
+
+    at_micros: int
+    snapshot_id: int
+
+
+def published(found: LookedUp) -> list[Published]:
+    """The snapshots that were published and are still kept, by time.
+
+    A write makes several snapshots and publishes the last one: no reader ever saw the others.
+    """
+    metadata = found.table.metadata
+    kept = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+    told = [
+        Published(entry.timestamp_ms * 1_000, entry.snapshot_id)
+        for entry in metadata.snapshot_log
+        if entry.snapshot_id in kept
+    ]
+    current = found.table.current_snapshot()
+    if current is not None and (not told or told[-1].snapshot_id != current.snapshot_id):
+        told.append(Published(current.timestamp_ms * 1_000, current.snapshot_id))
+    return sorted(told, key=lambda one: one.at_micros)
+
+
+def current_at(found: LookedUp, micros: int) -> Published | None:
+    """The newest snapshot that was published at a time or before it; None: nothing ever was.
+
+    Raises:
+        ValueRefusedError: the snapshots of that time are no longer kept.
+    """
+    every = published(found)
+    if not every:
+        return None
+    before = [one for one in every if one.at_micros <= micros]
+    if not before:
+        raise ValueRefusedError(
+            f"What the table was at {instant(micros)} is not kept: it has no history, and its "
+            f"oldest snapshot is of {instant(every[0].at_micros)}.",
+            hint="Ask for a later time. A table in history mode keeps what was.",
+            table=str(found.name),
+        )
+    return before[-1]

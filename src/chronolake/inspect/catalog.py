@@ -1,0 +1,391 @@
+"""The lake's tables without Spark: names from the catalog, metadata through PyIceberg.
+
+SQLite and PostgreSQL catalogs are asked directly: PyIceberg's SQL catalog splits and trims names,
+and a schema here may hold dots and spaces. Nothing is ever written; a lake that is not there stays
+not there.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import warnings
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from chronolake.config import CatalogKind
+from chronolake.errors import (
+    ChronolakeError,
+    LakeError,
+    LakeLocationError,
+    SchemaError,
+    TableNotFoundError,
+)
+from chronolake.humanize import table_to_find
+from chronolake.location import plain
+from chronolake.types import (
+    START,
+    Column,
+    ColumnType,
+    Kind,
+    Mode,
+    TableName,
+    mode_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+    from chronolake.config import LakeConfig
+
+#: The name under which a lake's tables stand in its Iceberg catalog.
+CATALOG: Final = "chronolake"
+_COLUMNS: Final = "chronolake.columns"
+_BUSY_SECONDS: Final = 30
+#: How often a table is looked for again that others change meanwhile.
+_TRIES: Final = 3
+
+# The kinds that columns written by other engines are shown as.
+_INFERRED: Final = {
+    "boolean": Kind.BOOLEAN,
+    "int": Kind.INT,
+    "long": Kind.LONG,
+    "float": Kind.FLOAT,
+    "double": Kind.DOUBLE,
+    "date": Kind.NAIVE_DATE,
+    "timestamp": Kind.NAIVE_DATETIME,
+    "timestamptz": Kind.UTC_DATETIME,
+    "binary": Kind.BINARY,
+}
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """A table's state at one moment, with its declared columns.
+
+    Attributes:
+        name: schema and table.
+        columns: in table order, with declared types; inferred for columns of other engines.
+        table: PyIceberg's view of the metadata.
+    """
+
+    name: TableName
+    columns: tuple[Column, ...]
+    table: Table
+
+    @property
+    def mode(self) -> Mode:
+        """Live, soft-delete or history."""
+        return mode_of(column.name for column in self.columns)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that tell records apart: the primary key without a version's start."""
+        named = (column.name for column in self.columns if column.primary_key)
+        history = self.mode is Mode.HISTORY
+        return tuple(name for name in named if not (history and name == START))
+
+
+def check(config: LakeConfig) -> None:
+    """Refuse a lake that is not there.
+
+    Raises:
+        LakeError: the lake's SQLite catalog is missing. Other catalogs are not asked.
+    """
+    if config.catalog.kind is CatalogKind.SQLITE and not config.catalog_file.is_file():
+        raise LakeError(
+            f"There is no lake in {config.path}.",
+            hint="Name the lake's folder with --lake; `chronolake serve` and Lake.open make one.",
+        )
+
+
+def names(config: LakeConfig) -> list[TableName]:
+    """Every table of the lake, sorted.
+
+    Raises:
+        LakeError: there is no lake, or its catalog does not answer.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return sorted(_rest_names(config))
+    return sorted(TableName(schema, table) for schema, table, _ in _rows(config, None))
+
+
+def places(config: LakeConfig) -> dict[TableName, str | None]:
+    """Where each table's current metadata is, by name; None where only loading the table tells.
+
+    A table whose place is the same as before has not changed.
+
+    Raises:
+        LakeError: there is no lake, or its catalog does not answer.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return dict.fromkeys(sorted(_rest_names(config)))
+    return {TableName(schema, table): place for schema, table, place in _rows(config, None)}
+
+
+def look_up_at(config: LakeConfig, name: TableName, place: str) -> LookedUp:
+    """A table's metadata at a place that `places` gave.
+
+    Raises:
+        LakeError: it cannot be read.
+    """
+    return _described(name, _from_metadata(config, name, place))
+
+
+def look_up(config: LakeConfig, name: TableName) -> LookedUp:
+    """A table's current metadata.
+
+    Raises:
+        LakeError: there is no lake, or its catalog or the table's metadata cannot be read.
+        TableNotFoundError: the lake has no such table.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return _described(name, _from_rest(config, name))
+    for _, _, location in _rows(config, name):
+        table = _current(config, name, location)
+        if table is not None:
+            return _described(name, table)
+    raise missing(config, name)
+
+
+def every(config: LakeConfig) -> list[LookedUp]:
+    """The current metadata of every table of the lake, sorted by name.
+
+    Raises:
+        LakeError: there is no lake, or its catalog or a table's metadata cannot be read.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return [look_up(config, name) for name in names(config)]
+    rows = sorted(_rows(config, None))
+    named = ((TableName(schema, table), location) for schema, table, location in rows)
+    found = ((name, _current(config, name, place)) for name, place in named)
+    return [_described(name, table) for name, table in found if table is not None]
+
+
+def missing(config: LakeConfig, name: TableName) -> TableNotFoundError:
+    """Return the error for a table that a lake does not have; its hint names the nearest one."""
+    return TableNotFoundError(
+        "The lake has no such table.",
+        hint=table_to_find(str(name), map(str, names(config))),
+        table=str(name),
+    )
+
+
+def _rows(config: LakeConfig, name: TableName | None) -> Sequence[tuple[str, str, str]]:
+    """Schema, table and metadata location of one table, or of all, from an SQL catalog."""
+    statement = "SELECT * FROM iceberg_tables WHERE catalog_name = {0}"
+    values: tuple[str, ...] = (CATALOG,)
+    if name is not None:
+        statement += " AND table_namespace = {0} AND table_name = {0}"
+        values = (CATALOG, name.schema, name.table)
+    if config.catalog.kind is CatalogKind.SQLITE:
+        found = _from_sqlite(config, statement.format("?"), values)
+    else:
+        found = _from_postgresql(config, statement.format("%s"), values)
+    if name is None and not found:
+        from chronolake.identity import raise_if_unlisted  # noqa: PLC0415 - SQLAlchemy is slow
+
+        raise_if_unlisted(config)
+    # Catalogs of the first schema version have no `iceberg_type`; in later ones it may be null.
+    return [
+        (row["table_namespace"], row["table_name"], row["metadata_location"])
+        for row in found
+        if row.get("iceberg_type") in {None, "TABLE"} and row["metadata_location"]
+    ]
+
+
+@dataclass(frozen=True)
+class Strays:
+    """Tables whose metadata lies outside the opened lake: it was copied or moved.
+
+    Attributes:
+        count: how many they are.
+        tables: how many tables the lake has.
+        name: the first of them.
+        place: its folder.
+    """
+
+    count: int
+    tables: int
+    name: TableName
+    place: str
+
+
+def strays(config: LakeConfig) -> Strays | None:
+    """Return the tables that lie outside the opened lake, or None: all lie inside.
+
+    Those of a REST catalog, which is slow to answer, are not looked at.
+
+    Raises:
+        LakeError: there is no lake, or its catalog does not answer.
+    """
+    if config.catalog.kind is CatalogKind.REST:
+        return None
+    found = {name: place for name, place in places(config).items() if place is not None}
+    outside = sorted(name for name, place in found.items() if not config.contains(place))
+    if not outside:
+        return None
+    folder = plain(found[outside[0]]).rpartition("/metadata/")[0]
+    return Strays(len(outside), len(found), outside[0], folder)
+
+
+def _from_sqlite(
+    config: LakeConfig, statement: str, values: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    file = config.catalog_file
+    check(config)
+    try:
+        uri = f"file:{quote(str(file))}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(statement, values)]
+    except sqlite3.Error as failure:
+        if "no such table" in str(failure):  # a catalog in which nothing was ever created
+            return []
+        raise LakeError(
+            f"The lake's catalog {file} cannot be read: {failure}.",
+            hint="Check that the file is a lake's catalog and may be read.",
+        ) from failure
+
+
+def _from_postgresql(
+    config: LakeConfig, statement: str, values: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    import psycopg  # noqa: PLC0415 - only some lakes have such a catalog
+    from psycopg.rows import dict_row  # noqa: PLC0415
+
+    try:
+        with psycopg.connect(
+            config.catalog.uri or "", autocommit=True, connect_timeout=10, row_factory=dict_row
+        ) as connection:
+            return connection.execute(statement.encode(), values).fetchall()
+    except psycopg.errors.UndefinedTable:
+        return []
+    except psycopg.Error:
+        # Not chained: the driver's message may repeat parts of the address.
+        raise LakeError(
+            f"The lake's catalog {config.catalog.label} cannot be read.",
+            hint="Check lake.catalog.uri, and that the server answers and lets this user in.",
+        ) from None
+
+
+def _properties(config: LakeConfig) -> dict[str, str]:
+    return {**config.catalog.properties, "warehouse": config.warehouse_location}
+
+
+def _current(config: LakeConfig, name: TableName, location: str) -> Table | None:
+    """A table's current metadata, or None if it was dropped since its place was read."""
+    for _ in range(_TRIES):
+        try:
+            return _from_metadata(config, name, location)
+        except LakeError:
+            places = [place for _, _, place in _rows(config, name)]
+            if not places:
+                return None
+            (location,) = places
+    return _from_metadata(config, name, location)
+
+
+def _from_metadata(config: LakeConfig, name: TableName, location: str) -> Table:
+    from pyiceberg.table import StaticTable  # noqa: PLC0415 - slow to import
+
+    try:
+        return StaticTable.from_metadata(location, _properties(config))
+    except Exception as failure:  # what its bytes make of a damaged file's readers
+        if not config.contains(location):
+            raise LakeLocationError(
+                f"The table lies outside the opened lake in {config.path}, and its metadata cannot "
+                f"be read there: {type(failure).__name__}.",
+                hint="The lake was copied or moved, or is mounted elsewhere. Open it where it was "
+                "made: move, restore or mount it there.",
+                table=str(name),
+                file=location,
+            ) from failure
+        raise LakeError(
+            f"The table's metadata cannot be read: {type(failure).__name__}.",
+            hint="Check that the file is there, may be read and is whole; if it is damaged, bring "
+            "it back from a backup.",
+            table=str(name),
+            file=location,
+        ) from failure
+
+
+def _rest(config: LakeConfig) -> Catalog:
+    from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - slow to import
+
+    with _answering(config):
+        return RestCatalog(CATALOG, uri=config.catalog.uri or "", **_properties(config))
+
+
+def _rest_names(config: LakeConfig) -> list[TableName]:
+    catalog = _rest(config)
+    with _answering(config):
+        return [
+            TableName(".".join(identifier[:-1]), identifier[-1])
+            for namespace in catalog.list_namespaces()
+            for identifier in catalog.list_tables(namespace)
+        ]
+
+
+def _from_rest(config: LakeConfig, name: TableName) -> Table:
+    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - slow to import
+
+    catalog = _rest(config)
+    with _answering(config, name):
+        try:
+            return catalog.load_table((name.schema, name.table))
+        except NoSuchTableError as failure:
+            raise missing(config, name) from failure
+
+
+@contextmanager
+def _answering(config: LakeConfig, name: TableName | None = None) -> Iterator[None]:
+    """Tell what a REST catalog's client raises as an error of the lake."""
+    try:
+        yield
+    except ChronolakeError:
+        raise
+    except Exception as failure:  # the client's errors share no class
+        raise LakeError(
+            f"The lake's catalog {config.catalog.label} does not answer: {type(failure).__name__}.",
+            hint="Check lake.catalog.uri and lake.catalog.properties.",
+            table=None if name is None else str(name),
+        ) from failure
+
+
+def _described(name: TableName, table: Table) -> LookedUp:
+    try:
+        declared = {
+            item["name"]: Column(
+                item["name"],
+                ColumnType(Kind(item["type"]), item.get("precision"), item.get("scale")),
+                bool(item.get("primary_key", False)),
+            )
+            for item in json.loads(table.properties.get(_COLUMNS, "[]"))
+        }
+    except (ValueError, KeyError, TypeError, SchemaError) as failure:
+        raise LakeError(
+            f"The table's property {_COLUMNS} is not what Chronolake wrote.",
+            hint=f"Remove the property {_COLUMNS}, or set it as it was.",
+            table=str(name),
+        ) from failure
+    schema = table.schema()
+    columns = (
+        declared.get(field.name) or Column(field.name, _inferred(schema, field.name))
+        for field in schema.fields
+    )
+    return LookedUp(name, tuple(columns), table)
+
+
+def _inferred(schema: Schema, name: str) -> ColumnType:
+    with warnings.catch_warnings():
+        kind = schema.find_type(name)
+    if (precision := getattr(kind, "precision", None)) is not None:
+        return ColumnType(Kind.DECIMAL, precision, getattr(kind, "scale", 0))
+    return ColumnType(_INFERRED.get(str(kind), Kind.STRING))

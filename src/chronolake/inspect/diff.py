@@ -1,0 +1,457 @@
+"""Differences between two times of a table, record by record.
+
+A number that tells whether two rows say the same, so that the rows need not be kept.
+
+What differs between two times of a table, record by record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.errors import BatchError, ValueRefusedError
+from chronolake.formatting import Cell, cells, instant
+from chronolake.inspect.as_of import current_at, epsilon_of, known_since, since, true_at, until
+from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.keyset import Order, comparable, cursor, position_of
+from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
+from chronolake.instants import micros_of
+from chronolake.types import (
+    HASH,
+    HISTORY_COLUMNS,
+    START,
+    SYNCED,
+    VERSION,
+    Column,
+    Mode,
+    TableName,
+    now_micros,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.uint64]
+    from collections.abc import Iterator
+
+    from pyiceberg.expressions import BooleanExpression
+
+    from chronolake.config import LakeConfig
+    from chronolake.inspect.keyset import Position
+
+
+_NULL: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
+_FIRST: Final = np.uint64(0xBF58_476D_1CE4_E5B9)
+_SECOND: Final = np.uint64(0x94D0_49BB_1331_11EB)
+
+
+class Fingerprints:
+    """Fingerprints of rows, comparable with each other only if their secret is the same.
+
+    Two rows that differ have the same one with a probability of 2**-64. Who writes the rows cannot
+    choose them so, for he does not know the secret.
+
+    Args:
+        secret: 16 bytes by chance.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._text_key = secret.hex()[:16]
+        self._start = np.uint64(int.from_bytes(secret[:8]))
+        self._factor = np.uint64(int.from_bytes(secret[8:]) | 1)
+
+    def of(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+        """A fingerprint for each row of some columns, in their order: equal if all cells are.
+
+        All NaN are equal, and so are both zeros.
+        """
+        count = len(columns[0]) if columns else 0
+        marks = np.full(count, self._start, np.uint64)
+        for column in columns:
+            marks = _mixed(marks * self._factor + self._numbers(comparable(column)))
+        return pa.array(marks)
+
+    def _numbers(self, values: pa.ChunkedArray) -> Numbers:
+        is_null = np.asarray(values.is_null())
+        kind = values.type
+        if pa.types.is_integer(kind):
+            numbers = np.asarray(pc.fill_null(values, 0)).astype(np.int64).view(np.uint64)
+        else:
+            numbers = self._of_texts(values)
+        numbers = _mixed(numbers ^ self._start)
+        return np.where(is_null, _NULL, numbers)
+
+    def _of_texts(self, values: pa.ChunkedArray) -> Numbers:
+        from pandas.util import hash_array  # noqa: PLC0415 - slow to import
+
+        kind = values.type
+        if pa.types.is_decimal(kind):
+            values = values.cast(pa.string())
+        elif not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+            texts = [repr(value) for value in values.to_pylist()]
+            values = pa.chunked_array([pa.array(texts, pa.string())])
+        empty = b"" if pa.types.is_binary(values.type) else ""
+        objects = np.asarray(pc.fill_null(values, empty).to_numpy(), object)
+        return np.asarray(hash_array(objects, hash_key=self._text_key, categorize=False))
+
+
+def _mixed(numbers: Numbers) -> Numbers:
+    """A bijection in which each bit depends on all others."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+INSERTED: Final = "inserted"
+CHANGED: Final = "changed"
+DELETED: Final = "deleted"
+
+#: Of more rows, only what is known of some is kept at a time: of each some 60 bytes and its key.
+_MOST_ROWS: Final = 4_000_000
+_MOST_PARTS: Final = 1_024
+
+#: What counts not as a difference.
+_NOT_COMPARED: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
+
+
+@dataclass(frozen=True)
+class RecordDifference:
+    """A record that differs between two times.
+
+    Attributes:
+        key: its key.
+        change: `inserted`, `changed` or `deleted`.
+        old: what it said at the earlier time; None if there was no such record.
+        new: what it said at the later time; None if there was none.
+        columns: those that differ, of a record that there was at both times.
+    """
+
+    key: dict[str, Cell]
+    change: str
+    old: dict[str, Cell] | None
+    new: dict[str, Cell] | None
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DifferencePage:
+    """A page of the records that differ between two times.
+
+    Attributes:
+        name: the table.
+        before: the earlier time, as an ISO instant.
+        after: the later one.
+        records: those of the page, by key.
+        next: where the next page begins, as `differences` takes it; None: there is none.
+        inserted: how many records there are at the later time only, on all pages.
+        changed: how many say something else, on all pages.
+        deleted: how many there were at the earlier time only, on all pages.
+        columns: the table's columns.
+        known_since: as `Life.known_since`.
+    """
+
+    name: TableName
+    before: str
+    after: str
+    records: tuple[RecordDifference, ...]
+    next: str | None
+    inserted: int
+    changed: int
+    deleted: int
+    columns: tuple[Column, ...]
+    known_since: str | None
+
+
+def differences(
+    config: LakeConfig,
+    name: TableName,
+    before: str,
+    after: str,
+    *,
+    page: str | None = None,
+    limit: int = 50,
+) -> DifferencePage:
+    """A page of the records that differ between two times, as `LakeTable.diff` gives them.
+
+    Where `rows_at` tells two versions of a record at a time, because it was deleted and came back
+    within epsilon, the later one counts.
+
+    Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and the
+    history columns do not. Of tables without history, the snapshots that were current at the two
+    times are compared. Of all rows that differ keys and fingerprints come into memory, no more than
+    some millions at a time; whole rows only of the page.
+
+    Args:
+        config: the lake.
+        name: the table.
+        before: a time in ISO 8601, in UTC unless it says otherwise.
+        after: a later one.
+        page: `next` of the page before; None: the first page.
+        limit: at most so many records, one at least.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+        TableNotFoundError: there is no such table.
+        BatchError: the table has no key.
+        ValueRefusedError: a text is no time, or one whose snapshot is no longer kept; the first
+            time is after the second; `page` is no cursor of this table.
+    """
+    found = look_up(config, name)
+    first, second = (
+        now_micros() if text is None else micros_of(text, table=str(name))
+        for text in (before, after)
+    )
+    if first > second:
+        raise ValueRefusedError(
+            f"{instant(first)} is after {instant(second)}.",
+            table=str(name),
+            hint="Give the earlier time first.",
+        )
+    if not found.key:
+        raise BatchError(
+            "The table has no primary key, so its records cannot be told apart.",
+            table=str(name),
+            hint="Give it a key with AlterTable.",
+        )
+    by_name = {column.name: column for column in found.columns}
+    order = Order(name, tuple(by_name[column] for column in found.key), by_place=False)
+    limit = max(1, limit)
+    begin = None if page is None else position_of(order, page)
+    old, new = _sides(found, first, second)
+    shown = _Page(order, begin, limit)
+    for rows in _Gathered(found, order, (old, new)).parts():
+        shown.add(rows)
+    return DifferencePage(
+        name=name,
+        before=instant(first),
+        after=instant(second),
+        records=_records(found, old, new, shown.places),
+        next=shown.next,
+        inserted=shown.counts[INSERTED],
+        changed=shown.counts[CHANGED],
+        deleted=shown.counts[DELETED],
+        columns=tuple(found.columns),
+        known_since=known_since(found),
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The rows of one of two times, without most of those that there were at both."""
+
+    stored: StoredRows
+    condition: BooleanExpression
+    only_here: StoredRows | None = None
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        return self.stored.batches(columns, self.condition, only_here=self.only_here)
+
+
+def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
+    from pyiceberg.expressions import AlwaysTrue, And, Not, Or  # noqa: PLC0415 - slow to import
+
+    if found.mode is Mode.HISTORY:
+        # What was true at both times is no difference. But a version is true for epsilon after its
+        # end, and if its record came back meanwhile, two are: the later one is what it says then.
+        # So those that end before the second time or began just before the first one are looked at.
+        stored, epsilon = StoredRows(found), epsilon_of(found)
+        near = Or(Not(until(second)), Not(since(first - epsilon)))
+        return (
+            _Side(stored, And(true_at(first, epsilon), near)),
+            _Side(stored, And(true_at(second, epsilon), near)),
+        )
+    snapshots = [current_at(found, micros) for micros in (first, second)]
+    old, new = (StoredRows(found, one.snapshot_id if one else None) for one in snapshots)
+    # Files that both snapshots have hold the same rows: only what differs is read.
+    return _Side(old, AlwaysTrue(), only_here=new), _Side(new, AlwaysTrue(), only_here=old)
+
+
+class _Gathered:
+    """What is known of the rows that differ without their values, one part of the keys at a time.
+
+    There is one part, unless there are more rows than memory should hold: then there are twice as
+    many, as often as it takes, and all rows are read once for each.
+    """
+
+    def __init__(self, found: LookedUp, order: Order, sides: tuple[_Side, _Side]) -> None:
+        self._found = found
+        self._order = order
+        self._sides = sides
+        self._marks = Fingerprints(token_bytes(16))
+        self._compared = [one.name for one in found.columns if one.name not in _NOT_COMPARED]
+        self._parts = 1
+
+    def parts(self) -> Iterator[pa.Table]:
+        """Rows by key, side and start; no record is in two parts."""
+        part = 0
+        while part < self._parts:
+            rows = self._part(part)
+            keys = [(name, "ascending", "at_start") for name in (*self._order.names, "side", "at")]
+            yield rows.take(pc.sort_indices(rows, sort_keys=keys)).combine_chunks()
+            part += 1
+
+    def _part(self, part: int) -> pa.Table:
+        kinds = [*self._order.comparable_kinds, *[pa.int64()] * 4, pa.uint64()]
+        names = [*self._order.names, "side", "at", FILE, ROW, "mark"]
+        schema = pa.schema(zip(names, kinds, strict=True))
+        made = schema.empty_table()
+        is_history = self._found.mode is Mode.HISTORY
+        columns = [*self._compared, *([START] if is_history else [])]
+        for side, one in enumerate(self._sides):
+            for rows in one.batches(columns):
+                known = pa.table(
+                    [
+                        *self._order.of(rows).columns,
+                        pa.array(np.full(rows.num_rows, side)),
+                        comparable(rows[START]) if is_history else rows[ROW],
+                        rows[FILE],
+                        rows[ROW],
+                        self._marks.of([rows[name] for name in self._compared]),
+                    ],
+                    schema=schema,
+                )
+                made = pa.concat_tables([made, self._of_part(known, part)])
+                while part == 0 and made.num_rows > _MOST_ROWS and self._parts < _MOST_PARTS:
+                    self._parts *= 2
+                    made = self._of_part(made, part)
+        return made
+
+    def _of_part(self, rows: pa.Table, part: int) -> pa.Table:
+        if self._parts == 1:
+            return rows
+        marks = self._marks.of([rows[name] for name in self._order.names])
+        return rows.filter(pa.array(np.asarray(marks) % np.uint64(self._parts) == part))
+
+
+class _Page:
+    """Counts of all records that differ, and the first of those that a page begins with."""
+
+    def __init__(self, order: Order, begin: Position | None, limit: int) -> None:
+        self.counts = dict.fromkeys((INSERTED, CHANGED, DELETED), 0)
+        self._order = order
+        self._begin = begin
+        self._limit = limit
+        self._first: pa.Table | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Look at records that were not looked at yet, with all of their rows."""
+        old, new = self._last_of_each(rows)
+        marks = np.asarray(rows["mark"])
+        is_both = (old >= 0) & (new >= 0)
+        differs = ~is_both if not len(marks) else ~(is_both & (marks[old] == marks[new]))
+        old, new = old[differs], new[differs]
+        inserted, deleted = int((old < 0).sum()), int((new < 0).sum())
+        self.counts[INSERTED] += inserted
+        self.counts[DELETED] += deleted
+        self.counts[CHANGED] += len(old) - inserted - deleted
+        keys = rows.select(self._order.names).take(pa.array(np.where(old < 0, new, old)))
+        wanted = np.arange(len(old))
+        if self._begin is not None:
+            wanted = wanted[self._order.are_after(keys, self._begin)]
+        wanted = wanted[: self._limit + 1]
+        first = keys.take(pa.array(wanted))
+        for name, places in (("old", old[wanted]), ("new", new[wanted])):
+            there = pa.array(places, mask=places < 0)
+            for place in (FILE, ROW):
+                first = first.append_column(f"{name}{place}", rows[place].take(there))
+        if self._first is not None:
+            first = pa.concat_tables([self._first, first])
+        self._first = first.take(self._order.indices(first)[: self._limit + 1])
+
+    def _last_of_each(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each record the last row of either side, or -1; it speaks for others of that side."""
+        if not rows.num_rows:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        is_same = np.ones(rows.num_rows - 1, np.bool_)
+        for name in self._order.names:
+            here, there = rows[name][1:], rows[name][:-1]
+            are_null = pc.and_(here.is_null(), there.is_null())
+            equal = pc.fill_null(pc.equal(here, there), False)
+            is_same &= np.asarray(pc.or_(equal, are_null))
+        record = np.concatenate([[0], np.cumsum(~is_same)])
+        found = []
+        for side in (0, 1):
+            last = np.full(record[-1] + 1, -1, np.int64)
+            places = np.flatnonzero(np.asarray(rows["side"]) == side)
+            last[record[places]] = places
+            found.append(last)
+        return found[0], found[1]
+
+    @property
+    def next(self) -> str | None:
+        """Where the next page begins, if there is one."""
+        if self._first is None or self._first.num_rows <= self._limit:
+            return None
+        return cursor(self._order, self._order.position(self._first, self._limit - 1))
+
+    @property
+    def places(self) -> list[tuple[Place | None, Place | None]]:
+        """Where the rows of the page's records stand, at the earlier and the later time."""
+        if self._first is None:
+            return []
+        first = self._first.slice(0, self._limit)
+        columns = [first[f"{side}{place}"] for side in ("old", "new") for place in (FILE, ROW)]
+        return [
+            (
+                None if row[0] is None else Place(row[0], row[1]),
+                None if row[2] is None else Place(row[2], row[3]),
+            )
+            for row in zip(*(column.to_pylist() for column in columns), strict=True)
+        ]
+
+
+def _records(
+    found: LookedUp,
+    old: _Side,
+    new: _Side,
+    places: Sequence[tuple[Place | None, Place | None]],
+) -> tuple[RecordDifference, ...]:
+    before = iter(_whole(found, old, [one for one, _ in places if one is not None]))
+    after = iter(_whole(found, new, [one for _, one in places if one is not None]))
+    records = []
+    for one, other in places:
+        was = None if one is None else next(before)
+        now = None if other is None else next(after)
+        if was is None:
+            records.append(RecordDifference(_key(found, now), INSERTED, None, now, ()))
+        elif now is None:
+            records.append(RecordDifference(_key(found, was), DELETED, was, None, ()))
+        else:
+            differ = tuple(name for name in was if not _is_same(was[name], now[name]))
+            records.append(RecordDifference(_key(found, now), CHANGED, was, now, differ))
+    return tuple(records)
+
+
+def _whole(found: LookedUp, side: _Side, places: Sequence[Place]) -> list[dict[str, Cell]]:
+    """Whole rows, without what counts not as a difference."""
+    rows = side.stored.rows(places)
+    columns: list[tuple[Column, list[Cell]]] = [
+        (column, cells(rows[place]))
+        for place, column in enumerate(found.columns)
+        if column.name not in _NOT_COMPARED
+    ]
+    return [
+        {column.name: values[number] for column, values in columns} for number in range(len(places))
+    ]
+
+
+def _key(found: LookedUp, row: dict[str, Cell] | None) -> dict[str, Cell]:
+    # Both zeros are one key.
+    return {
+        name: 0.0 if isinstance(value, float) and value == 0 else value
+        for name, value in (row or {}).items()
+        if name in found.key
+    }
+
+
+def _is_same(old: Cell, new: Cell) -> bool:
+    return old == new and type(old) is type(new)

@@ -1,0 +1,425 @@
+"""The timeline of a record: its versions in order, and what changed in each.
+
+A record's versions: kept as Arrow has them, and made into Python's values a few at a time.
+
+A record's timeline: its versions in order, what changed, and how each ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import numpy as np
+import pyarrow as pa
+
+from chronolake.errors import UnknownColumnError, ValueRefusedError
+from chronolake.formatting import Cell, cells, instant, typed
+from chronolake.humanize import did_you_mean
+from chronolake.inspect.as_of import epsilon_of, known_since
+from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.scan import FILE, ROW, StoredRows
+from chronolake.parsing import clocks_of
+from chronolake.types import (
+    ACTIVE,
+    END,
+    HASH,
+    HISTORY_COLUMNS,
+    START,
+    SYNCED,
+    VERSION,
+    Kind,
+    Mode,
+    TableName,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+    from pyiceberg.expressions import BooleanExpression
+
+    from chronolake.config import LakeConfig
+
+
+_NOT_SHOWN: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
+#: So many values are made at once where all versions are gone through.
+_CELLS_AT_ONCE: Final = 50_000
+
+
+class Ending(StrEnum):
+    """How a version ended."""
+
+    ACTIVE = "active"
+    REPLACED = "replaced"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One column that differs from the version before."""
+
+    column: str
+    old: Cell
+    new: Cell
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a record, or the only row of a table that keeps none.
+
+    Attributes:
+        start: ISO instant; None in a table without history.
+        end: ISO instant; None in a table without history.
+        ending: still active, replaced by the next version, or deleted.
+        synced: when the sync that sent it started, or None.
+        values: all columns except the history columns and `_fivetran_synced`, in table order.
+        changes: what differs from the version before; empty for the first one.
+    """
+
+    start: str | None
+    end: str | None
+    ending: Ending
+    synced: Cell
+    values: dict[str, Cell]
+    changes: tuple[Change, ...]
+
+
+class StoredVersions(Sequence[Version]):
+    """The versions of one record of a table in history mode, by start.
+
+    Args:
+        rows: the versions, with the table's columns, in any order; one at least.
+        epsilon: microseconds between a version's end and the start of the next.
+    """
+
+    def __init__(self, rows: pa.Table, epsilon: int) -> None:
+        self._rows = rows.sort_by([(START, "ascending"), (END, "ascending")]).combine_chunks()
+        self._shown = [name for name in rows.column_names if name not in _NOT_SHOWN]
+        self._starts = _micros(self._rows[START])
+        self._ends = _micros(self._rows[END])
+        self._endings = self._ended(epsilon)
+        #: By column: which versions say something else than the one before.
+        self._differs = {name: _differing(self._rows[name]) for name in self._shown}
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    def __iter__(self) -> Iterator[Version]:
+        at_once = max(1, _CELLS_AT_ONCE // max(1, len(self._shown)))
+        for first in range(0, len(self), at_once):
+            yield from self._made(first, min(first + at_once, len(self)))
+
+    @overload
+    def __getitem__(self, place: int) -> Version: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Version]: ...
+    def __getitem__(self, place: int | slice) -> Version | Sequence[Version]:
+        if isinstance(place, slice):
+            wanted = range(*place.indices(len(self)))
+            if wanted and wanted.step == 1:
+                return self._made(wanted.start, wanted.stop)
+            return [self[one] for one in wanted]
+        first = place + len(self) if place < 0 else place
+        if not 0 <= first < len(self):
+            raise IndexError(place)
+        return self._made(first, first + 1)[0]
+
+    def outline(self) -> tuple[Version, ...]:
+        """The versions without their values; a change tells its column only."""
+        changes: list[list[Change]] = [[] for _ in range(len(self))]
+        for name, differs in self._differs.items():
+            change = Change(name, None, None)
+            for place in np.flatnonzero(differs):
+                changes[place].append(change)
+        return tuple(
+            Version(*self._life(place), None, {}, tuple(some)) for place, some in enumerate(changes)
+        )
+
+    def _made(self, first: int, last: int) -> list[Version]:
+        """The versions from one place to another."""
+        begin = max(0, first - 1)  # What was before tells what changed.
+        rows = self._rows.slice(begin, last - begin)
+        values = {name: cells(rows[name]) for name in self._shown}
+        synced = cells(rows[SYNCED]) if SYNCED in rows.column_names else [None] * rows.num_rows
+        made = []
+        for place in range(first, last):
+            here = place - begin
+            made.append(
+                Version(
+                    *self._life(place),
+                    synced[here],
+                    {name: column[here] for name, column in values.items()},
+                    tuple(
+                        Change(name, values[name][here - 1], values[name][here])
+                        for name in self._shown
+                        if self._differs[name][place]
+                    ),
+                )
+            )
+        return made
+
+    def _life(self, place: int) -> tuple[str | None, str | None, Ending]:
+        return (
+            _instant(self._starts[place]),
+            _instant(self._ends[place]),
+            self._endings[place],
+        )
+
+    def _ended(self, epsilon: int) -> list[Ending]:
+        active = self._rows[ACTIVE].to_pylist()
+        following = [*self._starts[1:], None]
+        return [
+            _ending(*known, epsilon) for known in zip(active, self._ends, following, strict=True)
+        ]
+
+
+def as_they_are(rows: pa.Table) -> tuple[Version, ...]:
+    """The rows of a record of a table without history."""
+    columns = {name: cells(rows[name]) for name in rows.column_names}
+    synced = columns.get(SYNCED, [None] * rows.num_rows)
+    shown = {name: column for name, column in columns.items() if name not in _NOT_SHOWN}
+    return tuple(
+        Version(
+            None,
+            None,
+            Ending.ACTIVE,
+            synced[place],
+            {name: column[place] for name, column in shown.items()},
+            (),
+        )
+        for place in range(rows.num_rows)
+    )
+
+
+def _micros(values: pa.ChunkedArray) -> list[int | None]:
+    micros: list[int | None] = values.cast(pa.int64()).to_pylist()
+    return micros
+
+
+def _differing(values: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Which values differ from the one before, as a person sees them."""
+    shown = cells(values)
+    differs = np.zeros(len(shown), np.bool_)
+    for place, (old, new) in enumerate(pairwise(shown), start=1):
+        differs[place] = old != new or type(old) is not type(new)
+    return differs
+
+
+def _instant(micros: int | None) -> str | None:
+    return None if micros is None else instant(micros)
+
+
+def _ending(
+    active: bool | None,  # noqa: FBT001
+    end: int | None,
+    following: int | None,
+    epsilon: int,
+) -> Ending:
+    if active:
+        return Ending.ACTIVE
+    if following is not None and end is not None and following - end <= epsilon:
+        return Ending.REPLACED
+    return Ending.DELETED
+
+
+#: The kinds of which a text may have blanks around it.
+NUMBERS: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.DECIMAL, Kind.FLOAT, Kind.DOUBLE}
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All versions of one record, by start.
+
+    Attributes:
+        table: the table.
+        mode: its mode.
+        key: the record's key, as it was asked for.
+        versions: the versions, whose values come into being as they are asked for; the only row of
+            a table that keeps none.
+        known_since: ISO instant of the switch to history mode: what was before is not known. None
+            if the table always kept history, or keeps none.
+        bytes: how much memory its versions hold.
+    """
+
+    table: TableName
+    mode: Mode
+    key: dict[str, str | None]
+    versions: Sequence[Version]
+    known_since: str | None = None
+    bytes: int = 0
+
+    def outline(self) -> Timeline:
+        """The timeline without what its versions say: when each was, and what columns changed."""
+        if not isinstance(self.versions, StoredVersions):
+            return self
+        return replace(self, versions=self.versions.outline())
+
+    def as_json(self) -> dict[str, Any]:
+        """The timeline as JSON's own types."""
+        return {
+            "table": str(self.table),
+            "mode": self.mode.value,
+            "key": self.key,
+            "known_since": self.known_since,
+            "versions": [
+                {
+                    "start": version.start,
+                    "end": version.end,
+                    "ending": version.ending.value,
+                    "synced": version.synced,
+                    "values": version.values,
+                    "changes": [
+                        {"column": change.column, "old": change.old, "new": change.new}
+                        for change in version.changes
+                    ],
+                }
+                for version in self.versions
+            ],
+        }
+
+
+def history(
+    config: LakeConfig,
+    name: TableName,
+    key: Mapping[str, str | None],
+    *,
+    most: int | None = None,
+    most_bytes: int | None = None,
+) -> Timeline:
+    """The timeline of the record with a key.
+
+    Only files and row groups whose statistics admit the key are read.
+
+    Args:
+        config: the lake.
+        name: the table; one without history gives the record's current row.
+        key: the value of every key column, as text: times in ISO 8601, binary values in base64;
+            None for null.
+        most: refuse a record that has more versions than that; None: there is no limit.
+        most_bytes: refuse a record whose versions take more memory than that, as Arrow has them;
+            None: there is no limit.
+
+    Returns:
+        The timeline, without versions if the table has no such record.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+        TableNotFoundError: there is no such table.
+        UnknownColumnError: a column of `key` is no key column, or one is missing.
+        ValueRefusedError: a text is no value of its column's type, or the record has more
+            versions than may be.
+    """
+    found = look_up(config, name)
+    condition = _condition(found, key)
+    rows = _stored(found, condition, most, most_bytes)
+    versions: Sequence[Version] = ()
+    if rows.num_rows and found.mode is Mode.HISTORY:
+        versions = StoredVersions(rows, epsilon_of(found))
+    elif rows.num_rows:
+        versions = as_they_are(rows)
+    since = known_since(found)
+    return Timeline(name, found.mode, dict(key), versions, since, rows.get_total_buffer_size())
+
+
+def _stored(
+    found: LookedUp, condition: BooleanExpression, most: int | None, most_bytes: int | None
+) -> pa.Table:
+    """A record's rows, unless there are too many: then no more are read than tell so."""
+    stored, kept, count, size = StoredRows(found), [], 0, 0
+    for batch in stored.batches(stored.columns, condition):
+        rows = batch.drop_columns([FILE, ROW])
+        kept.append(rows)
+        count += rows.num_rows
+        size += rows.nbytes
+        told = None
+        if most is not None and count > most:
+            told = f"The record has more than {most:,} versions, too many to show all."
+        elif most_bytes is not None and size > most_bytes:
+            told = (
+                f"The record's versions hold more than {most_bytes >> 20:,} MiB, too much to show."
+            )
+        if told is not None:
+            raise ValueRefusedError(
+                told,
+                hint="Ask for those of some time in SQL, with `chronolake query`, or for all with "
+                "`chronolake history --json`.",
+                table=str(found.name),
+            )
+    return pa.concat_tables(kept) if kept else pa.table({})
+
+
+def _condition(found: LookedUp, key: Mapping[str, str | None]) -> BooleanExpression:
+    from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
+
+    table = str(found.name)
+    by_name = {column.name: column for column in found.columns}
+    # A table that another engine made has no declared key: any columns may be asked for.
+    wanted = found.key or tuple(key)
+    for column in key:
+        if column not in by_name:
+            raise UnknownColumnError(
+                "The table has no such column.",
+                hint=f"Its key is {_listed(found.key)}."
+                if found.key
+                else did_you_mean(column, by_name, f"Its columns are {_listed(list(by_name))}."),
+                table=table,
+                column=column,
+            )
+        if column not in wanted:
+            raise UnknownColumnError(
+                "The column is not part of the table's key.",
+                hint=f"The key is {_listed(wanted)}; for other questions use `chronolake query`.",
+                table=table,
+                column=column,
+            )
+    if missing := [column for column in wanted if column not in key] or (["id"] if not key else []):
+        raise UnknownColumnError(
+            f"The key is not complete: {_listed(missing)} is missing.",
+            hint="Give --key COLUMN=VALUE for each key column, or --null COLUMN where it is null.",
+            table=table,
+        )
+    condition: BooleanExpression = AlwaysTrue()
+    for column, text in key.items():
+        condition = And(condition, equal_to(found, column, text))
+    return condition
+
+
+def equal_to(found: LookedUp, column: str, text: str | None) -> BooleanExpression:
+    """Rows in which a column has the value that a text stands for; None is null.
+
+    Raises:
+        ValueRefusedError: the text is no value of the column's type.
+    """
+    from pyiceberg.expressions import EqualTo, In, IsNaN, IsNull  # noqa: PLC0415 - slow to import
+    from pyiceberg.expressions.literals import (  # noqa: PLC0415 - slow to import
+        FloatLiteral,
+        LongLiteral,
+        literal,
+    )
+
+    if text is None:
+        return IsNull(column)
+    by_name = {one.name: one for one in found.columns}
+    if by_name[column].type.kind is Kind.NAIVE_TIME:
+        return In(column, clocks_of(text))
+    if by_name[column].type.kind in NUMBERS:
+        text = text.strip()  # As it may come with what was copied.
+    value = typed(by_name[column], text, table=str(found.name))
+    if isinstance(value, float) and math.isnan(value):
+        return IsNaN(column)
+    if isinstance(value, int) and not isinstance(value, bool):
+        # Whole numbers, times in microseconds and days since 1970 are all of this kind.
+        return EqualTo(column, LongLiteral(value))
+    if isinstance(value, float) and by_name[column].type.kind is Kind.FLOAT:
+        # As one of eight bytes, infinity would be beyond what the column can hold.
+        return EqualTo(column, FloatLiteral(value))
+    return EqualTo(column, literal(value))
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns)

@@ -1,0 +1,259 @@
+"""The order in which a table's records are paged, and the cursor that says where a page ended.
+
+Records are ordered by their key's columns, nulls first, each in the natural order of its type:
+texts and bytes by their bytes, NaN after all numbers, both zeros equal. Rows of a table without a
+key are ordered by the place they stand at, so that none is lost between two pages.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.errors import ValueRefusedError
+from chronolake.inspect.scan import FILE, ROW
+from chronolake.types import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.expressions.literals import Literal
+
+    from chronolake.types import Column, TableName
+
+#: What a record is ordered by, value by value.
+Position: TypeAlias = tuple[Any, ...]
+
+_PLACE: Final = (FILE, ROW)
+_MOST_LETTERS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of a table's rows.
+
+    Attributes:
+        table: the table.
+        columns: the columns that rows are ordered by, in order.
+        by_place: whether rows that agree in all of them are ordered by their places.
+    """
+
+    table: TableName
+    columns: tuple[Column, ...]
+    by_place: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that `of` gives."""
+        return [f"by{number}" for number in range(len(self.columns))] + (
+            list(_PLACE) if self.by_place else []
+        )
+
+    @property
+    def comparable_kinds(self) -> list[pa.DataType]:
+        """The types of the columns that `of` gives."""
+        kinds = [comparable_kind(column.type.arrow) for column in self.columns]
+        return kinds + [pa.int64()] * (len(self.names) - len(kinds))
+
+    @property
+    def mark(self) -> str:
+        """A short text that no other order has."""
+        told = repr((str(self.table), self.columns, self.by_place))
+        return blake2b(told.encode(), digest_size=6).hexdigest()
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """What rows are ordered by, in columns that compare as the order wants.
+
+        Args:
+            rows: with the columns of the order, and their places.
+        """
+        made = [comparable(rows[column.name]) for column in self.columns]
+        made += [rows[name] for name in _PLACE] if self.by_place else []
+        return pa.table(made, self.names)
+
+    def indices(self, keys: pa.Table) -> pa.Array:
+        """Where the rows that `of` gave stand, sorted."""
+        return pc.sort_indices(
+            keys,
+            sort_keys=[(name, "ascending", "at_start") for name in self.names],
+        )
+
+    def are_after(self, keys: pa.Table, position: Position) -> NDArray[np.bool_]:
+        """Which rows that `of` gave come after a position."""
+        after = np.zeros(keys.num_rows, np.bool_)
+        equal = np.ones(keys.num_rows, np.bool_)
+        for name, value in zip(self.names, position, strict=True):
+            column = keys[name]
+            if value is None:
+                after |= equal & _mask(column.is_valid())
+                equal &= _mask(column.is_null())
+            else:
+                scalar = pa.scalar(value, column.type)
+                after |= equal & _mask(pc.greater(column, scalar))
+                equal &= _mask(pc.equal(column, scalar))
+        return after
+
+    def position(self, keys: pa.Table, row: int) -> Position:
+        """The position of one of the rows that `of` gave."""
+        return tuple(keys[name][row].as_py() for name in self.names)
+
+
+class Smallest:
+    """The first rows of those that are given, a batch at a time; no more than that are kept."""
+
+    def __init__(self, order: Order, count: int) -> None:
+        self._order = order
+        self._count = count
+        self.keys: pa.Table | None = None
+
+    def add(self, keys: pa.Table) -> None:
+        """Look at more rows, as `Order.of` gives them."""
+        if self.is_full and self.keys is not None:
+            keys = keys.filter(_at_most(keys, self.keys))
+            if not keys.num_rows:
+                return
+        if self.keys is not None:
+            keys = pa.concat_tables([self.keys, keys])
+        self.keys = keys.take(self._order.indices(keys)[: self._count]).combine_chunks()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many rows as are wanted: only smaller ones still matter."""
+        return self.keys is not None and self.keys.num_rows == self._count
+
+
+def _at_most(keys: pa.Table, kept: pa.Table) -> pa.ChunkedArray:
+    """Rows that may come before the last one that is kept, by their first column."""
+    name = keys.column_names[0]
+    last = kept[name][-1]
+    if not last.is_valid:
+        return keys[name].is_null()
+    return pc.fill_null(pc.less_equal(keys[name], last), True)
+
+
+def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values as others of a type that Arrow compares and sorts as the order wants."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return pa.chunked_array([_whole(chunk) for chunk in values.chunks], pa.int64())
+    if pa.types.is_boolean(kind):
+        return values.cast(pa.int8())
+    if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
+        return values.cast(pa.int64())
+    return values.cast(pa.int32()) if pa.types.is_date32(kind) else values
+
+
+def comparable_kind(kind: pa.DataType) -> pa.DataType:
+    """The type that `comparable` gives for values of a type."""
+    return comparable(pa.chunked_array([], kind)).type
+
+
+def at_least(column: Column, value: Any) -> BooleanExpression | None:
+    """Rows whose value is as great as a comparable one; None: statistics say nothing of that."""
+    from pyiceberg.expressions import GreaterThanOrEqual  # noqa: PLC0415 - slow to import
+
+    literal = _literal(column, value)
+    return None if literal is None else GreaterThanOrEqual(column.name, literal)
+
+
+def at_most(column: Column, value: Any) -> BooleanExpression | None:
+    """Rows whose value is no greater than a comparable one; None: statistics say nothing."""
+    from pyiceberg.expressions import IsNull, LessThanOrEqual, Or  # noqa: PLC0415 - slow to import
+
+    if value is None:
+        return IsNull(column.name)
+    literal = _literal(column, value)
+    if literal is None:
+        return None
+    return Or(LessThanOrEqual(column.name, literal), IsNull(column.name))
+
+
+def _literal(column: Column, value: Any) -> Literal[Any] | None:
+    from pyiceberg.expressions.literals import LongLiteral, literal  # noqa: PLC0415 - slow to import
+
+    kind = column.type.kind
+    if value is None or kind in {Kind.BOOLEAN, Kind.FLOAT, Kind.DOUBLE}:
+        return None
+    # Whole numbers, times in microseconds and days since 1970 are all of this kind.
+    return LongLiteral(value) if isinstance(value, int) else literal(value)
+
+
+def _whole(values: pa.Array) -> pa.Array:
+    """Numbers as whole ones of the same order: the bits of a float, but for its sign, are one."""
+    numbers = np.asarray(values.cast(pa.float64()).fill_null(0.0)).copy()
+    numbers[numbers == 0] = 0.0  # of both signs
+    numbers[np.isnan(numbers)] = np.nan  # of all bits
+    bits = numbers.view(np.int64)
+    ordered = np.where(bits < 0, bits ^ np.int64(0x7FFF_FFFF_FFFF_FFFF), bits)
+    return pa.array(ordered, mask=np.asarray(values.is_null()))
+
+
+def _mask(values: pa.ChunkedArray) -> NDArray[np.bool_]:
+    return np.asarray(pc.fill_null(values, False))
+
+
+def cursor(order: Order, position: Position) -> str:
+    """A position as a text that may stand in a URL."""
+    told = [order.mark, *(_told(value) for value in position)]
+    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def position_of(order: Order, text: str) -> Position:
+    """The inverse of `cursor`.
+
+    Raises:
+        ValueRefusedError: the text is no cursor of this order.
+    """
+    try:
+        told = _decoded(text, order.mark)
+        return tuple(
+            _heard(value, kind) for value, kind in zip(told, order.comparable_kinds, strict=True)
+        )
+    except (ValueError, TypeError, ArithmeticError, RecursionError, binascii.Error) as failure:
+        raise ValueRefusedError(
+            "The cursor is none of this table's pages.",
+            hint="Begin with the first page.",
+            table=str(order.table),
+        ) from failure
+
+
+def _decoded(text: str, mark: str) -> list[Any]:
+    if len(text) > _MOST_LETTERS:
+        raise ValueError
+    padded = text + "=" * (-len(text) % 4)
+    told = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
+    if not isinstance(told, list) or told[:1] != [mark]:
+        raise TypeError
+    return told[1:]
+
+
+def _heard(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_integer(kind):
+        if type(value) is not int:
+            raise TypeError
+        return pa.scalar(value, kind).as_py()
+    if not isinstance(value, str):
+        raise TypeError
+    if pa.types.is_binary(kind):
+        return base64.b64decode(value, validate=True)
+    if pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(value), kind).as_py()
+    return pa.scalar(value, kind).as_py()

@@ -1,0 +1,140 @@
+"""Manifests of a snapshot: data files, delete files and deletion vectors.
+
+Which rows of data files are deleted, by the vectors and delete files of a snapshot.
+
+What a snapshot's manifests list: its data files, delete files and deletion vectors.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from chronolake.errors import ChronolakeError, LakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from pyiceberg.manifest import ManifestEntry, ManifestFile
+    from pyiceberg.table import FileScanTask
+
+    from chronolake.inspect.catalog import LookedUp
+    from chronolake.types import TableName
+
+
+_NONE: Final = np.empty(0, np.int64)
+
+
+class DeletedRows:
+    """The deleted rows of a snapshot's data files; each delete file is read once."""
+
+    def __init__(self, found: LookedUp) -> None:
+        self._found = found
+        self._by_file: dict[str, NDArray[np.int64]] = {}
+        self._read: set[str] = set()
+
+    def of(self, task: FileScanTask) -> NDArray[np.int64]:
+        """The rows of a data file that are deleted, sorted.
+
+        Raises:
+            LakeError: a delete file cannot be read, or is of a kind that is not read here.
+        """
+        for file in task.delete_files:
+            # One file holds the vectors of many data files, and PyIceberg does not tell of which.
+            if file.file_path not in self._read:
+                for path, rows in self._rows_in(file.file_path, str(file.file_format)).items():
+                    before = self._by_file.get(path, _NONE)
+                    self._by_file[path] = np.union1d(before, rows)
+                self._read.add(file.file_path)
+        return self._by_file.get(task.file.file_path, _NONE)
+
+    def _rows_in(self, path: str, kind: str) -> dict[str, NDArray[np.int64]]:
+        from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file  # noqa: PLC0415
+        from pyiceberg.table.puffin import PuffinFile  # noqa: PLC0415 - slow to import
+
+        name, io = self._found.name, self._found.table.io
+        with readable(name, path), io.new_input(path).open() as stream:
+            payload = stream.read()
+            if kind.endswith("PUFFIN"):
+                return {
+                    vector.referenced_data_file: vector.to_vector().to_numpy()
+                    for vector in deletion_vectors_from_puffin_file(PuffinFile(payload))
+                }
+            if kind.endswith("PARQUET"):
+                fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(payload))
+                rows = fragment.to_table(columns=["file_path", "pos"])
+                return {
+                    file: rows.filter(ds.field("file_path") == file)["pos"].to_numpy()
+                    for file in rows["file_path"].unique().to_pylist()
+                }
+        message = "Another engine deleted rows in a form that only Spark reads here."
+        raise unread(self._found.name, message)
+
+
+def unread(table: TableName, message: str) -> LakeError:
+    """That rows cannot be read without Spark."""
+    return LakeError(message, hint="Ask for them with `chronolake query`.", table=str(table))
+
+
+@contextmanager
+def readable(table: TableName, file: str | None = None) -> Iterator[None]:
+    """Tell what a table's files raise as an error of the lake.
+
+    Args:
+        table: the table.
+        file: the file that is read, if it is one.
+
+    Raises:
+        LakeError: a file is not there, or is not what it should be.
+    """
+    try:
+        yield
+    except ChronolakeError:
+        raise
+    except Exception as failure:  # what its bytes make of a damaged file's readers
+        raise damaged(table, failure, file) from failure
+
+
+def damaged(table: TableName, failure: Exception, file: str | None = None) -> LakeError:
+    """That a file of a table is not there, or not what it should be."""
+    return LakeError(
+        f"{'The table has files that' if file is None else 'A file of the table'} cannot be read: "
+        f"{type(failure).__name__}.",
+        hint="Try again: maintenance may have removed files meanwhile. If that does not help, "
+        "bring the file back from a backup; `chronolake verify` tells whether more are damaged.",
+        table=str(table),
+        file=file,
+    )
+
+
+def entries(
+    found: LookedUp, snapshot_id: int | None = None
+) -> Iterator[tuple[ManifestFile, ManifestEntry]]:
+    """The live entries of a snapshot, each with its manifest.
+
+    Args:
+        found: the table.
+        snapshot_id: the snapshot; the current one by default.
+
+    Raises:
+        LakeError: a manifest, or the list of them, cannot be read; it names the file.
+    """
+    table, io = found.table, found.table.io
+    if snapshot_id is None:
+        snapshot = table.current_snapshot()
+    else:
+        snapshot = table.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        return
+    with readable(found.name, snapshot.manifest_list):
+        manifests = snapshot.manifests(io)
+    for manifest in manifests:
+        with readable(found.name, manifest.manifest_path):
+            listed = manifest.fetch_manifest_entry(io)
+        for entry in listed:
+            yield manifest, entry

@@ -1,0 +1,176 @@
+"""Tables and timelines for people, in a terminal of 80 columns or more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chronolake.formatting import LONGEST, cell, label, name_of
+from chronolake.humanize import size
+from chronolake.inspect.history import Ending, Version
+from chronolake.types import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from chronolake.formatting import Cell
+    from chronolake.inspect.history import Timeline
+    from chronolake.inspect.tables import TableSummary
+    from chronolake.inspect.usage import MonthlyUsage
+
+_MOST_COLUMNS: Final = 24
+_MINUTES: Final = len("2024-01-01T00:00")
+_STYLES: Final = {Ending.ACTIVE: "green", Ending.REPLACED: "yellow", Ending.DELETED: "red"}
+
+
+def tables(summaries: Sequence[TableSummary]) -> RenderableType:
+    """A list of tables; bytes in powers of 1024."""
+    if not summaries:
+        return Text("The lake has no tables yet.", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("table", overflow="fold")
+    table.add_column("mode")
+    table.add_column("key", overflow="fold")
+    table.add_column("rows", justify="right")
+    table.add_column("versions", justify="right")
+    table.add_column("files", justify="right")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("published", no_wrap=True)
+    for summary in summaries:
+        table.add_row(
+            Text(name_of(summary.name)),
+            Text(summary.mode.value),
+            label(", ".join(summary.key)),
+            Text(f"{summary.rows if summary.active is None else summary.active:,}"),
+            Text("" if summary.active is None else f"{summary.rows:,}"),
+            Text(f"{summary.data_files:,}+{summary.delete_files:,}"),
+            Text(size(summary.bytes)),
+            Text((summary.published_at or "")[:_MINUTES].replace("T", " ")),
+        )
+    notes = Text(
+        "rows of a history table: its active versions; files: data + delete files; times in UTC",
+        style="dim",
+    )
+    return Group(table, notes)
+
+
+def usage(month: str, found: Sequence[MonthlyUsage]) -> RenderableType:
+    """Monthly active rows by table."""
+    if not found:
+        return Text(f"No table was written in {month}.", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_footer=True)
+    table.add_column("table", "all", overflow="fold")
+    table.add_column("mode")
+    total = f"{'' if all(each.is_exact for each in found) else 'about '}"
+    table.add_column(
+        f"rows in {month}", f"{total}{sum(each.rows for each in found):,}", justify="right"
+    )
+    for each in found:
+        about = "" if each.is_exact else "about "
+        table.add_row(Text(name_of(each.table)), each.mode.value, f"{about}{each.rows:,}")
+    notes = Text(
+        "distinct rows that were written, of history tables versions; 'about': within 3 %",
+        style="dim",
+    )
+    return Group(table, notes)
+
+
+def timeline(found: Timeline) -> RenderableType:
+    """A record's versions from the oldest to the newest, one block each."""
+    count = len(found.versions)
+    title = Text.assemble(
+        (name_of(found.table), "bold"), "  ", _key(found), (f"  {found.mode.value}", "dim")
+    )
+    if not count:
+        return Group(title, Text("No such record.", style="yellow"))
+    if found.mode is not Mode.HISTORY:
+        blocks = [_values(version) for version in found.versions]
+        return Group(title, Text(), *blocks)
+    title.append(f", {count} version{'s' if count > 1 else ''}", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
+    table.add_column("from, until", no_wrap=True)
+    table.add_column("ended", no_wrap=True)
+    table.add_column("what it says", ratio=1)
+    for place, version in enumerate(found.versions):
+        table.add_row(
+            Text(f"{version.start}\n{version.end}"),
+            Text(version.ending.value, style=_STYLES[version.ending]),
+            _values(version) if place == 0 else _changes(version),
+        )
+    if found.known_since is None:
+        return Group(title, table)
+    note = Text(
+        f"The table was switched to history mode at {found.known_since}: what records were before "
+        "is not known.",
+        style="yellow",
+    )
+    return Group(title, table, note)
+
+
+def rows(names: Sequence[str], content: Iterable[Sequence[Cell]], *, width: int) -> RenderableType:
+    """Rows of a query as a table, or one block a row where the columns do not fit.
+
+    Args:
+        names: the columns' names.
+        content: the rows, cells in the order of `names`.
+        width: of the terminal, in characters.
+    """
+    lines = [[cell(value) for value in row] for row in content]
+    widest = [
+        max([len(name), *(min(line[place].cell_len, LONGEST) for line in lines)])
+        for place, name in enumerate(names)
+    ]
+    if sum(widest) + 3 * len(names) > width and sum(min(one, 12) + 3 for one in widest) > width:
+        return Group(*(_block(names, line, number) for number, line in enumerate(lines, start=1)))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in names:
+        table.add_column(label(name), overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _block(names: Sequence[str], line: Sequence[Text], number: int) -> RenderableType:
+    return Group(Text(f"row {number}", style="bold"), _grid(zip(names, line, strict=True)), Text())
+
+
+def _key(found: Timeline) -> Text:
+    parts = [Text.assemble((f"{name}=", "dim"), cell(value)) for name, value in found.key.items()]
+    return Text(", ").join(parts)
+
+
+def _grid(pairs: Iterable[tuple[str, Text]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", overflow="fold")
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(label(name, longest=40), value)
+    return grid
+
+
+def _values(version: Version) -> RenderableType:
+    """All that a version says; of a wide one the columns that are not null."""
+    named = list(version.values.items())
+    if len(named) > _MOST_COLUMNS:
+        named = [pair for pair in named if pair[1] is not None][:_MOST_COLUMNS]
+    shown = _grid((name, cell(value)) for name, value in named)
+    if left := len(version.values) - len(named):
+        return Group(shown, Text(f"and {left:,} more columns: use --json", style="dim"))
+    return shown
+
+
+def _changes(version: Version) -> RenderableType:
+    if not version.changes:
+        return Text("nothing changed", style="dim")
+    listed = version.changes[:_MOST_COLUMNS]
+    shown = _grid(
+        (change.column, Text.assemble(cell(change.old), (" → ", "bold"), cell(change.new)))
+        for change in listed
+    )
+    if left := len(version.changes) - len(listed):
+        return Group(shown, Text(f"and {left:,} more changes: use --json", style="dim"))
+    return shown

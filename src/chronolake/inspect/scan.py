@@ -1,0 +1,378 @@
+"""The rows of one snapshot, a few at a time: only what is asked for comes into memory.
+
+PyIceberg plans which files may hold rows, and knows what their columns are called. The files are
+read here, for PyIceberg gathers all rows of all files before the first one is seen, and reads every
+row group of a file from which rows were deleted. Here a row keeps its place, so that the few rows
+of a page are found by their keys first and read whole afterwards.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from chronolake.change_set import RESERVED
+from chronolake.inspect.manifests import DeletedRows, damaged, entries, readable, unread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow.compute as pc
+    from numpy.typing import NDArray
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask
+
+    from chronolake.inspect.catalog import LookedUp
+
+#: Columns that say where a row stands: a number that its file's path makes, and its place in it.
+FILE: Final = f"{RESERVED}file"
+ROW: Final = f"{RESERVED}row"
+_BATCH_ROWS: Final = 65_536
+_WITH_NANOSECONDS: Final = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands in a snapshot: its file's number and its number in the file."""
+
+    file: int
+    row: int
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """What columns and conditions are in files of one physical schema."""
+
+    physical: pa.Schema
+    partition: dict[int, Any]
+    schema: Schema
+    condition: pc.Expression | None
+    asked: frozenset[int]
+
+
+class StoredRows:
+    """The rows of a snapshot of a table; those that deletion vectors mark are not among them.
+
+    Args:
+        found: the table.
+        snapshot_id: the snapshot; the current one by default. Columns are always the table's
+            present ones: one that was added later is null.
+    """
+
+    def __init__(self, found: LookedUp, snapshot_id: int | None = None) -> None:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
+
+        self._found = found
+        self._snapshot_id = snapshot_id
+        self._fields = {field.name: field for field in found.table.schema().fields}
+        self._types = {
+            name: _short(schema_to_pyarrow(field.field_type, include_field_ids=False))
+            for name, field in self._fields.items()
+        }
+        self._tasks: dict[int, FileScanTask] = {}
+        self.deleted = DeletedRows(found)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all columns, in table order."""
+        return tuple(self._fields)
+
+    def plan(self, condition: BooleanExpression) -> list[FileScanTask]:
+        """The files that may hold rows that meet a condition, in an order that stays.
+
+        Raises:
+            LakeError: the snapshot's metadata cannot be read.
+        """
+        if self._found.table.current_snapshot() is None:
+            return []
+        scan = self._found.table.scan(row_filter=condition, snapshot_id=self._snapshot_id)
+        try:
+            tasks = list(scan.plan_files())
+        except Exception as failure:
+            for _ in entries(self._found, self._snapshot_id):
+                pass  # The file that cannot be read tells so itself.
+            raise damaged(self._found.name, failure) from failure
+        tasks.sort(key=lambda task: _number(task.file.file_path))
+        self._tasks |= {_number(task.file.file_path): task for task in tasks}
+        return tasks
+
+    def batches(
+        self,
+        columns: Sequence[str],
+        condition: BooleanExpression,
+        *,
+        only_here: StoredRows | None = None,
+        narrowed: Callable[[], BooleanExpression | None] | None = None,
+    ) -> Iterator[pa.Table]:
+        """The rows that meet a condition, with their places (`FILE`, `ROW`).
+
+        Args:
+            columns: the columns to read.
+            condition: which rows; files and row groups whose statistics exclude it are not read.
+            only_here: another snapshot of the table: rows that it has too are left out.
+            narrowed: asked before each row group, gives a condition that has come up while
+                reading, or None. Row groups that it excludes by their statistics are passed over;
+                rows that do not meet it may come nevertheless.
+
+        Raises:
+            LakeError: the table's files cannot be read, or not without Spark.
+        """
+        from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - slow to import
+
+        others = None
+        if only_here is not None:
+            others = {task.file.file_path: task for task in only_here.plan(AlwaysTrue())}
+        mapped: _Mapped | None = None
+        for task in self.plan(condition):
+            only: NDArray[np.int64] | None = None
+            if others is not None and only_here is not None:
+                other = others.get(task.file.file_path)
+                if other is not None:
+                    # Only rows that the other has deleted from the same file.
+                    only = np.setdiff1d(only_here.deleted.of(other), self.deleted.of(task))
+                    if not only.size:
+                        continue
+            with readable(self._found.name, task.file.file_path), self._opened(task) as fragment:
+                mapped = self._mapped(fragment, task, condition, mapped)
+                for rows in self._from_file(task, fragment, mapped, columns, narrowed):
+                    remaining = _without(rows, self.deleted.of(task), only)
+                    if remaining.num_rows:
+                        yield remaining
+
+    def rows(self, places: Sequence[Place]) -> pa.Table:
+        """Whole rows at places that `batches` gave, in their order.
+
+        Raises:
+            LakeError: the table's files cannot be read.
+        """
+        found: list[pa.Table] = []
+        for number in sorted({place.file for place in places}):
+            task = self._tasks[number]
+            wanted = np.array(sorted({place.row for place in places if place.file == number}))
+            with readable(self._found.name, task.file.file_path), self._opened(task) as fragment:
+                mapped = self._mapped(fragment, task, None, None)
+                found += self._taken(task, fragment, mapped, wanted)
+        names = [*self._fields, FILE, ROW]
+        if not found:
+            return pa.table([pa.array([], kind) for kind in self._types.values()], self.columns)
+        rows = pa.concat_tables(found, promote_options="permissive").select(range(len(names)))
+        by_place = {
+            Place(file, row): index
+            for index, (file, row) in enumerate(
+                zip(rows[FILE].to_pylist(), rows[ROW].to_pylist(), strict=True)
+            )
+        }
+        return rows.take([by_place[place] for place in places]).drop_columns([FILE, ROW])
+
+    @contextmanager
+    def _opened(self, task: FileScanTask) -> Iterator[ds.ParquetFileFragment]:
+        if not str(task.file.file_format).endswith("PARQUET"):
+            raise unread(self._found.name, "The table has files of another format than Parquet.")
+        with self._found.table.io.new_input(task.file.file_path).open() as stream:
+            yield ds.ParquetFileFormat().make_fragment(stream)
+
+    def _mapped(
+        self,
+        fragment: ds.ParquetFileFragment,
+        task: FileScanTask,
+        condition: BooleanExpression | None,
+        before: _Mapped | None,
+    ) -> _Mapped:
+        """How the file calls the table's columns; as the file before, if it has the same ones."""
+        from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415 - slow to import
+
+        physical, partition = fragment.physical_schema, self._partition_values(task)
+        if (
+            before is not None
+            and physical.equals(before.physical, check_metadata=True)
+            and partition == before.partition
+        ):
+            return before
+        metadata = self._found.table.metadata
+        schema = pyarrow_to_schema(
+            physical,
+            metadata.name_mapping(),
+            # Before, there were no nanoseconds in tables: files of other engines may have them.
+            downcast_ns_timestamp_to_us=metadata.format_version < _WITH_NANOSECONDS,
+            format_version=metadata.format_version,
+        )
+        return _Mapped(
+            physical,
+            partition,
+            schema,
+            self._expression(condition, schema, partition),
+            self._asked_by(condition),
+        )
+
+    def _asked_by(self, condition: BooleanExpression | None) -> frozenset[int]:
+        from pyiceberg.expressions.visitors import bind, extract_field_ids  # noqa: PLC0415
+
+        if condition is None:
+            return frozenset()
+        bound = bind(self._found.table.schema(), condition, case_sensitive=True)
+        return frozenset(extract_field_ids(bound))
+
+    def _expression(
+        self, condition: BooleanExpression | None, schema: Schema, partition: dict[int, Any]
+    ) -> pc.Expression | None:
+        """A condition on the table's columns as one on a file's."""
+        from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - slow to import
+        from pyiceberg.expressions.visitors import (  # noqa: PLC0415 - slow to import
+            bind,
+            rewrite_not,
+            translate_column_names,
+        )
+        from pyiceberg.io.pyarrow import expression_to_pyarrow  # noqa: PLC0415 - slow to import
+
+        if condition is None or condition == AlwaysTrue():
+            return None
+        bound = bind(self._found.table.schema(), rewrite_not(condition), case_sensitive=True)
+        translated = translate_column_names(
+            bound, schema, case_sensitive=True, projected_field_values=partition
+        )
+        return expression_to_pyarrow(bind(schema, translated, case_sensitive=True))
+
+    def _partition_values(self, task: FileScanTask) -> dict[int, Any]:
+        """Values that a file does not hold, for all of its rows have the same: by field."""
+        spec = self._found.table.specs()[task.file.spec_id]
+        return {
+            field.source_id: task.file.partition[place]
+            for place, field in enumerate(spec.fields)
+            if str(field.transform) == "identity"
+        }
+
+    def _from_file(
+        self,
+        task: FileScanTask,
+        fragment: ds.ParquetFileFragment,
+        mapped: _Mapped,
+        columns: Sequence[str],
+        narrowed: Callable[[], BooleanExpression | None] | None,
+    ) -> Iterator[pa.Table]:
+        needed = {self._fields[name].field_id for name in columns} | mapped.asked
+        names = [field.name for field in mapped.schema.fields if field.field_id in needed]
+        admitted = fragment
+        if mapped.condition is not None:
+            admitted = fragment.subset(filter=mapped.condition, schema=mapped.physical)
+        firsts = _first_rows(fragment)
+        for group in [one.id for one in admitted.row_groups]:
+            one = fragment.subset(row_group_ids=[group])
+            further = self._expression(
+                narrowed() if narrowed else None, mapped.schema, mapped.partition
+            )
+            if further is not None:
+                one = one.subset(filter=further, schema=mapped.physical)
+                if not one.row_groups:
+                    continue
+            row = firsts[group]
+            for batch in _batches(one, mapped.physical, names):
+                rows = pa.Table.from_batches([batch]).append_column(
+                    ROW, pa.array(np.arange(row, row + batch.num_rows))
+                )
+                row += batch.num_rows
+                if mapped.condition is not None:
+                    rows = rows.filter(mapped.condition)
+                if rows.num_rows:
+                    yield self._projected(rows, mapped.schema, task, columns)
+
+    def _taken(
+        self,
+        task: FileScanTask,
+        fragment: ds.ParquetFileFragment,
+        mapped: _Mapped,
+        wanted: NDArray[np.int64],
+    ) -> Iterator[pa.Table]:
+        """Some rows of a file, whole: from the row groups that hold them."""
+        firsts = [*_first_rows(fragment), fragment.metadata.num_rows]
+        needed = {field.field_id for field in self._fields.values()}
+        names = [field.name for field in mapped.schema.fields if field.field_id in needed]
+        for group in sorted(set(np.searchsorted(firsts, wanted, side="right") - 1)):
+            here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
+            one = fragment.subset(row_group_ids=[int(group)])
+            row = firsts[group]
+            for batch in _batches(one, mapped.physical, names):
+                places = here[(here >= row) & (here < row + batch.num_rows)]
+                if places.size:
+                    rows = pa.Table.from_batches([batch]).take(places - row)
+                    rows = rows.append_column(ROW, pa.array(places))
+                    yield self._projected(rows, mapped.schema, task, self.columns)
+                row += batch.num_rows
+                if row > here[-1]:
+                    break
+
+    def _projected(
+        self, rows: pa.Table, schema: Schema, task: FileScanTask, columns: Sequence[str]
+    ) -> pa.Table:
+        """Rows of a file with the table's columns, and with their places."""
+        names = {field.field_id: field.name for field in schema.fields}
+        made = []
+        for column in columns:
+            field, kind = self._fields[column], self._types[column]
+            name = names.get(field.field_id)
+            if name is not None:
+                values = rows[name]
+                # Nanoseconds are cut off.
+                is_safe = not pa.types.is_timestamp(kind)
+                made.append(values if values.type == kind else values.cast(kind, safe=is_safe))
+                continue
+            constant = self._partition_values(task).get(field.field_id, field.initial_default)
+            made.append(pa.chunked_array([_repeated(constant, kind, rows.num_rows)]))
+        file = np.full(rows.num_rows, _number(task.file.file_path), np.int64)
+        return pa.table([*made, pa.array(file), rows[ROW]], [*columns, FILE, ROW])
+
+
+def _repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+
+
+def _first_rows(fragment: ds.ParquetFileFragment) -> list[int]:
+    """The number of each row group's first row."""
+    metadata = fragment.metadata
+    counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return [sum(counts[:group]) for group in range(len(counts))]
+
+
+def _batches(
+    fragment: ds.ParquetFileFragment, physical: pa.Schema, names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    scanner = fragment.scanner(schema=physical, columns=names, batch_size=_BATCH_ROWS)
+    yield from scanner.to_batches()
+
+
+def _without(
+    rows: pa.Table, deleted: NDArray[np.int64], only: NDArray[np.int64] | None
+) -> pa.Table:
+    """The rows that are not deleted, and of these only some if that is asked for."""
+    if not rows.num_rows or not (deleted.size or only is not None):
+        return rows
+    places = rows[ROW].to_numpy()
+    kept = ~_among(places, deleted)
+    if only is not None:
+        kept &= _among(places, only)
+    return rows if kept.all() else rows.filter(pa.array(kept))
+
+
+def _among(places: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.bool_]:
+    if not some.size:
+        return np.zeros(len(places), np.bool_)
+    near = np.minimum(np.searchsorted(some, places), len(some) - 1)
+    return np.asarray(some[near] == places)
+
+
+def _number(path: str) -> int:
+    """A file's number: the same whenever it is asked for, and no other file's."""
+    return int.from_bytes(blake2b(path.encode(), digest_size=7).digest())
+
+
+def _short(kind: pa.DataType) -> pa.DataType:
+    """Texts and bytes with short offsets, as files give them."""
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(kind) else kind

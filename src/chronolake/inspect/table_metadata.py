@@ -1,0 +1,305 @@
+"""A table's inside: its columns and properties, what each snapshot published, its partitions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from chronolake.formatting import Cell, cells, instant
+from chronolake.inspect.activity import rows_changed
+from chronolake.inspect.as_of import published
+from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.manifests import entries
+from chronolake.masking import MASKED, holds_secret, is_secret, masked_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table.snapshots import Snapshot
+
+    from chronolake.config import LakeConfig
+    from chronolake.types import Column, Mode, TableName
+
+#: What stands in the place of a value that may be anything: only known settings are shown.
+HIDDEN: Final = f"{MASKED} (not shown: no setting of Iceberg)"
+_OURS: Final = "chronolake."
+_BATCH: Final = "chronolake.last-batch"
+_PUBLISH: Final = "chronolake.last-publish"
+_WATERMARK: Final = "chronolake.watermark"
+#: Iceberg's own settings.
+_SETTING: Final = re.compile(
+    r"(?:write|read|commit|history|gc|compatibility|schema|format|metadata|snapshot)[.-]"
+    r"|(?:format-version|owner|comment|engine\.hive\.enabled)$"
+)
+#: What stands behind it in a setting's name is a column's.
+_COLUMN: Final = ".column."
+#: Older metadata that is read to learn which batch a snapshot published.
+_METADATA_FILES: Final = 100
+
+
+@dataclass(frozen=True)
+class PartitionField:
+    """A column by which a table's files are kept apart, and how (`identity`, `day`, …)."""
+
+    column: str
+    transform: str
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property of a table; a value that is or may be secret is not told."""
+
+    name: str
+    value: str
+    is_ours: bool
+
+
+@dataclass(frozen=True)
+class PublishedSnapshot:
+    """A state of a table.
+
+    Attributes:
+        snapshot_id: Iceberg's number of it.
+        at: ISO instant at which it was published, or made if it never was by itself.
+        operation: append, overwrite, delete or replace (a compaction).
+        is_published: whether readers ever saw it; what a write stages before its last step is not.
+        batch: identity of the batch that published it, where that is still known.
+        watermark: the last file of the raw lake that was in the table then, where it is known.
+        rows_added, rows_removed: rows that came and went with it.
+        files_added, files_removed: data and delete files that did.
+    """
+
+    snapshot_id: int
+    at: str
+    operation: str
+    is_published: bool
+    batch: str | None
+    watermark: str | None
+    rows_added: int
+    rows_removed: int
+    files_added: int
+    files_removed: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A part of a table's files.
+
+    Attributes:
+        values: of the fields that it is kept apart by, after their transforms. Files that were
+            written before or after are kept apart by others.
+        files: data files.
+        rows: rows in them that are not deleted.
+        bytes: size of all of its files.
+        delete_files: deletion vectors and other delete files.
+    """
+
+    values: dict[str, Cell]
+    files: int
+    rows: int
+    bytes: int
+    delete_files: int
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A table's inside.
+
+    Attributes:
+        name: the table.
+        mode: its mode.
+        columns: in table order, system columns included.
+        key: the columns that tell records apart.
+        partitioning: by what its files are kept apart.
+        properties: by name; only values of known settings are told, and no secrets.
+        snapshots: the newest first.
+        snapshots_kept: how many there are, with those that are not in `snapshots`.
+        partitions: by their values.
+    """
+
+    name: TableName
+    mode: Mode
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    partitioning: tuple[PartitionField, ...]
+    properties: tuple[Property, ...]
+    snapshots: tuple[PublishedSnapshot, ...]
+    snapshots_kept: int
+    partitions: tuple[Partition, ...]
+
+
+def inside(config: LakeConfig, name: TableName, *, snapshots: int = 100) -> Inside:
+    """What a table consists of; no row is read, but the manifests of the current snapshot are.
+
+    Args:
+        config: the lake.
+        name: the table.
+        snapshots: at most so many snapshots, the newest.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+        TableNotFoundError: there is no such table.
+    """
+    found = look_up(config, name)
+    schema = found.table.schema()
+    return Inside(
+        name=name,
+        mode=found.mode,
+        columns=found.columns,
+        key=found.key,
+        partitioning=tuple(
+            PartitionField(schema.find_column_name(field.source_id) or "", str(field.transform))
+            for field in found.table.spec().fields
+        ),
+        properties=tuple(_properties(found.table.properties)),
+        snapshots=tuple(_snapshots(found, snapshots)),
+        snapshots_kept=len(found.table.metadata.snapshots),
+        partitions=tuple(_partitions(found)),
+    )
+
+
+def _properties(told: Mapping[str, str]) -> Iterable[Property]:
+    for name, value in sorted(told.items()):
+        is_ours = name.startswith(_OURS)
+        yield Property(name, _shown(name, value, is_ours=is_ours), is_ours)
+
+
+def _shown(name: str, value: str, *, is_ours: bool) -> str:
+    if is_secret(name.partition(_COLUMN)[0], keys=not is_ours):
+        return MASKED
+    if not is_ours and not _SETTING.match(name):
+        return HIDDEN
+    return MASKED if holds_secret(value) else masked_text(value)
+
+
+def _snapshots(found: LookedUp, most: int) -> Iterable[PublishedSnapshot]:
+    at_by_id = {one.snapshot_id: one.at_micros for one in published(found)}
+    every = sorted(
+        found.table.metadata.snapshots,
+        key=lambda one: (one.sequence_number or 0, one.timestamp_ms),
+        reverse=True,
+    )
+    publishes = _publishes(found) if every else {}
+    for snapshot in every[:most]:
+        told = _told(snapshot)
+        number = snapshot.snapshot_id
+        batch, watermark = publishes.get(number, (None, None))
+        added, removed = rows_changed(told)
+        operation = snapshot.summary.operation.value if snapshot.summary is not None else "unknown"
+        if operation == "replace":
+            added = removed = 0
+        yield PublishedSnapshot(
+            snapshot_id=number,
+            at=instant(at_by_id.get(number, snapshot.timestamp_ms * 1_000)),
+            operation=operation,
+            is_published=number in at_by_id,
+            batch=batch,
+            watermark=watermark,
+            rows_added=added,
+            rows_removed=removed,
+            files_added=_count(told, "added-data-files") + _count(told, "added-delete-files"),
+            files_removed=_count(told, "deleted-data-files") + _count(told, "removed-delete-files"),
+        )
+
+
+def _told(snapshot: Snapshot) -> dict[str, str]:
+    return {} if snapshot.summary is None else dict(snapshot.summary.additional_properties)
+
+
+def _count(told: Mapping[str, str], key: str) -> int:
+    value = told.get(key, "0")
+    return int(value) if value.isdecimal() else 0
+
+
+def _publishes(found: LookedUp) -> dict[int, tuple[str | None, str | None]]:
+    """Batch and watermark by the snapshot that was published with them.
+
+    They are properties of the table and not of its snapshots. What they were is told by older
+    metadata, as far as that is kept.
+    """
+    files = [entry.metadata_file for entry in found.table.metadata.metadata_log][-_METADATA_FILES:]
+    publishes: dict[int, tuple[str | None, str | None]] = {}
+    before: Mapping[str, str] = {}
+    current: int | None = None
+    for file in [*files, found.table.metadata_location]:
+        metadata = _metadata(found, file)
+        if metadata is None:
+            before = {}
+            continue
+        properties: Mapping[str, str] = metadata.get("properties") or {}
+        snapshot = metadata.get("current-snapshot-id")
+        is_publish = bool(before) and properties.get(_PUBLISH) != before.get(_PUBLISH)
+        # A batch that changed nothing published no snapshot.
+        if is_publish and snapshot is not None and snapshot != current:
+            batch, watermark = properties.get(_BATCH), properties.get(_WATERMARK)
+            publishes[snapshot] = (
+                batch if batch != before.get(_BATCH) else None,
+                watermark if watermark != before.get(_WATERMARK) else None,
+            )
+        before, current = properties or {_PUBLISH: ""}, snapshot
+    return publishes
+
+
+def _metadata(found: LookedUp, file: str) -> dict[str, Any] | None:
+    """A metadata file, or None: it is no longer kept."""
+    try:
+        with found.table.io.new_input(file).open() as stream:
+            content = stream.read()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        metadata: dict[str, Any] = json.loads(content)
+    except (OSError, ValueError):
+        return None
+    return metadata
+
+
+@dataclass
+class _Tally:
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+    delete_files: int = 0
+
+
+def _partitions(found: LookedUp) -> list[Partition]:
+    from pyiceberg.manifest import DataFileContent  # noqa: PLC0415 - slow to import
+
+    tallies: dict[tuple[tuple[str, Cell], ...], _Tally] = defaultdict(_Tally)
+    for manifest, entry in entries(found):
+        file = entry.data_file
+        tally = tallies[_values(found, file, manifest.partition_spec_id)]
+        tally.bytes += file.file_size_in_bytes
+        if file.content is DataFileContent.DATA:
+            tally.files += 1
+            tally.rows += file.record_count
+        else:
+            tally.delete_files += 1
+            if file.content is DataFileContent.POSITION_DELETES:
+                tally.rows -= file.record_count
+    partitions = [
+        Partition(dict(values), tally.files, tally.rows, tally.bytes, tally.delete_files)
+        for values, tally in tallies.items()
+    ]
+    return sorted(partitions, key=lambda one: [str(value) for value in one.values.values()])
+
+
+def _values(found: LookedUp, file: DataFile, spec_id: int) -> tuple[tuple[str, Cell], ...]:
+    """A partition's values as cells, by the name of the field."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
+
+    spec, schema = found.table.specs()[spec_id], found.table.schema()
+    told = []
+    for place, field in enumerate(spec.fields):
+        value = file.partition[place]
+        source = schema.find_field(field.source_id).field_type
+        kind = schema_to_pyarrow(field.transform.result_type(source), include_field_ids=False)
+        (shown,) = cells(pa.array([value], kind))
+        told.append((field.name, shown))
+    return tuple(told)

@@ -1,0 +1,225 @@
+"""The tables of a lake and how well their files are maintained, from metadata alone.
+
+What tables a lake has, from their metadata alone.
+
+How well kept a table's files are, from its metadata alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chronolake.formatting import instant
+from chronolake.inspect.catalog import every
+from chronolake.inspect.manifests import entries, readable
+from chronolake.types import ACTIVE, Column, Mode, TableName
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.snapshots import Snapshot
+
+    from chronolake.config import LakeConfig
+    from chronolake.inspect.catalog import LookedUp
+
+
+_PUBLISHED = "chronolake.published-at"
+_BATCH = "chronolake.last-batch"
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """A table at a glance.
+
+    Attributes:
+        name: schema and table.
+        mode: live, soft-delete or history.
+        columns: in table order, system columns included.
+        key: the columns that tell records apart.
+        rows: rows of the table; versions, for a table in history mode.
+        active: active versions of a table in history mode, or None.
+        data_files: files that hold rows.
+        delete_files: deletion vectors and other delete files.
+        bytes: size of all of these files.
+        published_at: ISO instant at which a batch was last published, or None.
+        last_batch: identity of that batch, or None.
+    """
+
+    name: TableName
+    mode: Mode
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    rows: int
+    active: int | None
+    data_files: int
+    delete_files: int
+    bytes: int
+    published_at: str | None
+    last_batch: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary as JSON's own types."""
+        return {
+            "table": str(self.name),
+            "schema": self.name.schema,
+            "name": self.name.table,
+            "mode": self.mode.value,
+            "key": list(self.key),
+            "rows": self.rows,
+            "active": self.active,
+            "data_files": self.data_files,
+            "delete_files": self.delete_files,
+            "bytes": self.bytes,
+            "published_at": self.published_at,
+            "last_batch": self.last_batch,
+            "columns": [
+                {
+                    "name": column.name,
+                    "type": str(column.type),
+                    "primary_key": column.primary_key,
+                }
+                for column in self.columns
+            ],
+        }
+
+
+def tables(config: LakeConfig) -> list[TableSummary]:
+    """Every table of the lake, sorted by name; reads metadata, never rows.
+
+    Raises:
+        LakeError: there is no lake, or its catalog or a table's metadata cannot be read.
+    """
+    return [summary(found) for found in every(config)]
+
+
+def summary(found: LookedUp) -> TableSummary:
+    """One table at a glance."""
+    totals = _totals(found)
+    properties = found.table.properties
+    return TableSummary(
+        name=found.name,
+        mode=found.mode,
+        columns=found.columns,
+        key=found.key,
+        rows=_stored_rows(found, totals),
+        active=_active(found) if found.mode is Mode.HISTORY else None,
+        data_files=int(totals.get("total-data-files", 0)),
+        delete_files=int(totals.get("total-delete-files", 0)),
+        bytes=int(totals.get("total-files-size", 0)),
+        published_at=properties.get(_PUBLISHED),
+        last_batch=properties.get(_BATCH),
+    )
+
+
+def _totals(found: LookedUp) -> dict[str, str]:
+    snapshot = found.table.current_snapshot()
+    if snapshot is None or snapshot.summary is None:
+        return {}
+    return dict(snapshot.summary.additional_properties)
+
+
+def _stored_rows(found: LookedUp, totals: dict[str, str]) -> int:
+    if found.table.current_snapshot() is None:
+        return 0
+    if "total-records" in totals and totals.get("total-equality-deletes", "0") == "0":
+        # A deletion vector counts each row it marks once, so the difference is exact.
+        return int(totals["total-records"]) - int(totals.get("total-position-deletes", 0))
+    with readable(found.name):
+        return found.table.scan().count()
+
+
+def _active(found: LookedUp) -> int:
+    """How many versions are active: rows in that partition's files, less what vectors mark.
+
+    Vectors are counted where the manifests list them: PyIceberg's plan gives every file of a
+    partition all of the partition's vectors, whichever file they are for.
+    """
+    from pyiceberg.expressions import EqualTo  # noqa: PLC0415 - slow to import
+    from pyiceberg.manifest import DataFileContent, FileFormat  # noqa: PLC0415 - slow to import
+
+    table = found.table
+    place_by_spec = {number: _place(table.schema(), spec) for number, spec in table.specs().items()}
+    count = 0
+    for manifest, entry in entries(found):
+        place, file = place_by_spec[manifest.partition_spec_id], entry.data_file
+        is_data = file.content is DataFileContent.DATA
+        if place is None or not (is_data or file.file_format is FileFormat.PUFFIN):
+            # Another engine's layout: only reading tells.
+            with readable(found.name):
+                return table.scan(row_filter=EqualTo(ACTIVE, True)).count()
+        if file.partition[place]:
+            count += file.record_count if is_data else -file.record_count
+    return count
+
+
+def _place(schema: Schema, spec: PartitionSpec) -> int | None:
+    """Where `_fivetran_active` itself stands among a spec's partition values, if it does."""
+    for place, field in enumerate(spec.fields):
+        if (
+            str(field.transform) == "identity"
+            and schema.find_column_name(field.source_id) == ACTIVE
+        ):
+            return place
+    return None
+
+
+@dataclass(frozen=True)
+class Health:
+    """How well kept a table's files are.
+
+    Attributes:
+        small_files: how many data files a compaction could save at best, by which maintenance
+            decides.
+        data_files: data files.
+        delete_ratio: which share of the stored rows deletion vectors mark, from 0 to 1.
+        maintained_at: ISO instant of the last compaction; None: there was none, or its snapshot is
+            no longer kept.
+        snapshots: snapshots that are kept.
+    """
+
+    small_files: int
+    data_files: int
+    delete_ratio: float
+    maintained_at: str | None
+    snapshots: int
+
+
+def health(found: LookedUp, config: LakeConfig) -> Health:
+    """How well kept a table's files are.
+
+    The summaries of snapshots tell all of it: nothing is read besides the metadata that `found`
+    holds already.
+    """
+    table = found.table
+    told = _told(table.current_snapshot())
+    data_files = int(told.get("total-data-files", 0))
+    rows = int(told.get("total-records", 0))
+    removed = int(told.get("total-position-deletes", 0))
+    size = int(told.get("total-files-size", 0))
+    return Health(
+        small_files=config.maintenance.spare_files(data_files, size),
+        data_files=data_files,
+        delete_ratio=removed / rows if rows else 0.0,
+        maintained_at=_compacted_at(found),
+        snapshots=len(table.metadata.snapshots),
+    )
+
+
+def _told(snapshot: Snapshot | None) -> dict[str, str]:
+    if snapshot is None or snapshot.summary is None:
+        return {}
+    return dict(snapshot.summary.additional_properties)
+
+
+def _compacted_at(found: LookedUp) -> str | None:
+    """When files were last rewritten without a change of rows."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in found.table.metadata.snapshots}
+    snapshot = found.table.current_snapshot()
+    while snapshot is not None:
+        is_rewrite = snapshot.summary is not None and snapshot.summary.operation.value == "replace"
+        if is_rewrite and int(_told(snapshot).get("deleted-data-files", 0)):
+            return instant(snapshot.timestamp_ms * 1_000)
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else by_id.get(parent)
+    return None

@@ -1,0 +1,190 @@
+"""A table as it stood: its rows at a time, page by page, in the order of their keys.
+
+`life` tells when how much changed, and `differences` what differs between two times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chronolake.formatting import Cell, cells, instant
+from chronolake.inspect.activity import Bucket, Life, life
+from chronolake.inspect.as_of import current_at, epsilon_of, known_since, published, true_at
+from chronolake.inspect.catalog import LookedUp, look_up
+from chronolake.inspect.diff import DifferencePage, RecordDifference, differences
+from chronolake.inspect.keyset import Order, Smallest, at_least, at_most, cursor, position_of
+from chronolake.inspect.scan import FILE, ROW, Place, StoredRows
+from chronolake.instants import micros_of
+from chronolake.types import START, Column, Mode, TableName, now_micros
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.expressions import BooleanExpression
+
+    from chronolake.config import LakeConfig
+    from chronolake.inspect.keyset import Position
+
+__all__ = [
+    "Bucket",
+    "DifferencePage",
+    "Life",
+    "RecordDifference",
+    "RowsAt",
+    "differences",
+    "life",
+    "rows_at",
+]
+
+
+@dataclass(frozen=True)
+class RowsAt:
+    """A page of the rows that a table had at a time.
+
+    Attributes:
+        name: the table.
+        mode: its mode.
+        at: the time, as an ISO instant.
+        columns: the table's present columns, in table order.
+        key: the columns that tell records apart, and that rows are ordered by.
+        rows: the page's rows, all columns by name.
+        next: where the next page begins, as `rows_at` takes it; None: there is none.
+        snapshot_at: tables without history: when the snapshot that was read was published. None in
+            history mode, and for a table that nothing was ever written to.
+        known_since: as `Life.known_since`.
+    """
+
+    name: TableName
+    mode: Mode
+    at: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    rows: tuple[dict[str, Cell], ...]
+    next: str | None
+    snapshot_at: str | None
+    known_since: str | None = None
+
+
+def rows_at(
+    config: LakeConfig,
+    name: TableName,
+    at: str | None,
+    *,
+    after: str | None = None,
+    limit: int = 50,
+) -> RowsAt:
+    """A page of the rows that a table had at a time.
+
+    Of a history table these are the versions with start <= time < end + epsilon, as
+    `LakeTable.as_of` gives them; of other tables the rows of the newest snapshot that had been
+    published by then. Rows without a key are paged as they are stored.
+
+    Args:
+        config: the lake.
+        name: the table.
+        at: a time in ISO 8601, in UTC unless it says otherwise; None: now.
+        after: `next` of the page before; None: the first page.
+        limit: at most so many rows, one at least.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+        TableNotFoundError: there is no such table.
+        ValueRefusedError: `at` is no time, or one whose snapshot is no longer kept; `after` is no
+            cursor of this table.
+    """
+    found = look_up(config, name)
+    micros = now_micros() if at is None else micros_of(at, table=str(name))
+    order, limit = _order(found), max(1, limit)
+    start = None if after is None else position_of(order, after)
+    snapshot_at = None
+    if found.mode is Mode.HISTORY:
+        stored, condition = StoredRows(found), true_at(micros, epsilon_of(found))
+    else:
+        every = published(found)
+        snapshot = every[-1] if at is None and every else current_at(found, micros)
+        stored = StoredRows(found, snapshot.snapshot_id if snapshot else None)
+        condition = None
+        snapshot_at = instant(snapshot.at_micros) if snapshot else None
+    keys = _first(found, stored, condition, start, limit)
+    rows = () if keys is None else shown(stored.rows(_places(keys.slice(0, limit))))
+    is_more = keys is not None and keys.num_rows > limit
+    return RowsAt(
+        name=name,
+        mode=found.mode,
+        at=instant(micros),
+        columns=found.columns,
+        key=found.key,
+        rows=rows,
+        next=cursor(order, order.position(keys, limit - 1))
+        if keys is not None and is_more
+        else None,
+        snapshot_at=snapshot_at,
+        known_since=known_since(found),
+    )
+
+
+def _ordered_by(found: LookedUp) -> tuple[Column, ...]:
+    """Key columns, and in history mode the start: near a delete, two versions are true at once."""
+    by_name = {column.name: column for column in found.columns}
+    names = (*found.key, START) if found.mode is Mode.HISTORY else found.key
+    return tuple(by_name[name] for name in names)
+
+
+def _order(found: LookedUp) -> Order:
+    # Where a row stands changes when maintenance rewrites its file: a key does not.
+    return Order(found.name, _ordered_by(found), by_place=not found.key)
+
+
+def _first(
+    found: LookedUp,
+    stored: StoredRows,
+    condition: BooleanExpression | None,
+    after: Position | None,
+    limit: int,
+) -> pa.Table | None:
+    """The keys of the page's rows and of one more, sorted; None: there are no rows."""
+    from pyiceberg.expressions import AlwaysTrue, And  # noqa: PLC0415 - slow to import
+
+    by, order = _ordered_by(found), _order(found)
+    names = [column.name for column in by]
+    smallest = Smallest(order, limit + 1)
+    wanted: BooleanExpression = AlwaysTrue() if condition is None else condition
+    if after is not None and by and (begin := at_least(by[0], after[0])) is not None:
+        wanted = And(wanted, begin)
+
+    def narrowed() -> BooleanExpression | None:
+        if not (by and smallest.is_full and smallest.keys is not None):
+            return None
+        return at_most(by[0], smallest.keys[0][-1].as_py())
+
+    for rows in stored.batches(names, wanted, narrowed=narrowed):
+        keys = order.of(rows)
+        for place in (FILE, ROW):
+            if place not in keys.column_names:
+                keys = keys.append_column(place, rows[place])
+        if after is not None:
+            keys = keys.filter(_as_mask(order, keys, after))
+        if keys.num_rows:
+            smallest.add(keys)
+    return smallest.keys
+
+
+def _as_mask(order: Order, keys: pa.Table, after: Position) -> pa.Array:
+    import pyarrow as pa  # noqa: PLC0415 - with the scan that needs it
+
+    return pa.array(order.are_after(keys, after))
+
+
+def _places(keys: pa.Table) -> list[Place]:
+    return [
+        Place(file, row)
+        for file, row in zip(keys[FILE].to_pylist(), keys[ROW].to_pylist(), strict=True)
+    ]
+
+
+def shown(rows: pa.Table) -> tuple[dict[str, Cell], ...]:
+    """Rows as cells by column."""
+    columns = [(name, cells(rows[place])) for place, name in enumerate(rows.column_names)]
+    return tuple(
+        {name: values[number] for name, values in columns} for number in range(rows.num_rows)
+    )

@@ -1,0 +1,168 @@
+"""Files of a data lake that cannot be read, or that hold rows which cannot be kept."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import unquote, urlsplit
+
+import orjson
+
+from chronolake.errors import BadFileError, ChronolakeError, IncompleteRowsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from chronolake.landing.layout import DataFile
+
+#: Table property: the files that the table was made without, as JSON.
+QUARANTINED_PROPERTY: Final = "chronolake.quarantined"
+
+# Spark names the file, and Java's causes say why, the innermost last.
+_FILE: Final = re.compile(r"error while reading file (\S+?\.parquet)\b")
+_CAUSE: Final = re.compile(r"^\s*Caused by: [\w.$]*?(\w+)(?:: ([^\n]*))?$", re.MULTILINE)
+# What somebody may mend without another file: it is not the file that is bad.
+_LOST: Final = re.compile(r"FILE_NOT_EXIST|Permission denied|Input/output error|AccessControl")
+_RESTORE: Final = (
+    "Restore the file. A source of the type data_lake_v2 goes on without it if it has "
+    "`on_bad_file: quarantine`."
+)
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file that a table is made without.
+
+    Attributes:
+        mark: the file, as a watermark names it.
+        reason: why it cannot be read or kept; never a cell's value.
+        column: the column that it is about, or None.
+    """
+
+    mark: str
+    reason: str
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """The files that a table was made without.
+
+    Attributes:
+        files: in the order of their writing.
+    """
+
+    files: tuple[BadFile, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Self:
+        """Return what the property of a table says; None: the table has none."""
+        return cls(tuple(BadFile(**told) for told in orjson.loads(text or "[]")))
+
+    def to_json(self) -> str:
+        """Return the value of `QUARANTINED_PROPERTY`."""
+        told = [
+            {name: value for name, value in vars(file).items() if value is not None}
+            for file in self.files
+        ]
+        return orjson.dumps(told).decode()
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The files as watermarks."""
+        return frozenset(file.mark for file in self.files)
+
+    def with_files(self, files: Iterable[BadFile]) -> Self:
+        """Return the same with more files; one that is there already keeps its first reason."""
+        by_mark = {file.mark: file for file in (*files, *self.files)}
+        return type(self)(tuple(by_mark[mark] for mark in sorted(by_mark, key=_rank)))
+
+    def without(self, files: Iterable[DataFile]) -> Self:
+        """Return the same without files that could be read after all."""
+        read = {file.mark for file in files}
+        return type(self)(tuple(file for file in self.files if file.mark not in read))
+
+    def readable(self, files: Sequence[DataFile]) -> list[DataFile]:
+        """Return those of some files that are not in quarantine."""
+        marks = self.marks
+        return [file for file in files if file.mark not in marks]
+
+
+def _rank(mark: str) -> tuple[int, str]:
+    name = mark.rpartition("/")[2]
+    return len(name), name
+
+
+def refuse(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
+    """Return the error about files that cannot be read; it names the first, and how many there are.
+
+    Args:
+        files: files of the lake, the bad ones among them.
+        bad: the bad ones, at least one.
+    """
+    first = bad[0]
+    path = next((str(file.path) for file in files if file.mark == first.mark), first.mark)
+    more = f" {len(bad) - 1:,} more files cannot be read either." if len(bad) > 1 else ""
+    error = BadFileError(f"{first.reason}{more}", file=path, column=first.column, hint=_RESTORE)
+    error.files = [vars(one) for one in bad]
+    return error
+
+
+def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadFile]:
+    """Return the files that a failure is about; empty if it is about something else.
+
+    Args:
+        failure: what reading or writing the rows of files raised.
+        files: the files.
+    """
+    if isinstance(failure, BadFileError):
+        return [BadFile(**told) for told in failure.files]
+    if isinstance(failure, IncompleteRowsError):
+        return [
+            BadFile(file.mark, "Rows lack their key, modification time or sequence.")
+            for file in files
+            if file.path.name in set(failure.files)
+        ]
+    by_path = {str(file.path): file for file in files}
+    text = _text_of(failure)
+    if _LOST.search(text):
+        return []
+    for found in _FILE.finditer(text):
+        file = by_path.get(unquote(urlsplit(found[1]).path))
+        if file is not None:
+            return [BadFile(file.mark, f"The file cannot be read: {_cause_in(text)}.")]
+    return []
+
+
+@contextmanager
+def naming_bad_files(files: Sequence[DataFile]) -> Iterator[None]:
+    """Let a failure of reading files name the file and the reason.
+
+    Raises:
+        BadFileError: in place of what Spark raised about one of the files.
+    """
+    try:
+        yield
+    except ChronolakeError:
+        raise
+    except Exception as failure:
+        bad = bad_files_in(failure, files)
+        if bad:
+            raise refuse(files, bad) from failure
+        raise
+
+
+def _text_of(failure: Any) -> str:
+    """What Java said, with the causes that it gave."""
+    stack = getattr(failure, "_stackTrace", None) or getattr(failure, "stackTrace", None)
+    return f"{failure}\n{stack or ''}"
+
+
+def _cause_in(text: str) -> str:
+    causes = _CAUSE.findall(text)
+    if not causes:
+        return "Spark does not say why"
+    kind, words = causes[-1]
+    return f"{words.strip().rstrip('.')} ({kind})" if words.strip() else kind

@@ -1,0 +1,284 @@
+"""Values and keys encoded as texts in landed files, in SQL and in Arrow.
+
+How values and keys are spelled as texts in files of our own: in SQL, and the same in Arrow.
+
+Record versions as the rows of a file of our own, in Arrow.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from decimal import Decimal
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.change_set import DELETED_AT, MODIFIED, OPERATED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
+from chronolake.landing import field_types as lake_fields
+from chronolake.landing.file_schema import IS_MARK, OPERATION, UNMODIFIED
+from chronolake.types import Kind, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from chronolake.landing.file_schema import Declaration
+    from chronolake.types import Column, ColumnType
+
+
+#: Between these, Java writes a number without an exponent.
+_PLAIN: Final = (1e-3, 1e7)
+_NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_CONTROLS: Final = {number: f"\\u{number:04X}" for number in range(32)} | {
+    ord(character): f"\\{letter}" for character, letter in zip("\b\t\n\f\r", "btnfr", strict=True)
+}
+
+
+def spelled(column: Column) -> str:
+    """SQL: the text that stands for a column's value."""
+    name = quoted(column.name)
+    match column.type.kind:
+        case Kind.BINARY:
+            # In one line.
+            return f"replace(base64({name}), '\\r\\n', '')"
+        case Kind.UTC_DATETIME:
+            return f"concat(replace(CAST({name} AS STRING), ' ', 'T'), 'Z')"
+        case _:
+            return f"CAST({name} AS STRING)"
+
+
+def widened(column: Column, kind: ColumnType) -> str:
+    """SQL: a column's value in a type that holds all of its values."""
+    if column.type == kind:
+        return quoted(column.name)
+    if kind.kind is Kind.STRING:
+        return spelled(column)
+    return f"CAST({quoted(column.name)} AS {kind.sql})"
+
+
+def identifier(key: Sequence[Column]) -> str:
+    """One text for each key: of several columns a JSON array, so that no two keys have the same.
+
+    Args:
+        key: the key's columns with their declared types, in any order.
+
+    Returns:
+        SQL over these columns; null where one of them is.
+    """
+    if len(key) == 1:
+        return spelled(key[0])
+    is_whole = " AND ".join(f"{quoted(column.name)} IS NOT NULL" for column in key)
+    names = ", ".join(map(spelled, _in_order(key)))
+    return f"IF({is_whole}, to_json(array({names})), NULL)"
+
+
+def _in_order(key: Sequence[Column]) -> list[Column]:
+    # A source may bring its columns in another order one day.
+    return sorted(key, key=lambda column: column.name)
+
+
+def texts_of(values: pa.Array, kind: Kind) -> pa.Array:
+    """The texts that stand for a column's values: `spelled`, in Arrow.
+
+    Args:
+        values: in the Arrow type of the kind (`ColumnType.arrow`).
+        kind: the column's.
+    """
+    match kind:
+        case Kind.BINARY:
+            spelled_bytes = [None if one is None else b64encode(one) for one in values.to_pylist()]
+            return pa.array(spelled_bytes, pa.binary()).cast(pa.string())
+        case Kind.UTC_DATETIME | Kind.NAIVE_DATETIME:
+            return _times(values, is_utc=kind is Kind.UTC_DATETIME)
+        case Kind.NAIVE_DATE:
+            return _signed_years(values.cast(pa.string()), len("2026-01-01"))
+        case Kind.FLOAT | Kind.DOUBLE:
+            return _numbers(values)
+        case Kind.DECIMAL:
+            texts = values.cast(pa.string())
+            has_exponent = pc.fill_null(pc.match_substring(texts, "E"), False)
+            return _respelled(texts, has_exponent, lambda text: format(Decimal(text), "f"))
+        case _:
+            return values.cast(pa.string())
+
+
+def identifiers_of(key: Sequence[Column], texts: Mapping[str, pa.Array]) -> pa.Array:
+    """One text for each key: `identifier`, in Arrow.
+
+    Args:
+        key: the key's columns, in any order.
+        texts: what `texts_of` gives for each of them, by its name.
+    """
+    if len(key) == 1:
+        return texts[key[0].name]
+    return json_list([json_texts(texts[column.name]) for column in _in_order(key)])
+
+
+def json_texts(texts: pa.Array) -> pa.Array:
+    """Texts as they stand between the quotes of a JSON string."""
+    escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
+    is_odd = pc.fill_null(pc.match_substring_regex(texts, r"[\x00-\x1f]"), False)
+    return _respelled(escaped, is_odd, lambda text: text.translate(_CONTROLS))
+
+
+def json_list(texts: Sequence[pa.Array]) -> pa.Array:
+    """JSON arrays of strings, of columns that `json_texts` gives; null where one of them is."""
+    joined = pc.binary_join_element_wise(*texts, '","')
+    return pc.binary_join_element_wise('["', joined, '"]', "")
+
+
+def _times(values: pa.Array, *, is_utc: bool) -> pa.Array:
+    # Arrow is slow where it thinks of a zone.
+    texts = values.cast(pa.timestamp("us")).cast(pa.string())
+    # It always writes six digits.
+    texts = pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".")
+    texts = _signed_years(texts, len("2026-01-01 00:00:00"), longest=len(".000000"))
+    if not is_utc:
+        return texts
+    is_short = pc.fill_null(pc.equal(pc.find_substring(texts, " "), len("2026-01-01")), True)
+    if pc.all(is_short).as_py():
+        texts = pc.binary_replace_slice(texts, 10, 11, "T")
+    else:
+        texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
+    return pc.binary_join_element_wise(texts, "Z", "")
+
+
+def _signed_years(texts: pa.Array, length: int, *, longest: int = 0) -> pa.Array:
+    """Years of more than four digits have a sign."""
+    is_far = pc.greater(pc.binary_length(texts), length)
+    if not longest and not pc.any(is_far, min_count=0).as_py():
+        return texts
+    is_far = pc.fill_null(pc.match_substring_regex(texts, r"^\d{5}"), False)
+    if not pc.any(is_far).as_py():
+        return texts
+    return pc.if_else(is_far, pc.binary_join_element_wise("+", texts, ""), texts)
+
+
+def _numbers(values: pa.Array) -> pa.Array:
+    """Numbers as Java writes them: `1.0`, `1.0E10`, `NaN`."""
+    texts = values.cast(pa.string())
+    size = pc.abs(values)
+    is_plain = pc.or_(
+        pc.equal(size, 0.0),
+        pc.and_(pc.greater_equal(size, _PLAIN[0]), pc.less(size, _PLAIN[1])),
+    )
+    is_whole = pc.invert(pc.match_substring(texts, "."))
+    plain = pc.if_else(is_whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
+    return _respelled(plain, pc.fill_null(pc.invert(is_plain), False), _java, of=texts)
+
+
+def _java(text: str) -> str:
+    """A number as Java writes it, of the shortest text for it."""
+    if text in _NO_NUMBERS:
+        return _NO_NUMBERS[text]
+    sign, digits, exponent = Decimal(text).normalize().as_tuple()
+    first, *others = map(str, digits)
+    fraction = "".join(others) or "0"
+    power = int(exponent) + len(digits) - 1
+    return f"{'-' if sign else ''}{first}.{fraction}E{power}"
+
+
+def _respelled(
+    texts: pa.Array, where: pa.Array, spell: Callable[[str], str], *, of: pa.Array | None = None
+) -> pa.Array:
+    """Texts of which some are spelled otherwise: the few that Arrow has no function for.
+
+    Args:
+        texts: the texts.
+        where: which are; without nulls.
+        spell: how a text is.
+        of: the texts that `spell` gets; by default these.
+    """
+    if not pc.any(where, min_count=0).as_py():
+        return texts
+    found = (texts if of is None else of).filter(where).dictionary_encode()
+    words = pa.array([spell(text) for text in found.dictionary.to_pylist()], pa.string())
+    return pc.replace_with_mask(texts, where, words.take(found.indices))
+
+
+_MICROS: Final = pa.timestamp("us", tz="UTC")
+#: The rows of a file that only declares columns.
+EMPTY: Final = pa.schema(
+    [
+        (lake_fields.ID, pa.string()),
+        (lake_fields.MODIFIED, _MICROS),
+        (lake_fields.SEQUENCE, pa.string()),
+    ]
+).empty_table()
+#: The types in which such files have numbers.
+_WIDE: Final = {Kind.SHORT: pa.int64(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64()}
+
+
+def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.RecordBatch:
+    """The rows of a file that stand for some record versions.
+
+    Args:
+        versions: record versions as `writing.land` takes them.
+        declaration: the fields, and the columns of files that hold them.
+    """
+    given = set(versions.schema.names)
+    values = {
+        one.column.name: versions[one.column.name].cast(one.column.type.arrow)
+        for one in declaration
+    }
+    purged = versions[PURGED_AT]
+    tells, deleted = pc.is_null(purged), versions[DELETED_AT]
+    key = [one.column for one in declaration if one.column.primary_key]
+    key_texts = {one.name: texts_of(values[one.name], one.type.kind) for one in key}
+    rows = {
+        lake_fields.ID: identifiers_of(key, key_texts),
+        lake_fields.MODIFIED: versions[MODIFIED].cast(_MICROS),
+        lake_fields.SEQUENCE: versions[SEQUENCE].cast(pa.string()),
+    }
+    if TELLS in given:
+        is_deletion = pc.and_(pc.invert(versions[TELLS]), tells)
+        rows[IS_MARK] = pc.if_else(is_deletion, True, pa.scalar(None, pa.bool_()))
+        # A deletion has one time.
+        deleted = pc.if_else(is_deletion, versions[MODIFIED], deleted)
+        tells = pc.and_(versions[TELLS], tells)
+    rows[lake_fields.DELETED] = deleted.cast(_MICROS)
+    rows[lake_fields.PURGED] = purged.cast(_MICROS)
+    if UNTOLD in given:
+        others = [one.column.name for one in declaration if not one.column.primary_key]
+        rows[UNMODIFIED] = _left_out(versions[UNTOLD], others)
+    if OPERATED in given:
+        rows[OPERATION] = versions[OPERATED].cast(pa.string())
+    # A mark says nothing but whose it is.
+    all_tell = pc.all(tells, min_count=0).as_py()
+    for one in declaration:
+        if one.text == lake_fields.ID:
+            continue
+        name, kind = one.column.name, one.column.type.kind
+        value = values[name]
+        if not (all_tell or one.column.primary_key):
+            value = pc.if_else(tells, value, pa.scalar(None, value.type))
+        rows[one.text] = key_texts[name] if name in key_texts else texts_of(value, kind)
+        if one.typed is not None:
+            rows[one.typed] = value.cast(_WIDE.get(kind, value.type))
+    return pa.RecordBatch.from_pydict(rows)
+
+
+def _left_out(untold: pa.Array, fields: list[str]) -> pa.Array:
+    """For each row the fields of which it says nothing as a JSON array, or null."""
+    if untold.null_count == len(untold):
+        return pa.nulls(len(untold), pa.string())
+    names = pc.list_flatten(untold)
+    which = pc.index_in(names, pa.array(fields, pa.string()))
+    is_field = pc.is_valid(which)
+    parents = pc.list_parent_indices(untold).filter(is_field).to_numpy()
+    counts = np.bincount(parents, minlength=len(untold))
+    offsets = np.zeros(len(untold) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    escaped = json_texts(pa.array(fields, pa.string())).take(which.filter(is_field))
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), escaped), '","')
+    told = pc.binary_join_element_wise('["', joined, '"]', "")
+    return pc.if_else(pa.array(counts > 0), told, pa.scalar(None, pa.string()))
+
+
+def incomplete(rows: pa.Table) -> int:
+    """How many rows of a file lack what every row has."""
+    lacking = [pc.is_null(rows[name]) for name in lake_fields.GUARANTEED]
+    found: int = pc.sum(reduce(pc.or_, lacking)).as_py()
+    return found

@@ -1,0 +1,450 @@
+"""Types of the fields of landed files: texts with typed values beside them, and type inference.
+
+Which type holds the values of a field, whose files do not agree on one.
+
+A field's values come in forms: texts, and typed values beside them. What forms were ever seen of a
+field, in whatever order, decides its type: the narrowest that holds them all. In files of our own a
+field has the type that its source declared instead.
+
+What the columns of a file mean: fields as texts, with typed values beside them.
+
+`Custom__c_b` holds the booleans of the field `Custom__c` if `Custom__c` stands beside it and the
+column is boolean; otherwise it is a field of its own. Files differ in that, so that each file's
+schema is read by itself, and files that agree are read together (`grouped`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import reduce
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pyarrow as pa
+
+from chronolake.types import MAX_PRECISION, ColumnType, Kind, literal, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+
+_INTS: Final = (-(2**31), 2**31 - 1)
+#: Beyond, not every integer is a double.
+_EXACT: Final = 2**53
+
+
+class Form(StrEnum):
+    """How a field's value is written."""
+
+    TEXT = "text"
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    FLOAT = "float"
+    TIMESTAMP = "timestamp"
+    TIME = "time"
+    DATE = "date"
+
+
+#: How the values of a type are written, where there is more to write than a text.
+FORM_OF: Final = {
+    Kind.BOOLEAN: Form.BOOLEAN,
+    Kind.SHORT: Form.INTEGER,
+    Kind.INT: Form.INTEGER,
+    Kind.LONG: Form.INTEGER,
+    Kind.FLOAT: Form.FLOAT,
+    Kind.DOUBLE: Form.FLOAT,
+    Kind.UTC_DATETIME: Form.TIMESTAMP,
+    Kind.NAIVE_DATE: Form.DATE,
+}
+
+
+class Seen(StrEnum):
+    """What was seen of a field's values, as far as its type depends on it."""
+
+    TEXT = "text"
+    BOOLEAN = "boolean"
+    #: An integer of 32 bits, of more, and one that is no double.
+    INT = "int"
+    LONG = "long"
+    WIDE = "wide"
+    FLOAT = "float"
+    TIMESTAMP = "timestamp"
+    TIME = "time"
+    DATE = "date"
+
+
+#: What decides a field's type: a form that was seen, or a type that its source declared.
+Mark = Seen | ColumnType
+
+_EVERY_SEEN: Final = frozenset(Seen)
+
+_ALONE: Final = {
+    Seen.BOOLEAN: Kind.BOOLEAN,
+    Seen.FLOAT: Kind.DOUBLE,
+    Seen.TIMESTAMP: Kind.UTC_DATETIME,
+    Seen.TIME: Kind.NAIVE_TIME,
+    Seen.DATE: Kind.NAIVE_DATE,
+}
+_INTEGERS: Final = {Seen.INT, Seen.LONG, Seen.WIDE}
+#: Whole numbers, and how many digits they have at most.
+_DIGITS: Final = {Kind.SHORT: 5, Kind.INT: 10, Kind.LONG: 19}
+_EXACT_AS_DOUBLE: Final = {Kind.SHORT, Kind.INT, Kind.FLOAT, Kind.DOUBLE}
+
+
+def of_integers(least: int, greatest: int) -> Seen:
+    """What integers between two bounds, which are among them, amount to."""
+    if _INTS[0] <= least and greatest <= _INTS[1]:
+        return Seen.INT
+    return Seen.LONG if least >= -_EXACT and greatest <= _EXACT else Seen.WIDE
+
+
+def mark(text: str) -> Mark:
+    """A mark by its text: the inverse of `str`."""
+    return Seen(text) if text in _EVERY_SEEN else ColumnType.parse(text)
+
+
+def type_of(marks: Iterable[Mark]) -> ColumnType | None:
+    """The narrowest type that holds all values of a field, or None if it never had one."""
+    every = set(marks)
+    declared = [mark for mark in every if isinstance(mark, ColumnType)]
+    if declared:
+        return reduce(wider, declared) if len(declared) == len(every) else ColumnType(Kind.STRING)
+    if not every:
+        return None
+    if every <= _INTEGERS:
+        return ColumnType(Kind.INT if every == {Seen.INT} else Kind.LONG)
+    if every <= {Seen.INT, Seen.LONG, Seen.FLOAT}:
+        return ColumnType(Kind.DOUBLE)
+    seen = every.pop()
+    if every or not isinstance(seen, Seen):
+        return ColumnType(Kind.STRING)
+    return ColumnType(_ALONE.get(seen, Kind.STRING))
+
+
+def wider(one: ColumnType, other: ColumnType) -> ColumnType:
+    """The narrowest type that holds all values of two types without a loss.
+
+    In whatever order types are put together, the result is the same.
+    """
+    if one == other:
+        return one
+    kinds = {one.kind, other.kind}
+    if kinds <= _DIGITS.keys():
+        return max(one, other, key=lambda kind: _DIGITS[kind.kind])
+    if kinds <= _EXACT_AS_DOUBLE:
+        return ColumnType(Kind.DOUBLE)
+    if kinds <= {*_DIGITS, Kind.DECIMAL}:
+        whole = max(_whole_digits(one), _whole_digits(other))
+        scale = max(one.scale or 0, other.scale or 0)
+        if whole + scale <= MAX_PRECISION:
+            return ColumnType(Kind.DECIMAL, whole + scale, scale)
+    return ColumnType(Kind.STRING)
+
+
+def _whole_digits(kind: ColumnType) -> int:
+    if kind.kind is Kind.DECIMAL:
+        return (kind.precision or 0) - (kind.scale or 0)
+    return _DIGITS[kind.kind]
+
+
+ID: Final = "Id"
+MODIFIED: Final = "source__modified"
+SEQUENCE: Final = "grax__idseq"
+DELETED: Final = "grax__deleted"
+PURGED: Final = "grax__purged"
+#: What every file has.
+GUARANTEED: Final = (ID, MODIFIED, SEQUENCE)
+_TIMES: Final = (MODIFIED, DELETED, PURGED)
+#: Columns that are no fields of the record.
+OF_THE_LAKE: Final = (*GUARANTEED, DELETED, PURGED)
+
+SUFFIXES: Final = {
+    "_b": Form.BOOLEAN,
+    "_i": Form.INTEGER,
+    "_f": Form.FLOAT,
+    "_ts": Form.TIMESTAMP,
+    "_t": Form.TIME,
+    "_d": Form.DATE,
+}
+
+
+@dataclass(frozen=True)
+class Physical:
+    """How Spark reads a Parquet column.
+
+    Attributes:
+        ddl: the Spark type to read it as, or None: it cannot be read.
+        form: what its values are.
+        per_second: for times that are read as numbers, how many of the unit are a second.
+        sql: what makes the value of what Spark reads, with `{}` for the latter; None: it is that.
+    """
+
+    ddl: str | None
+    form: Form
+    per_second: int | None = None
+    sql: str | None = None
+
+    def value(self, cell: str) -> str:
+        """Return SQL for the value of a cell: finer digits than microseconds are cut off."""
+        unit = self.per_second
+        if self.sql is not None:
+            return self.sql.replace("{}", cell)
+        if self.form is Form.TIMESTAMP and unit:
+            # Towards the past.
+            return f"timestamp_micros(CAST(floor({cell} / {unit // 10**6}BD) AS BIGINT))"
+        if self.form is Form.TIME and unit:
+            micros = f"CAST({cell} * {10**6}BD / {unit} AS BIGINT)"
+            # What stands after the date is the time of day, without the zeros that end its
+            # fraction.
+            return f"substring(CAST(timestamp_micros({micros}) AS STRING), 12)"
+        return cell
+
+
+@dataclass(frozen=True)
+class Field:
+    """One form of a field of the record, and the column that holds it.
+
+    Attributes:
+        name: the field.
+        column: the column in the files.
+        physical: how the column is read.
+        declared: the type that the source declared, in files of our own.
+        renamed: where values are names of fields: those that have another name by now, and which.
+    """
+
+    name: str
+    column: str
+    physical: Physical
+    declared: ColumnType | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def form(self) -> Form:
+        """How the values are written."""
+        return self.physical.form
+
+
+Fields = dict[str, Field]
+
+
+_TEXTS: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES: Final = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary_view,
+)
+_READ_AS: Final = (
+    (
+        lambda kind: any(is_text(kind) for is_text in _TEXTS),
+        "string",
+        Form.TEXT,
+    ),
+    (lambda kind: any(is_bytes(kind) for is_bytes in _BYTES), "binary", Form.TEXT),
+    (pa.types.is_boolean, "boolean", Form.BOOLEAN),
+    # Its greatest values are no BIGINT.
+    (pa.types.is_uint64, "decimal(20,0)", Form.TEXT),
+    (pa.types.is_integer, "bigint", Form.INTEGER),
+    (lambda kind: pa.types.is_float32(kind) or pa.types.is_float64(kind), "double", Form.FLOAT),
+    (pa.types.is_date, "date", Form.DATE),
+)
+#: UUIDs as people write them, of the 16 bytes that a file holds.
+_UUID: Final = "regexp_replace(lower(hex({})), '(.{8})(.{4})(.{4})(.{4})(.{12})', '$1-$2-$3-$4-$5')"
+_BITS: Final = "CAST(conv(hex(concat(substring({}, 2, 1), substring({}, 1, 1))), 16, 10) AS INT)"
+_FRACTION: Final = f"({_BITS} & 1023)"
+_EXPONENT: Final = f"(shiftright({_BITS}, 10) & 31)"
+#: Numbers of 16 bits (IEEE 754), of the two bytes that a file holds, the lower one first.
+_HALF: Final = (
+    f"(IF({_BITS} >= 32768, -1D, 1D) * CASE {_EXPONENT} WHEN 0 THEN {_FRACTION} * power(2D, -24) "
+    f"WHEN 31 THEN IF({_FRACTION} = 0, double('infinity'), double('NaN')) "
+    f"ELSE (1D + {_FRACTION} / 1024D) * power(2D, {_EXPONENT} - 15) END)"
+)
+_JSON: Final = (
+    "map('ignoreNullFields', 'false', "
+    "'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]XXX\", "
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]\")"
+)
+_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def physical(kind: pa.DataType) -> Physical:
+    """How Spark reads a column of an Arrow type."""
+    if pa.types.is_dictionary(kind):
+        return physical(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType):
+        return physical(kind.storage_type)
+    if pa.types.is_nested(kind):
+        return _nested(kind)
+    return _of_time(kind) or _of_one_value(kind)
+
+
+def _of_time(kind: pa.DataType) -> Physical | None:
+    if pa.types.is_timestamp(kind):
+        if kind.unit == "ns":
+            return Physical("bigint", Form.TIMESTAMP, per_second=_PER_SECOND["ns"])
+        return Physical("timestamp", Form.TIMESTAMP)
+    if pa.types.is_time(kind):
+        ddl = "int" if pa.types.is_time32(kind) else "bigint"
+        return Physical(ddl, Form.TIME, per_second=_PER_SECOND[kind.unit])
+    return None
+
+
+def _of_one_value(kind: pa.DataType) -> Physical:
+    if isinstance(kind, pa.UuidType):
+        return Physical("binary", Form.TEXT, sql=_UUID)
+    if pa.types.is_float16(kind):
+        return Physical("binary", Form.FLOAT, sql=_HALF)
+    if pa.types.is_decimal(kind) and kind.precision <= MAX_PRECISION:
+        return Physical(f"decimal({kind.precision},{kind.scale})", Form.TEXT)
+    found = (Physical(ddl, form) for fits, ddl, form in _READ_AS if fits(kind))
+    return next(found, Physical(None, Form.TEXT))
+
+
+# ------------------------------------------------------------------ values that hold values
+
+
+def _nested(kind: pa.DataType) -> Physical:
+    """How Spark reads a column of structs, lists or maps: as JSON, nulls included."""
+    ddl = _ddl(kind)
+    if ddl is None:
+        return Physical(None, Form.TEXT)
+    return Physical(ddl, Form.TEXT, sql=f"to_json({_whole(kind, '{}', 0)}, {_JSON})")
+
+
+def _ddl(kind: pa.DataType) -> str | None:
+    """The Spark type of a nested Arrow type; None: some part of it cannot be read."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, _ddl(field.type)) for field in kind]
+        told = [f"{quoted(name)}: {ddl}" for name, ddl in parts if ddl is not None]
+        return f"struct<{', '.join(told)}>" if told and len(told) == len(parts) else None
+    if pa.types.is_map(kind):
+        key, item = _ddl(kind.key_type), _ddl(kind.item_type)
+        return f"map<{key}, {item}>" if key and item else None
+    if pa.types.is_nested(kind):
+        item = _ddl(kind.value_type) if hasattr(kind, "value_type") else None
+        return f"array<{item}>" if item else None
+    return physical(kind).ddl
+
+
+def _whole(kind: pa.DataType, cell: str, depth: int) -> str:
+    """SQL for a nested value in which every part is what it means, and not what Spark reads."""
+    if not pa.types.is_nested(kind):
+        return physical(kind).value(cell)
+    one, other = f"one{depth}", f"other{depth}"
+    if pa.types.is_struct(kind):
+        parts = [
+            f"{literal(field.name)}, {_whole(field.type, f'{cell}.{quoted(field.name)}', depth)}"
+            for field in kind
+        ]
+        found = f"IF({cell} IS NULL, NULL, named_struct({', '.join(parts)}))"
+        changes = any(_changes(field.type) for field in kind)
+    elif pa.types.is_map(kind):
+        item = _whole(kind.item_type, other, depth + 1)
+        found = f"transform_values({cell}, ({one}, {other}) -> {item})"
+        changes = _changes(kind.item_type)
+    else:
+        found = f"transform({cell}, {one} -> {_whole(kind.value_type, one, depth + 1)})"
+        changes = _changes(kind.value_type)
+    return found if changes else cell
+
+
+def _changes(kind: pa.DataType) -> bool:
+    """Whether a value of a type, or some part of it, means something else than what Spark reads."""
+    return _whole(kind, "{}", 0) != "{}"
+
+
+def fields_of(columns: Mapping[str, Physical]) -> Fields:
+    """The fields of a file by its columns, those of the lake itself included.
+
+    Args:
+        columns: the file's columns.
+    """
+    found: Fields = {}
+    # Shorter names first: a typed column belongs to a field that is known to be one.
+    for name in sorted(columns, key=lambda column: (len(column), column)):
+        stem = _stem_of(name, columns[name])
+        is_typed = (
+            stem in found
+            and found[stem].name == stem
+            and found[stem].form is Form.TEXT
+            and stem not in OF_THE_LAKE
+            and name not in OF_THE_LAKE
+        )
+        found[name] = Field(stem if is_typed and stem else name, name, columns[name])
+    return {name: found[name] for name in columns}
+
+
+def _stem_of(name: str, column: Physical) -> str | None:
+    for suffix, form in SUFFIXES.items():
+        if name.endswith(suffix) and column.form is form:
+            return name.removesuffix(suffix)
+    return None
+
+
+#: Which column holds a form of a field.
+_Places = dict[tuple[str, Form], str]
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files that can be read together.
+
+    Attributes:
+        fields: what their columns mean, by column.
+        files: their numbers in the list that was grouped.
+    """
+
+    fields: Fields
+    files: tuple[int, ...]
+
+
+def grouped(
+    schemas: Iterable[tuple[Fields, AbstractSet[str], Sequence[int]]],
+) -> list[Group]:
+    """Files in as few groups as possible, where columns mean one thing, and stand for one each.
+
+    Args:
+        schemas: the fields of files, the columns that they have besides and that are not read, and
+            the numbers of the files that have them.
+    """
+    groups: list[tuple[Fields, _Places, set[str], list[int]]] = []
+    # Those with most columns first: the others mostly fit into them.
+    for fields, unread, files in sorted(schemas, key=lambda item: (-len(item[0]), tuple(item[2]))):
+        places = {(field.name, field.form): column for column, field in fields.items()}
+        for known, known_places, known_unread, members in groups:
+            # Spark refuses a column that a file has in a type other than the one it is read as.
+            is_read = not (unread & known.keys() or known_unread & fields.keys())
+            if is_read and _agree(known, fields) and _agree(known_places, places):
+                known.update(fields)
+                known_places.update(places)
+                known_unread.update(unread)
+                members.extend(files)
+                break
+        else:
+            groups.append((dict(fields), places, set(unread), list(files)))
+    return [Group(fields, tuple(sorted(files))) for fields, _, _, files in groups]
+
+
+def _agree(known: Mapping[_Key, _Value], other: Mapping[_Key, _Value]) -> bool:
+    return all(known.get(key, value) == value for key, value in other.items())
+
+
+def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:
+    """The forms of every field."""
+    found: dict[str, dict[Form, Field]] = {}
+    for field in fields.values():
+        found.setdefault(field.name, {})[field.form] = field
+    return found
+
+
+def is_field(name: str) -> bool:
+    """Whether a field is one of the record, or tells about its versions."""
+    return name not in OF_THE_LAKE
+
+
+def is_time(name: str) -> bool:
+    """Whether a column of the lake itself is a time."""
+    return name in _TIMES

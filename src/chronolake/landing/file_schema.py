@@ -1,0 +1,215 @@
+"""What files of Chronolake's own raw lake say about their columns.
+
+Such a file is a Data Lake v2 file that any reader can take as one. In its footer it carries besides
+what its source declared: which fields the records have, of which types, and which of them are the
+key. So a table can be made of the lake alone, with decimals, empty texts and composite keys as they
+were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from chronolake.errors import SchemaError, SourceError
+from chronolake.landing.field_types import (
+    FORM_OF,
+    ID,
+    OF_THE_LAKE,
+    SUFFIXES,
+    Field,
+    Fields,
+    Form,
+    Physical,
+    is_field,
+)
+from chronolake.types import Column, ColumnType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: Where the declaration stands among a Parquet file's key-value metadata.
+DECLARATION: Final = b"chronolake.declaration"
+#: Columns of our own that are no fields of the record.
+OWN: Final = "chronolake__"
+#: What the source did to the record: a text of its own, for those who read the lake.
+OPERATION: Final = f"{OWN}operation"
+#: The fields of which the source said nothing, as a JSON array: they are as in the version before.
+UNMODIFIED: Final = f"{OWN}unmodified"
+#: True for a row that says nothing but that the record was deleted.
+IS_MARK: Final = f"{OWN}is_mark"
+
+_FORMAT: Final = 1
+_SUFFIX_OF: Final = {form: suffix for suffix, form in SUFFIXES.items()}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A field that a source declared, and the columns of the files that hold it.
+
+    Attributes:
+        column: the field's name and type, and whether it is part of the key.
+        text: the column with its values as texts.
+        typed: the column with its typed values, or None.
+    """
+
+    column: Column
+    text: str
+    typed: str | None
+
+    @property
+    def form(self) -> Form:
+        """How the typed values are written."""
+        return FORM_OF[self.column.type.kind]
+
+
+Declaration = tuple[Placed, ...]
+
+
+def declared(columns: Sequence[Column]) -> Declaration:
+    """Give the fields of a stream their columns in files.
+
+    No two columns of a file have names that differ by case only, because many readers of data lakes
+    cannot tell them apart.
+
+    Args:
+        columns: the fields, with the key.
+
+    Raises:
+        SchemaError: there is no key, or a field has a name of the lake's own columns.
+    """
+    key = [column.name for column in columns if column.primary_key]
+    if not key:
+        raise SchemaError(
+            "The stream has no primary key, so its records cannot be told apart.",
+            hint="Name the fields that identify a record.",
+        )
+    taken = {name.lower() for name in OF_THE_LAKE}
+    placed: list[Placed] = []
+    for number, column in enumerate(columns):
+        if not is_field(column.name) and column.name != ID:
+            raise SchemaError(
+                f"A field has the name {column.name}, which a data lake has for itself.",
+                column=column.name,
+                hint="Give the field another name in the source's configuration.",
+            )
+        if key == [column.name] and column.name.lower() == ID.lower():
+            # The record's own identifier is what stands there anyway.
+            placed.append(Placed(column, ID, None))
+            continue
+        text = column.name
+        if text.lower() in taken or text.lower().startswith(OWN):
+            text = f"{OWN}field_{number}"
+        taken.add(text.lower())
+        placed.append(Placed(column, text, None))
+    return tuple(_with_typed(one, taken) for one in placed)
+
+
+def _with_typed(placed: Placed, taken: set[str]) -> Placed:
+    if placed.column.type.kind not in FORM_OF or placed.text == ID:
+        return placed
+    typed = f"{placed.text}{_SUFFIX_OF[placed.form]}"
+    if typed.lower() in taken:
+        # Some other field has that name; the text says all there is to say.
+        return placed
+    taken.add(typed.lower())
+    return Placed(placed.column, placed.text, typed)
+
+
+def key_of(declaration: Declaration) -> tuple[str, ...]:
+    """The fields that identify a record."""
+    return tuple(one.column.name for one in declaration if one.column.primary_key)
+
+
+def with_names(declaration: Declaration, names: Mapping[str, str]) -> Declaration:
+    """A declaration whose fields have other names.
+
+    Args:
+        declaration: what a file says of its columns.
+        names: the fields with another name by now: the file's to the present one.
+    """
+    return tuple(
+        replace(one, column=replace(one.column, name=names.get(one.column.name, one.column.name)))
+        for one in declaration
+    )
+
+
+def fields_declared(
+    declaration: Declaration, columns: Mapping[str, Physical], names: Mapping[str, str]
+) -> Fields:
+    """The fields of a file of our own, those of the lake itself included.
+
+    Args:
+        declaration: what the file says of its columns.
+        columns: the file's columns.
+        names: the fields with another name by now: the file's to the present one.
+    """
+    found = {
+        name: Field(name, name, columns[name])
+        for name in columns
+        if name in {*OF_THE_LAKE, UNMODIFIED, IS_MARK} and name != ID
+    }
+    if UNMODIFIED in found:
+        found[UNMODIFIED] = replace(found[UNMODIFIED], renamed=tuple(sorted(names.items())))
+    for one in with_names(declaration, names):
+        for name in filter(None, (one.text, one.typed)):
+            if name in columns:
+                found[name] = Field(one.column.name, name, columns[name], one.column.type)
+    return found
+
+
+def to_json(declaration: Declaration, *, each_once: str | None = None) -> bytes:
+    """A declaration as it stands in a file's footer.
+
+    Args:
+        declaration: the fields and their columns.
+        each_once: a name that files have together of which it is known that they have each record
+            at most once, or None.
+    """
+    fields = [
+        {
+            "name": one.column.name,
+            "type": str(one.column.type),
+            "key": one.column.primary_key,
+            "text": one.text,
+            "typed": one.typed,
+        }
+        for one in declaration
+    ]
+    told = {"format": _FORMAT, "fields": fields}
+    return orjson.dumps(told if each_once is None else {**told, "each_once": each_once})
+
+
+def from_json(text: bytes, *, file: str) -> Declaration:
+    """The inverse of `to_json`.
+
+    Raises:
+        SourceError: the file was written by a later version of Chronolake.
+    """
+    told: dict[str, Any] = orjson.loads(text)
+    if told["format"] != _FORMAT:
+        raise SourceError(
+            f"The file was written in the raw lake's format {told['format']}; this version of "
+            f"Chronolake knows {_FORMAT}.",
+            file=file,
+            hint="Install the version that wrote it, or a later one.",
+        )
+    return tuple(_placed(one) for one in told["fields"])
+
+
+def each_once_in(text: bytes) -> str | None:
+    """With which name a file says that it has each record at most once (see `to_json`)."""
+    name: str | None = orjson.loads(text).get("each_once")
+    return name
+
+
+def _placed(told: Mapping[str, Any]) -> Placed:
+    kind = ColumnType.parse(told["type"])
+    return Placed(Column(told["name"], kind, told["key"]), told["text"], told["typed"])
+
+
+def types_of(declaration: Iterable[Placed]) -> dict[str, ColumnType]:
+    """The declared types of fields."""
+    return {one.column.name: one.column.type for one in declaration}

@@ -1,0 +1,388 @@
+"""What the footers of files tell: their schemas, and what their statistics know of their columns.
+
+Footers of many files are read by Spark's tasks, and summed up there: what reaches the driver is one
+row for each different schema and task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from chronolake.errors import SourceError
+from chronolake.landing import field_types as lake_fields
+from chronolake.landing.bad_file import BadFile, refuse
+from chronolake.landing.field_types import GUARANTEED, fields_of
+from chronolake.landing.file_schema import (
+    DECLARATION,
+    Declaration,
+    each_once_in,
+    fields_declared,
+    from_json,
+    with_names,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from chronolake.landing.control_records import Namings
+    from chronolake.landing.field_types import Fields
+    from chronolake.landing.layout import DataFile, ObjectFolder
+
+_FILES_PER_TASK: Final = 50
+#: Compressions and encodings that Spark has no code for.
+_UNSUPPORTED: Final = {
+    "BROTLI": "compressed with Brotli",
+    "LZO": "compressed with LZO",
+    "BYTE_STREAM_SPLIT": "encoded as BYTE_STREAM_SPLIT",
+}
+_SCHEMA: Final = (
+    "numbers array<int>, renamed int, schema binary, rows bigint, columns binary, "
+    "problem string, is_lost boolean"
+)
+
+
+@dataclass(frozen=True)
+class ColumnStatistics:
+    """What is known of a column in some files, without a look at it.
+
+    Attributes:
+        values: how many cells are not null.
+        bounds: the least and the greatest integer; None if there are none.
+        has_text: whether some text is not empty.
+        is_complete: whether every file tells; if not, there may be more values than these.
+    """
+
+    values: int = 0
+    bounds: tuple[int, int] | None = None
+    has_text: bool = False
+    is_complete: bool = True
+
+    def with_(self, other: ColumnStatistics) -> ColumnStatistics:
+        """What is known of these files and others."""
+        bounds = [bound for one in (self, other) if one.bounds for bound in one.bounds]
+        return ColumnStatistics(
+            self.values + other.values,
+            (min(bounds), max(bounds)) if bounds else None,
+            self.has_text or other.has_text,
+            self.is_complete and other.is_complete,
+        )
+
+
+@dataclass(frozen=True)
+class Footers:
+    """Files of one schema.
+
+    Attributes:
+        fields: what their columns mean, under the names that they have by now.
+        unread: columns besides, which have no value and are not read.
+        numbers: their numbers in the list that was read.
+        rows: how many rows they have.
+        columns: what their statistics know, by column.
+        declaration: what files of our own declare; empty for those of others.
+        each_once: the name with which they say that they have each record at most once, or None.
+    """
+
+    fields: Fields
+    numbers: tuple[int, ...]
+    rows: int
+    columns: dict[str, ColumnStatistics]
+    declaration: Declaration = ()
+    each_once: str | None = None
+    unread: frozenset[str] = frozenset()
+
+
+def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
+    """Read the footers of files; of those that have rows, or declare columns.
+
+    Args:
+        spark: the session.
+        files: the files.
+        namings: how fields that they declare are called by now.
+
+    Raises:
+        BadFileError: files cannot be read, lack a column that every file has, or have a column that
+            cannot be read.
+        SourceError: a file is gone or may not be read.
+    """
+    found: dict[tuple[int, bytes], list[Any]] = {}
+    bad: list[BadFile] = []
+    before = [namings.before(file) for file in files]
+    for row in _read(spark, files, before):
+        if row["problem"] is None:
+            found.setdefault((row["renamed"], bytes(row["schema"])), []).append(row)
+            continue
+        file = files[row["numbers"][0]]
+        if row["is_lost"]:
+            raise SourceError(
+                f"The file cannot be opened: {row['problem']}.",
+                file=str(file.path),
+                hint="Check that it is there and may be read, and sync again.",
+            )
+        bad.append(BadFile(file.mark, row["problem"]))
+    read = []
+    for (renamed, text), rows in found.items():
+        numbers = tuple(sorted(number for row in rows for number in row["numbers"]))
+        schema = pa.ipc.read_schema(pa.py_buffer(text))
+        columns: dict[str, ColumnStatistics] = {}
+        for row in rows:
+            for name, told in orjson.loads(row["columns"]).items():
+                known = ColumnStatistics(**told)
+                columns[name] = known.with_(columns.get(name, ColumnStatistics()))
+        count = sum(row["rows"] for row in rows)
+        first = files[numbers[0]]
+        declaration = _declaration(schema, first)
+        if not (count or declaration):
+            continue
+        if flaw := _flaw_in(schema, columns):
+            column, reason = flaw
+            bad += [BadFile(files[number].mark, reason, column) for number in numbers]
+            continue
+        names = namings.since(renamed, (one.column.name for one in declaration))
+        fields = _fields(schema, declaration, names or dict(namings.of_others), first)
+        declaration = with_names(declaration, names)
+        once = _each_once(schema)
+        unread = frozenset(schema.names) - fields.keys()
+        read.append(Footers(fields, numbers, count, columns, declaration, once, unread))
+    if bad:
+        places = {file.mark: number for number, file in enumerate(files)}
+        raise refuse(files, sorted(bad, key=lambda one: places[one.mark]))
+    return read
+
+
+def _unreadable(words: str) -> str:
+    return f"The file is no Parquet file that can be read: {words}."
+
+
+def _read(
+    spark: SparkSession, files: Sequence[DataFile], renamed: Sequence[int]
+) -> list[Mapping[str, Any]]:
+    """Footers by schema, as rows of `_SCHEMA`."""
+    listed = pa.table(
+        {
+            "number": pa.array(range(len(files)), pa.int32()),
+            "renamed": pa.array(renamed, pa.int32()),
+            "path": pa.array([str(file.path) for file in files], pa.string()),
+        }
+    )
+    if len(files) <= _FILES_PER_TASK:
+        # They are read sooner than Spark begins.
+        told: list[Mapping[str, Any]] = pa.Table.from_batches(
+            _summed(listed.to_batches())
+        ).to_pylist()
+        return told
+    tasks = min(spark.sparkContext.defaultParallelism, len(files) // _FILES_PER_TASK)
+    found = spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summed, _SCHEMA)
+    return [row.asDict() for row in found.collect()]
+
+
+def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Footers by schema, in an executor."""
+    by_schema: dict[
+        tuple[int, bytes], tuple[list[int], list[int], dict[str, ColumnStatistics]]
+    ] = {}
+    problems: list[tuple[int, str, bool]] = []
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in ("number", "renamed", "path"))
+        for number, renamed, path in zip(*columns, strict=True):
+            try:
+                footer = pq.read_metadata(path)
+                schema = _schema_of(footer)
+                problem = _unsupported_in(footer)
+            except (OSError, pa.ArrowException) as failure:
+                is_lost = isinstance(failure, OSError) and failure.errno is not None
+                words = str(failure).partition("\n")[0]
+                problem = words if is_lost else _unreadable(words)
+                problems.append((number, problem, is_lost))
+                continue
+            if problem is not None:
+                problems.append((number, problem, False))
+                continue
+            key = renamed, schema.serialize().to_pybytes()
+            numbers, rows, sums = by_schema.setdefault(key, ([], [], {}))
+            numbers.append(number)
+            rows.append(footer.num_rows)
+            for name, known in _statistics(footer):
+                sums[name] = known.with_(sums.get(name, ColumnStatistics()))
+    told: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None, bool]] = [
+        (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None, False)
+        for (renamed, schema_text), (numbers, rows, sums) in by_schema.items()
+    ]
+    told += [([number], 0, None, 0, None, problem, lost) for number, problem, lost in problems]
+    kinds = [pa.list_(pa.int32()), pa.int32(), pa.binary(), pa.int64(), pa.binary(), pa.string()]
+    kinds.append(pa.bool_())
+    found = zip(*told, strict=True) if told else [[]] * len(kinds)
+    yield pa.RecordBatch.from_arrays(
+        [pa.array(list(column), kind) for column, kind in zip(found, kinds, strict=True)],
+        names=["numbers", "renamed", "schema", "rows", "columns", "problem", "is_lost"],
+    )
+
+
+def _each_once(schema: pa.Schema) -> str | None:
+    text = (schema.metadata or {}).get(DECLARATION)
+    return None if text is None else each_once_in(text)
+
+
+def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
+    # What other tools keep beside a schema says nothing about it.
+    told = footer.metadata or {}
+    kept = {DECLARATION: told[DECLARATION]} if DECLARATION in told else None
+    schema = footer.schema.to_arrow_schema()
+    if pa.timestamp("ns") in schema.types:
+        columns = (footer.schema.column(number) for number in range(len(footer.schema)))
+        int96 = {one.path for one in columns if one.physical_type == "INT96"}
+        # Spark reads these as its own timestamps, and not as numbers.
+        schema = pa.schema(
+            pa.field(field.name, pa.timestamp("us"))
+            if field.type == pa.timestamp("ns") and field.name in int96
+            else field
+            for field in schema
+        )
+    return schema.with_metadata(kept)
+
+
+def _unsupported_in(footer: pq.FileMetaData) -> str | None:
+    """Why Spark cannot read a file of which the footer is in order, or None."""
+    for group in range(footer.num_row_groups):
+        found = footer.row_group(group)
+        for number in range(found.num_columns):
+            column = found.column(number)
+            how = {column.compression, *column.encodings} & _UNSUPPORTED.keys()
+            for name in how:
+                return (
+                    f"The column {column.path_in_schema} is {_UNSUPPORTED[name]}, which Spark "
+                    "cannot read."
+                )
+    return None
+
+
+def _statistics(footer: pq.FileMetaData) -> Iterator[tuple[str, ColumnStatistics]]:
+    for group in range(footer.num_row_groups):
+        found = footer.row_group(group)
+        for number in range(found.num_columns):
+            column = found.column(number)
+            yield column.path_in_schema, _known(column.statistics, found.num_rows)
+
+
+def _known(told: pq.Statistics | None, rows: int) -> ColumnStatistics:
+    if told is None or not told.has_null_count:
+        return ColumnStatistics(is_complete=False)
+    values = rows - told.null_count
+    if not values or not told.has_min_max:
+        return ColumnStatistics(values, is_complete=not values)
+    try:
+        least, greatest = told.min, told.max
+    except UnicodeDecodeError:
+        # A text that was cut within a character is not empty.
+        return ColumnStatistics(values, has_text=True)
+    except (OverflowError, ValueError):
+        # A date or time beyond what Python has; that there are values is all that is asked.
+        return ColumnStatistics(values)
+    is_integer = isinstance(greatest, int) and not isinstance(greatest, bool)
+    return ColumnStatistics(
+        values,
+        bounds=(least, greatest) if is_integer else None,
+        has_text=isinstance(greatest, str) and bool(greatest),
+    )
+
+
+def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
+    told = (schema.metadata or {}).get(DECLARATION)
+    return () if told is None else from_json(told, file=str(file.path))
+
+
+def _flaw_in(schema: pa.Schema, columns: Mapping[str, ColumnStatistics]) -> tuple[str, str] | None:
+    """Why files of a schema cannot be read, and in which column; None: they can."""
+    there = set(schema.names)
+    for name in GUARANTEED:
+        if name not in there:
+            return name, f"The file has no column {name}, which every file of a data lake has."
+    for field in schema:
+        if not (_is_read(field) or _is_void(field, columns)):
+            return field.name, f"A column of the Parquet type {field.type} cannot be read here."
+    return None
+
+
+def _is_read(field: pa.Field) -> bool:
+    is_wanted = pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
+    return is_wanted and lake_fields.physical(field.type).ddl is not None
+
+
+def _is_void(field: pa.Field, columns: Mapping[str, ColumnStatistics]) -> bool:
+    """Whether a column has no value: then it may have any type."""
+    known = columns.get(field.name, ColumnStatistics(is_complete=False))
+    return pa.types.is_null(field.type) or (known.is_complete and not known.values)
+
+
+def _fields(
+    schema: pa.Schema,
+    declaration: Declaration,
+    names: Mapping[str, str],
+    file: DataFile,
+) -> Fields:
+    physical = {field.name: lake_fields.physical(field.type) for field in schema if _is_read(field)}
+    if not declaration:
+        return _renamed(fields_of(physical), names, file)
+    return fields_declared(declaration, physical, names)
+
+
+def _renamed(fields: Fields, names: Mapping[str, str], file: DataFile) -> Fields:
+    """Fields of a file that somebody else wrote, under other names.
+
+    Raises:
+        SourceError: another field has one of these names.
+    """
+    now = {
+        field.name: names[field.name]
+        for field in fields.values()
+        if field.name in names and lake_fields.is_field(field.name)
+    }
+    there = {field.name for field in fields.values()} - now.keys()
+    for name, other in now.items():
+        if other in there or list(now.values()).count(other) > 1:
+            raise SourceError(
+                f"The field {name} cannot be called {other}: another one is.",
+                file=str(file.path),
+                column=name,
+                hint="Give one of them another name: `rename` in chronolake.yml.",
+            )
+    return {
+        column: replace(field, name=now.get(field.name, field.name))
+        for column, field in fields.items()
+    }
+
+
+def landed_micros(folder: ObjectFolder) -> int:
+    """The latest modification time in the last file that has rows.
+
+    Returns:
+        Microseconds since 1970; 0 if there is no such file.
+
+    Raises:
+        SourceError: the folder, or that file, cannot be read.
+    """
+    for file in reversed(folder.files()):
+        try:
+            times = pq.read_table(file.path, columns=[lake_fields.MODIFIED]).column(0)
+        except (OSError, pa.ArrowException) as failure:
+            raise SourceError(
+                _unreadable(str(failure)),
+                file=str(file.path),
+                hint="Restore the file, or remove it if nothing of it was applied.",
+            ) from failure
+        found = pc.max(times)
+        if found.is_valid:
+            return int(found.cast(pa.timestamp("us")).cast(pa.int64()).as_py())
+    return 0
+
+
+def rows_in(files: Iterable[DataFile]) -> int:
+    """How many rows files have."""
+    return sum(pq.read_metadata(file.path).num_rows for file in files)

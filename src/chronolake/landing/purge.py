@@ -1,0 +1,149 @@
+"""What a purged record said, out of the files of our own raw lake: for privacy law.
+
+Files are written anew beside the old ones and take their places one by one, each in one step: the
+same name, the same rows in the same order, but of purged records only whose they are and since
+when. A crash in between is mended by doing it again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from chronolake.errors import SourceError
+from chronolake.failpoints import reach
+from chronolake.landing import field_types as lake_fields
+from chronolake.landing.file_schema import DECLARATION, IS_MARK, OPERATION, UNMODIFIED, from_json
+from chronolake.landing.file_sequence import held, make_durable, staging
+from chronolake.landing.reader import read_files
+from chronolake.landing.writer import write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.landing.layout import DataFile, ObjectFolder
+
+#: Columns of a frame of purges.
+AT: Final = "at"
+# What stays of a purged record's rows, besides its key.
+_KEPT: Final = frozenset({*lake_fields.OF_THE_LAKE, OPERATION, UNMODIFIED, IS_MARK})
+_READ: Final = (
+    f"{lake_fields.ID} string, {lake_fields.MODIFIED} timestamp, {lake_fields.PURGED} timestamp"
+)
+_TOLD: Final = "old string, new string"
+
+
+def purges_in(spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+    """The purges that files of our own tell of.
+
+    Returns:
+        `Id` (string), and `at` (bigint): until when the record was purged, in microseconds since
+        1970.
+    """
+    at = f"unix_micros(greatest({lake_fields.PURGED}, {lake_fields.MODIFIED}))"
+    rows = read_files(spark, files, _READ).where(f"{lake_fields.PURGED} IS NOT NULL")
+    return rows.selectExpr(lake_fields.ID, f"{at} AS {AT}")
+
+
+def erase(
+    purges: DataFrame,
+    files: Sequence[DataFile],
+    folder: ObjectFolder,
+    *,
+    guard: Callable[[], None],
+) -> int:
+    """Take what purged records said out of files of our own raw lake.
+
+    When this returns, the files would survive a loss of power without it.
+
+    Args:
+        purges: as `purges_in` gives them.
+        files: of the folder; those in which nothing has to go stay as they are.
+        folder: the object.
+        guard: called when nobody else can change files, before they are read and before they are
+            replaced; raises if this process must not write any more.
+
+    Returns:
+        Number of files that were written anew.
+
+    Raises:
+        SourceError: a file was not written by Chronolake.
+        PipelineBusyError: another process lets files appear, and does not finish.
+        Exception: what `guard` raises; no file has changed then.
+    """
+    spark = purges.sparkSession
+    last = purges.groupBy(lake_fields.ID).agg({AT: "max"}).toDF("purged", AT)
+    rows = read_files(spark, files, _READ).where(f"{lake_fields.PURGED} IS NULL")
+    rows = rows.selectExpr(
+        lake_fields.ID, lake_fields.MODIFIED, "_metadata.file_name", "_metadata.row_index"
+    )
+    is_purged = f"{lake_fields.ID} = purged AND unix_micros({lake_fields.MODIFIED}) <= {AT}"
+    paths = pa.table(
+        {"name": [file.path.name for file in files], "path": [str(file.path) for file in files]}
+    )
+    found = (
+        rows.join(last)
+        .where(is_purged)
+        .groupBy("file_name")
+        .agg({"row_index": "collect_list"})
+        .toDF("name", "rows")
+        .join(spark.createDataFrame(paths), "name")
+        .select("path", "rows")
+    )
+    # What is written anew must still be what is there when it takes its place.
+    with staging(folder) as place, held(folder):
+        guard()
+        told = found.mapInArrow(partial(_rewritten, folder=str(place)), _TOLD).collect()
+        if not told:
+            return 0
+        guard()
+        for row in told:
+            (place / row["new"]).replace(row["old"])
+            reach("land.file-replaced")
+        for parent in {Path(row["old"]).parent for row in told}:
+            make_durable(parent)
+    return len(told)
+
+
+# ------------------------------------------------------------------ in an executor
+
+
+def _rewritten(batches: Iterable[pa.RecordBatch], *, folder: str) -> Iterator[pa.RecordBatch]:
+    """Write files anew without what some of their rows say, and tell their names."""
+    for batch in batches:
+        for path, rows in zip(batch.column("path"), batch.column("rows"), strict=True):
+            new = _rewrite(path.as_py(), rows.values, Path(folder))
+            yield pa.RecordBatch.from_pydict({"old": [path.as_py()], "new": [new]})
+
+
+def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
+    with pq.ParquetFile(path) as file:
+        told = (file.metadata.metadata or {}).get(DECLARATION)
+        if told is None:
+            raise SourceError(
+                "The file was not written by Chronolake, so nothing can be erased in it.",
+                file=path,
+                hint="Give the pipeline's raw lake a folder of its own.",
+            )
+        table = file.read()
+    keys = {
+        name
+        for one in from_json(told, file=path)
+        if one.column.primary_key
+        for name in (one.text, one.typed)
+    }
+    stays = pc.invert(pc.is_in(pa.array(range(table.num_rows), pa.int64()), value_set=rows))
+    for place, name in enumerate(table.column_names):
+        if name not in _KEPT and name not in keys:
+            table = table.set_column(place, name, pc.if_else(stays, table[name], None))
+    new = f"{uuid4().hex}.parquet"
+    write_file(table, folder / new, told)
+    return new

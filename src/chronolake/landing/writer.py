@@ -1,0 +1,238 @@
+"""Record versions into our own raw lake: what is pulled lands there before a table sees it.
+
+Spark's tasks write the files, in parallel and out of sight; `naming` lets them appear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from chronolake.arrow_tasks import to_arrow, to_spark
+from chronolake.errors import BatchError
+from chronolake.failpoints import reach
+from chronolake.landing import field_types as lake_fields
+from chronolake.landing.encoding import EMPTY, incomplete, rows_of_file, texts_of
+from chronolake.landing.file_schema import DECLARATION, declared, to_json
+from chronolake.landing.file_sequence import make_durable, publish, staging
+from chronolake.presence import expect_written
+from chronolake.types import Column, ColumnType, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.arrow_tasks import ArrowRows
+    from chronolake.landing.layout import DataFile, ObjectFolder
+
+#: Rows of so many bytes in memory make a file, which is smaller: at most 100 MiB, as
+#: `seeds/data-lake-v2.txt` has it.
+FILE_BYTES: Final = 96 * 2**20
+_TOLD: Final = "name string, rows bigint, incomplete bigint"
+
+
+def land(
+    versions: DataFrame | ArrowRows,
+    columns: Sequence[Column],
+    folder: ObjectFolder,
+    *,
+    guard: Callable[[], None],
+    each_once: bool = False,
+    has_new_columns: bool = False,
+    texts: Mapping[str, str] | None = None,
+    file_bytes: int = FILE_BYTES,
+) -> list[DataFile]:
+    """Append record versions to an object of a raw lake.
+
+    When this returns, the files would survive a loss of power. After a crash, some of them may be
+    there: landing the same versions again does no harm.
+
+    Args:
+        versions: record versions (`chronolake.change_set`), without where they stand in files. Each
+            partition makes a file or more.
+        columns: the data columns with the types that the source declares, the key among them.
+        folder: the object.
+        guard: called before files appear, when nobody else can let files appear; raises if this
+            process must not write to the lake any more.
+        each_once: whether the source vouches that no two of the versions are of one record.
+        has_new_columns: whether the columns are to be known even if there are no versions.
+        texts: for some columns, a column of the versions with the texts of values that the declared
+            type cannot hold, which are null in the column itself. Files with such values declare
+            the column as a text.
+        file_bytes: how many bytes of rows make a file.
+
+    Returns:
+        The new files in the order of their names. If there are no versions, these are none; or,
+        with new columns, one without rows.
+
+    Raises:
+        SchemaError: there is no key, or a field has a name of the lake's own columns.
+        BatchError: a version lacks its key, its time or its sequence; nothing has been landed.
+        PipelineBusyError: another process publishes files of the object, and does not finish.
+        SourceError: the object is written by something else.
+        LakeError: executors do not share the folder with the driver; nothing has been landed.
+        Exception: what `guard` or computing `versions` raises; nothing has been landed then.
+    """
+    declaration = declared(columns)
+    with staging(folder) as place:
+        write = partial(
+            _written,
+            folder=str(place),
+            columns=tuple(columns),
+            texts=texts or {},
+            each_once=uuid4().hex if each_once else None,
+            limit=file_bytes,
+        )
+        told = to_spark(to_arrow(versions).then(write, _TOLD)).collect()
+        lacking = sum(row["incomplete"] for row in told)
+        if lacking:
+            key = ", ".join(column.name for column in columns if column.primary_key)
+            raise BatchError(
+                f"{lacking:,} versions lack their key, their time or their sequence.",
+                table=folder.name,
+                hint=f"Every version needs {key}, a modification time and a sequence.",
+            )
+        names = [row["name"] for row in told]
+        expect_written((place / name for name in names), table=folder.name)
+        if not names and has_new_columns:
+            names = [_staged(EMPTY, str(place), to_json(declaration))]
+        if not names:
+            return []
+        make_durable(place)
+        reach("land.staged")
+        return publish(folder, [place / name for name in names], guard=guard)
+
+
+def declare(
+    columns: Sequence[Column], folder: ObjectFolder, *, guard: Callable[[], None]
+) -> list[DataFile]:
+    """Append a file without rows to an object of a raw lake: its columns become known.
+
+    Args:
+        columns: the data columns with the types that the source declares, the key among them.
+        folder: the object.
+        guard: as of `land`.
+
+    Returns:
+        The new file.
+
+    Raises:
+        SchemaError: there is no key, or a field has a name of the lake's own columns.
+        PipelineBusyError: another process publishes files of the object, and does not finish.
+        SourceError: the object is written by something else.
+    """
+    with staging(folder) as place:
+        name = _staged(EMPTY, str(place), to_json(declared(columns)))
+        make_durable(place)
+        reach("land.staged")
+        return publish(folder, [place / name], guard=guard)
+
+
+# ------------------------------------------------------------------ in an executor
+
+
+def _written(
+    versions: Iterable[pa.RecordBatch],
+    *,
+    folder: str,
+    columns: tuple[Column, ...],
+    texts: Mapping[str, str],
+    each_once: str | None,
+    limit: int,
+) -> Iterator[pa.RecordBatch]:
+    """Write a partition's versions to files, and tell their names."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    declaration = declared(columns)
+    footer = to_json(declaration, each_once=each_once)
+    beyond: set[str] = set()
+    for batch in versions:
+        found = {name for name, text in texts.items() if batch[text].null_count < batch.num_rows}
+        if found - beyond:
+            if pending:
+                yield _file(pending, folder, footer)
+                pending, size = [], 0
+            beyond |= found
+            declaration = declared([_text_if(beyond, column) for column in columns])
+            footer = to_json(declaration, each_once=each_once)
+        rows = rows_of_file(_with_texts(batch, columns, texts, beyond), declaration)
+        for piece in _pieces(rows, limit):
+            if pending and size + piece.nbytes > limit:
+                yield _file(pending, folder, footer)
+                pending, size = [], 0
+            pending.append(piece)
+            size += piece.nbytes
+    if pending:
+        yield _file(pending, folder, footer)
+
+
+def _text_if(beyond: set[str], column: Column) -> Column:
+    return replace(column, type=ColumnType(Kind.STRING)) if column.name in beyond else column
+
+
+def _with_texts(
+    batch: pa.RecordBatch, columns: Iterable[Column], texts: Mapping[str, str], beyond: set[str]
+) -> pa.RecordBatch:
+    """Versions with texts in place of the values of some columns."""
+    for column in columns:
+        if column.name in beyond:
+            place = batch.schema.get_field_index(column.name)
+            spelled = texts_of(batch.column(place).cast(column.type.arrow), column.type.kind)
+            whole = pc.coalesce(batch[texts[column.name]], spelled)
+            batch = batch.set_column(place, column.name, whole)
+    return batch
+
+
+def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
+    """A batch in parts of at most so many bytes, or of one row."""
+    if batch.nbytes > limit and batch.num_rows > 1:
+        half = batch.num_rows // 2
+        yield from _pieces(batch.slice(0, half), limit)
+        yield from _pieces(batch.slice(half), limit)
+    elif batch.num_rows:
+        yield batch
+
+
+def write_file(rows: pa.Table, path: Path, declaration: bytes) -> None:
+    """Write a file of a raw lake, so that it would survive a loss of power.
+
+    Args:
+        rows: with the columns of such a file.
+        path: where.
+        declaration: what the file says of its columns (`declared.to_json`).
+    """
+    # Only fields with values are written.
+    empty = [
+        name
+        for name in rows.column_names
+        if name not in lake_fields.GUARANTEED and rows[name].null_count == rows.num_rows
+    ]
+    rows = rows.drop_columns(empty)
+    # An Arrow schema beside Parquet's own would say the same twice.
+    with pq.ParquetWriter(path, rows.schema, compression="zstd", store_schema=False) as file:
+        file.write_table(rows)
+        file.add_key_value_metadata({DECLARATION: declaration})
+    make_durable(path)
+
+
+def _file(batches: Sequence[pa.RecordBatch], folder: str, declaration: bytes) -> pa.RecordBatch:
+    rows = pa.Table.from_batches(batches)
+    name = _staged(rows, folder, declaration)
+    return pa.RecordBatch.from_pydict(
+        {"name": [name], "rows": [rows.num_rows], "incomplete": [incomplete(rows)]}
+    )
+
+
+def _staged(rows: pa.Table, folder: str, declaration: bytes) -> str:
+    """Write rows to a new file of a folder; gives its name."""
+    path = Path(folder) / f"{uuid4().hex}.parquet"
+    write_file(rows, path, declaration)
+    return path.name

@@ -1,0 +1,425 @@
+"""Columns of text parsed to typed Arrow arrays, and single values alike.
+
+Columns of cell text as typed Arrow arrays: vectorised where that is exact, by cell otherwise.
+
+`cells` says what every text means; each quick way here either gives the same values or declines, so
+that the careful way decides, or finds the cell that must be refused.
+
+Single values that come as text outside a batch file, read as a batch file's cells are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chronolake.errors import ValueRefusedError
+from chronolake.parsing import cells
+from chronolake.types import LAST_MICROS, MAX_PRECISION, TMIN_MICROS, ColumnType, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+TEXT_KINDS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
+
+#: Where an empty cell is a value; elsewhere it is NULL.
+EMPTY_IS_VALUE: Final = TEXT_KINDS | {Kind.BINARY}
+
+#: The types that PyArrow's reader gives by itself; decimals it does not always. Of local times it
+#: takes a part, too, such as a day alone.
+_DIRECT: Final[dict[Kind, pa.DataType]] = {
+    **{
+        kind: ColumnType(kind).arrow
+        for kind in Kind
+        if kind not in {Kind.DECIMAL, Kind.BINARY, Kind.NAIVE_DATETIME, Kind.NAIVE_TIME}
+    },
+    # So it refuses what is out of range.
+    Kind.SHORT: pa.int16(),
+}
+# More digits than a decimal of this scale has any use for would remain below 38 - scale.
+_LARGEST_DIRECT_SCALE: Final = 19
+
+MOVED: Final = "moved_into_years_1_to_9999"
+ROUNDED: Final = "rounded_to_scale"
+NOT_BASE64: Final = "not_base64_kept_as_text"
+
+_CLOCKS: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?$"
+#: Of fewer characters a time has no seconds.
+_SECONDS_FROM: Final = len("0001-01-01T00:00:00")
+_WITHOUT_SECONDS: Final = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2})(Z?)$"
+# Seconds, then up to six digits that are kept; what follows them is cut off.
+_INSTANTS: Final = (
+    r"^(?P<whole>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})"
+    r"((?P<fraction>\.[0-9]{1,6})[0-9]*)?(?P<zone>Z?)$"
+)
+_WIDE: Final = 76
+
+
+class CellRefusedError(Exception):
+    """A cell that is no value of its column's type.
+
+    Attributes:
+        index: its place in the array.
+        reason: why; without the cell's text.
+        is_too_great: whether a wider type would hold it.
+    """
+
+    def __init__(self, index: int, reason: str, *, is_too_great: bool = False) -> None:
+        super().__init__(reason)
+        self.index = index
+        self.reason = reason
+        self.is_too_great = is_too_great
+
+
+def direct(kind: ColumnType) -> pa.DataType | None:
+    """The type that PyArrow's CSV reader may give a column of this kind by itself, or None.
+
+    Its decimals wrap around silently when a value at the column's scale has more digits than 128
+    bits hold. It does refuse more digits than the type's precision, so a precision of at most 38
+    less the scale makes it exact.
+    """
+    if kind.kind is not Kind.DECIMAL:
+        return _DIRECT.get(kind.kind)
+    precision, scale = kind.precision or 0, kind.scale or 0
+    if scale > _LARGEST_DIRECT_SCALE:
+        return None
+    return pa.decimal128(min(precision, MAX_PRECISION - scale), scale)
+
+
+def settled(array: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    """An array that the CSV reader parsed by itself, in the column's type and range.
+
+    Args:
+        array: of the type that `direct` names.
+        kind: the column's type.
+        tally: counts what was moved.
+
+    Returns:
+        The array in its final type, or None if the text must be looked at.
+    """
+    match kind.kind:
+        case Kind.SHORT:
+            return array.cast(pa.int32())
+        case Kind.FLOAT | Kind.DOUBLE:
+            # An infinity may be a finite text too great for the type.
+            return array if pc.all(pc.is_finite(array)).as_py() in (True, None) else None
+        case Kind.DECIMAL:
+            return _within(array, kind)
+        case Kind.NAIVE_DATE:
+            return bounded(array, pa.int32(), cells.FIRST_DAY, cells.LAST_DAY, tally)
+        case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
+            return bounded(array, pa.int64(), TMIN_MICROS, LAST_MICROS, tally)
+        case _:
+            return array
+
+
+def typed(texts: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array:
+    """Cell texts as an array of the column's Arrow type.
+
+    Args:
+        texts: binary or string; null where the cell is NULL or unmodified. An empty text is NULL
+            unless the column holds text or bytes.
+        kind: the column's type.
+        tally: counts what was moved, rounded or not Base64.
+
+    Raises:
+        CellRefusedError: the first cell that does not fit.
+    """
+    if kind.kind is Kind.BINARY:
+        return _octets(texts, tally)
+    text = _utf8(texts)
+    if kind.kind in TEXT_KINDS:
+        return text
+    text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    if text.null_count == len(text):
+        return pa.nulls(len(text), kind.arrow)
+    try:
+        array = _QUICK[kind.kind](text, kind, tally)
+    except pa.ArrowException:
+        array = None
+    return _careful(text, kind, tally) if array is None else array
+
+
+def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
+    """Cell texts as an array of the column's Arrow type, and null where one does not fit.
+
+    As in batch files, times outside the years 1 to 9999 are moved to the nearest of these.
+
+    Args:
+        texts: as of `typed`.
+        kind: the column's type.
+    """
+    tally: Counter[str] = Counter()
+    try:
+        return typed(texts, kind, tally)
+    except CellRefusedError:
+        is_empty = pc.equal(texts, "")
+        told = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
+        return _careful(told, kind, tally, refuses=False)
+
+
+def _utf8(texts: pa.Array) -> pa.Array:
+    try:
+        text = texts.cast(pa.string())
+        text.validate(full=True)
+    except pa.ArrowException:
+        text = None
+    if text is not None:
+        return text
+    for index, value in enumerate(texts.cast(pa.binary()).to_pylist()):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            refused = index
+            break
+    raise CellRefusedError(refused, "it is not UTF-8")
+
+
+def _careful(
+    text: pa.Array, kind: ColumnType, tally: Counter[str], *, refuses: bool = True
+) -> pa.Array:
+    read = cells.READERS[kind.kind]
+    note = ROUNDED if kind.kind is Kind.DECIMAL else MOVED
+    values: list[cells.Value | None] = []
+    adjusted = 0
+    refused: CellRefusedError | None = None
+    for index, cell in enumerate(text.to_pylist()):
+        if cell is None:
+            values.append(None)
+            continue
+        try:
+            value, changed = read(cell, kind)
+        except cells.RefusedError as error:
+            if not refuses:
+                values.append(None)
+                continue
+            too_great = isinstance(error, cells.TooGreatError)
+            refused = CellRefusedError(index, str(error), is_too_great=too_great)
+            break
+        adjusted += changed
+        values.append(value)
+    if refused is not None:
+        raise refused
+    if adjusted:
+        tally[note] += adjusted
+    match kind.kind:
+        case Kind.NAIVE_DATE:
+            return pa.array(values, pa.int32()).cast(pa.date32())
+        case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
+            return pa.array(values, pa.int64()).cast(kind.arrow)
+        case _:
+            return pa.array(values, kind.arrow)
+
+
+def _octets(texts: pa.Array, tally: Counter[str]) -> pa.Array:
+    values: list[bytes | None] = []
+    strange = 0
+    for cell in texts.cast(pa.binary()):
+        if not cell.is_valid:
+            values.append(None)
+            continue
+        # Not copied: a cell may be large.
+        value, fits = cells.octets(cell.as_buffer())
+        strange += not fits
+        values.append(value)
+    if strange:
+        tally[NOT_BASE64] += strange
+    lengths = np.fromiter((len(value or b"") for value in values), np.int32, len(values))
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    are_there = pa.array([value is not None for value in values], pa.bool_())
+    # Copied once; an array that grows with its values is copied several times.
+    content = pa.py_buffer(b"".join(filter(None, values)))
+    buffers = [are_there.buffers()[1], pa.py_buffer(offsets), content]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+
+
+def bounded(
+    array: pa.Array, width: pa.DataType, low: int, high: int, tally: Counter[str]
+) -> pa.Array:
+    """Move dates and times outside a range to its nearest end.
+
+    Args:
+        array: dates or times.
+        width: the integers that they are stored as.
+        low: the least of these that remains.
+        high: the greatest.
+        tally: counts what was moved.
+    """
+    numbers = array.cast(width)
+    span = pc.min_max(numbers)
+    first, last = span["min"].as_py(), span["max"].as_py()
+    if first is None or (low <= first and last <= high):
+        return array
+    bounds = pa.scalar(low, width), pa.scalar(high, width)
+    kept = pc.max_element_wise(
+        pc.min_element_wise(numbers, bounds[1], skip_nulls=False), bounds[0], skip_nulls=False
+    )
+    tally[MOVED] += pc.sum(pc.not_equal(kept, numbers)).as_py()
+    return kept.cast(array.type)
+
+
+def _within(array: pa.Array, kind: ColumnType) -> pa.Array | None:
+    """Decimals of the column's scale in its type; None if one has more digits than that.
+
+    PyArrow checks a text's digits against the precision before it adds zeros up to the scale.
+    """
+    precision, scale = kind.precision or 0, kind.scale or 0
+    if array.type.precision > precision - scale:
+        span = pc.min_max(array)
+        limit = Decimal(10) ** (precision - scale)
+        if span["max"].is_valid and not (
+            -limit < span["min"].as_py() and span["max"].as_py() < limit
+        ):
+            return None
+    if array.type == kind.arrow:
+        return array
+    return pa.Array.from_buffers(
+        kind.arrow, len(array), array.buffers(), array.null_count, array.offset
+    )
+
+
+def _numbers(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    if not _all_match(text, r"^-?[0-9]+$"):
+        return None
+    return settled(text.cast(_DIRECT[kind.kind]), kind, tally)
+
+
+def _cast(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    return settled(text.cast(_DIRECT[kind.kind]), kind, tally)
+
+
+def _truths(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    lower = pc.utf8_lower(text)
+    return _cast(lower, kind, tally) if _all_match(lower, r"^(true|false)$") else None
+
+
+def _local(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    if pc.min(pc.binary_length(text)).as_py() >= _SECONDS_FROM:
+        try:
+            return settled(text.cast(kind.arrow), kind, tally)
+        except pa.ArrowException:
+            pass
+    return _instants(text, kind, tally)
+
+
+def _instants(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    if pc.min(pc.binary_length(text)).as_py() < _SECONDS_FROM:
+        text = pc.replace_substring_regex(text, _WITHOUT_SECONDS, r"\1:00\2")
+    parts = pc.extract_regex(text, _INSTANTS)
+    if parts.null_count != text.null_count:
+        # Other forms, such as offsets: Arrow's own parser, which wants one in every text, or the
+        # careful way.
+        return _cast(text, kind, tally) if kind.kind is Kind.UTC_DATETIME else None
+    whole, fraction = pc.struct_field(parts, "whole"), pc.struct_field(parts, "fraction")
+    whole = pc.if_else(pc.is_valid(text), whole, pa.scalar(None, pa.string()))
+    plain = pc.binary_join_element_wise(whole, fraction, "")
+    times = settled(plain.cast(pa.timestamp("us")), kind, tally)
+    return None if times is None else times.cast(pa.int64()).cast(kind.arrow)
+
+
+def _clocks(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    del kind, tally
+    return spelled(text) if _all_match(text, _CLOCKS) else None
+
+
+def spelled(clocks: pa.Array) -> pa.Array:
+    """Times of day `HH:MM:SS[.ffffff]` without the zeros that end a fraction."""
+    cut = pc.replace_substring_regex(clocks, r"(\.[0-9]*?)0+$", r"\1")
+    return pc.replace_substring_regex(cut, r"\.$", "")
+
+
+def _decimals(text: pa.Array, kind: ColumnType, tally: Counter[str]) -> pa.Array | None:
+    """Arrow's decimals, where the digits prove that they cannot wrap around."""
+    precision, scale = kind.precision or 0, kind.scale or 0
+    whole = precision - scale
+    longest = pc.max(pc.binary_length(text)).as_py()
+    if longest <= whole and not _has_exponent(text):
+        # Not even all characters together could be too many digits before the point.
+        try:
+            return text.cast(kind.arrow)
+        except pa.ArrowException:
+            pass
+    if not _all_match(text, rf"^[+-]?0*[0-9]{{0,{whole}}}(\.[0-9]*)?$") or longest > _WIDE:
+        return None
+    if _all_match(text, rf"^[+-]?[0-9]*(\.[0-9]{{0,{scale}}})?$"):
+        return text.cast(kind.arrow)
+    # Only the first digit beyond the scale decides how the last one is rounded.
+    cut = pc.replace_substring_regex(text, rf"^(.*\.[0-9]{{{scale + 1}}})[0-9]*$", r"\1")
+    exact = cut.cast(pa.decimal256(_WIDE, scale + 1))
+    near = pc.round(exact, ndigits=scale, round_mode="half_towards_infinity")
+    bound = pa.scalar(Decimal(10**whole), exact.type)
+    if pc.any(pc.greater_equal(pc.abs(near), bound)).as_py():
+        return None
+    tally[ROUNDED] += pc.sum(pc.match_substring_regex(text, rf"\.[0-9]{{{scale}}}0*[1-9]")).as_py()
+    return near.cast(pa.decimal256(_WIDE, scale)).cast(kind.arrow)
+
+
+def _has_exponent(text: pa.Array) -> bool:
+    """Whether any text holds an E; by the bytes of the whole array, not cell by cell."""
+    data = text.buffers()[2]
+    if data is None:
+        return False
+    return bool(((np.frombuffer(data, dtype=np.uint8) | 0x20) == ord("e")).any())
+
+
+def _all_match(text: pa.Array, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(text, pattern)).as_py() in (True, None)
+
+
+_QUICK: Final[dict[Kind, Callable[[pa.Array, ColumnType, Counter[str]], pa.Array | None]]] = {
+    Kind.BOOLEAN: _truths,
+    Kind.SHORT: _numbers,
+    Kind.INT: _numbers,
+    Kind.LONG: _numbers,
+    Kind.FLOAT: _cast,
+    Kind.DOUBLE: _cast,
+    Kind.DECIMAL: _decimals,
+    Kind.NAIVE_DATE: _cast,
+    Kind.NAIVE_DATETIME: _local,
+    Kind.UTC_DATETIME: _instants,
+    Kind.NAIVE_TIME: _clocks,
+}
+
+
+#: Where a zero is missing before an hour of one digit.
+_SHORT_HOUR: Final = re.compile(r"^\s*(?=[0-9]:)")
+
+
+def value_of(text: str, kind: ColumnType) -> pa.Scalar:
+    """The value of a text, as an Arrow scalar of `kind.arrow`.
+
+    An empty text is null, but for columns of text or bytes.
+
+    Raises:
+        ValueRefusedError: the text is no value of the type.
+    """
+    try:
+        return typed(pa.array([text], pa.string()), kind, Counter())[0]
+    except CellRefusedError as refused:
+        raise ValueRefusedError(
+            f"The value is no {kind}: {refused.reason}.",
+            hint="Write it as it would stand in a batch file.",
+        ) from None
+
+
+def clocks_of(text: str) -> set[str]:
+    """What a time of day, such as a key's, may stand as in a table.
+
+    Args:
+        text: the time as a person writes it: its hour may have one digit.
+
+    Returns:
+        Its one spelling (`cells.clock`), and the text itself: other engines spell times their own
+        way, and PostgreSQL has a 24:00:00, which is no time of day in a batch file.
+    """
+    try:
+        return {cells.clock(_SHORT_HOUR.sub("0", text)), text}
+    except cells.RefusedError:
+        return {text}

@@ -1,0 +1,135 @@
+"""Of which files a stream's table is made, as its properties say it: published with its rows.
+
+Two things are apart: from where the next files are applied (the watermark), which a person may move
+back, and what the table holds, which only grows. What is applied again counts once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from chronolake.errors import SourceError
+from chronolake.landing import QUARANTINED_PROPERTY, Quarantine, applied_of
+from chronolake.pipeline.properties import (
+    FILES_PROPERTY,
+    FURTHEST_PROPERTY,
+    LAKE_PROPERTY,
+    WATERMARK_PROPERTY,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.landing import BadFile, DataFile
+    from chronolake.pipeline.streams import Stream
+    from chronolake.types import TableName
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """The files that a table is made of.
+
+    Attributes:
+        watermark: files that were written after it are applied next; None: all of them are.
+        furthest: the last file that was ever applied; None: none was.
+        files: how many files the table is made of.
+        quarantine: the files up to the furthest one that it is made without; None: none ever was.
+    """
+
+    watermark: str | None = None
+    furthest: str | None = None
+    files: int = 0
+    quarantine: Quarantine | None = None
+
+    @classmethod
+    def told_by(cls, table: IcebergTable) -> Self:
+        """What a table says of itself."""
+        watermark = table.property_of(WATERMARK_PROPERTY)
+        furthest = table.property_of(FURTHEST_PROPERTY) or watermark
+        told = table.property_of(QUARANTINED_PROPERTY)
+        quarantine = None if told is None else Quarantine.from_json(told)
+        return cls(watermark, furthest, int(table.property_of(FILES_PROPERTY) or 0), quarantine)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What the table says then; without a watermark, that property has to go."""
+        told = {WATERMARK_PROPERTY: self.watermark, FURTHEST_PROPERTY: self.furthest}
+        known = {name: mark for name, mark in told.items() if mark is not None}
+        if self.quarantine is not None:
+            known[QUARANTINED_PROPERTY] = self.quarantine.to_json()
+        return {**known, FILES_PROPERTY: str(self.files)}
+
+    def with_files(self, files: Sequence[DataFile], bad: Sequence[BadFile] = ()) -> Self:
+        """The same with more files.
+
+        Args:
+            files: in the order of their writing, at least one.
+            bad: those of them that cannot be read, and are left out.
+        """
+        known = self.quarantine or Quarantine()
+        before = {file.mark for file in applied_of(files, self.furthest)} - known.marks
+        left_out = {file.mark for file in bad}
+        read = [file for file in files if file.mark not in left_out]
+        new = sum(file.mark not in before for file in read) - len(before & left_out)
+        later = files[len(applied_of(files, self.furthest)) :]
+        found = known.without(read).with_files(bad)
+        return replace(
+            self,
+            watermark=files[-1].mark,
+            furthest=later[-1].mark if later else self.furthest,
+            files=self.files + new,
+            quarantine=None if self.quarantine is None and not found.files else found,
+        )
+
+    def moved(self, watermark: str | None, files: Sequence[DataFile]) -> Self:
+        """The same where the next files are applied after another one than before.
+
+        Args:
+            watermark: the file; None: all are applied. What is skipped counts as applied.
+            files: all files of the lake, in the order of their writing.
+        """
+        skipped = applied_of(files, watermark)[len(applied_of(files, self.furthest)) :]
+        found = self.with_files(skipped) if skipped else self
+        return replace(found, watermark=watermark)
+
+
+def quarantine_of(lake: Lake, name: TableName) -> Quarantine:
+    """Return the files that a table was made without.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+    """
+    return Quarantine.from_json(lake.catalog.load(name).property_of(QUARANTINED_PROPERTY))
+
+
+def is_of_lake(table: IcebergTable, stream: Stream) -> bool:
+    """Whether a table is made of files of the lake that its stream is configured to read.
+
+    A lake may have another place by now: the last file of the table is there then.
+    """
+    before = table.property_of(LAKE_PROPERTY)
+    if before is None or before == str(stream.folder.path):
+        return True
+    furthest = MadeOf.told_by(table).furthest
+    is_there = furthest is None or stream.folder.has(furthest)
+    return is_there and stream.folder.is_same_object(before)
+
+
+def expect_same_lake(table: IcebergTable, stream: Stream) -> None:
+    """Refuse to go on with files of another lake than those that a table is made of.
+
+    Raises:
+        SourceError: it is another one.
+    """
+    if is_of_lake(table, stream):
+        return
+    raise SourceError(
+        f"The table is made of {table.property_of(LAKE_PROPERTY)}, and chronolake.yml names "
+        f"{stream.folder.path} by now: what came in that lake before would be left out.",
+        table=str(table.name),
+        hint=f"`chronolake resync {stream.pipeline} --stream {stream.name}` makes the table of "
+        "what this lake has; to keep the table, give the stream another `table:`.",
+    )

@@ -1,0 +1,78 @@
+"""`on_purge: erase` in our own raw lake: what a purged record said goes out of its files, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from chronolake.core.pipeline_table import ensure_hidden, purges_of
+from chronolake.landing import applied_of, erase, identifier, purges_in
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from chronolake.iceberg import IcebergTable
+    from chronolake.landing import Landing
+    from chronolake.pipeline.table_writer import Filling
+
+log = structlog.get_logger(__name__)
+
+
+def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) -> None:
+    """Erase in the raw lake what landed files purge, and what is purged already in these.
+
+    It comes before the files count as applied: after a crash it is done again.
+
+    Args:
+        filling: the stream whose files these are.
+        table: the stream's table before the files are applied, or None.
+        landed: the files.
+
+    Raises:
+        LeaseLostError: another process runs the pipeline; no file has changed.
+    """
+    stream = filling.stream
+    if not stream.erases_files:
+        return
+    changed = 0
+    if landed.has_purges:
+        files = applied_of(stream.folder.files(), landed.watermark)
+        purges = purges_in(landed.spark, landed.files)
+        changed += erase(purges, files, stream.folder, guard=filling.lease.expect_held)
+    if table is not None:
+        # A crash may have left it without.
+        ensure_hidden(table)
+        purges = _identified(purges_of(landed.spark, table), landed)
+        changed += erase(purges, landed.files, stream.folder, guard=filling.lease.expect_held)
+    if changed:
+        log.info("files_erased", table=str(stream.table), files=changed)
+
+
+def erase_all(filling: Filling, upto: str) -> None:
+    """Erase in the raw lake what any file purges.
+
+    Args:
+        filling: the stream whose files these are.
+        upto: the last file that is, or will be, in the stream's table.
+
+    Raises:
+        LeaseLostError: another process runs the pipeline; no file has changed.
+    """
+    stream = filling.stream
+    files = applied_of(stream.folder.files(), upto) if stream.erases_files else []
+    if not files:
+        return
+    size = sum(file.size for file in files)
+    purges = purges_in(filling.lake.session_for_versions(stream.table, size), files)
+    changed = erase(purges, files, stream.folder, guard=filling.lease.expect_held)
+    if changed:
+        log.info("files_erased", table=str(stream.table), files=changed)
+
+
+def _identified(purges: DataFrame, landed: Landing) -> DataFrame:
+    """Purges by the identifiers that the landed files have for their records."""
+    key = landed.declared_key
+    casts = (f"CAST({quoted(one.name)} AS {one.type.sql}) AS {quoted(one.name)}" for one in key)
+    return purges.selectExpr(*casts, "at").selectExpr(f"{identifier(key)} AS Id", "at")

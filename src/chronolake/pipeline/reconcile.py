@@ -1,0 +1,193 @@
+"""A complete read of a stream and its table: what the table lacks, and what has gone.
+
+What was brought as the source changed stays what it is. Deletions, and records that are there
+again, have the time of the census' begin: since when that is so, nobody has seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.functions import expr
+
+from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS
+from chronolake.core.scd2_sql import time_in
+from chronolake.description import describe_loaded
+from chronolake.errors import SourceError
+from chronolake.landing import widened
+from chronolake.pipeline.snapshot_diff import PRESENT, Sides
+from chronolake.session import CATALOG
+from chronolake.types import VERSION, literal, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.source.protocol import Census
+    from chronolake.types import Column
+
+_THEIRS: Final = f"{RESERVED}their_"
+_OURS: Final = f"{RESERVED}our_"
+_SAYS: Final = f"{RESERVED}says"
+_SAID: Final = f"{RESERVED}said"
+_SINCE: Final = f"{RESERVED}since"
+#: A version that goes on.
+_NEVER: Final = tuple(f"CAST(NULL AS BIGINT) AS {name}" for name in (DELETED_AT, PURGED_AT))
+
+
+def expect_empty(lake: Lake, table: IcebergTable, stream: str) -> None:
+    """Refuse to delete everything that a table has.
+
+    Args:
+        lake: the lake whose Spark looks.
+        table: the table.
+        stream: the stream that fills it.
+
+    Raises:
+        SourceError: the table has records.
+    """
+    present = PRESENT[describe_loaded(table).mode]
+    if not lake.spark.table(f"{CATALOG}.{table.name.sql}").where(present).isEmpty():
+        raise _emptied(stream, table)
+
+
+def _emptied(stream: str, table: IcebergTable) -> SourceError:
+    return SourceError(
+        f"A complete read of the stream {stream} brought no record at all, and its table has some: "
+        "nothing was deleted.",
+        table=str(table.name),
+        hint="Check what the credentials may see. If there are no records any more, set "
+        f"streams.{stream}.may_become_empty.",
+    )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A census beside its table as that is by now; nothing is computed before it is landed.
+
+    Attributes:
+        lake: the lake whose Spark does the work.
+        census: the census.
+        table: the table; it has all that has landed.
+    """
+
+    lake: Lake
+    census: Census
+    table: IcebergTable
+
+    def expect_some(self) -> None:
+        """Refuse to delete everything, unless it was said that this may be.
+
+        Raises:
+            SourceError: the census has no records, and the table has some.
+        """
+        if not (self.census.rows or self.census.may_be_empty or self._judged.isEmpty()):
+            raise _emptied(self.census.stream, self.table)
+
+    def missed(self) -> DataFrame:
+        """Versions that the table has not, or not so."""
+        # The time is among what a record says, if it says it at all.
+        same = [*self._same_key, f"{_SAYS} <=> {_SAID}"]
+        at = MODIFIED if self.census.is_dated else self._at(MODIFIED)
+        return self._without(self._present, same).selectExpr(*self._cells, at, SEQUENCE, *_NEVER)
+
+    def returned(self) -> DataFrame:
+        """Records that are there, and that the table has as deleted, as of the census' begin."""
+        found = self._without(self._present, self._same_key)
+        return found.selectExpr(*self._cells, self._at(MODIFIED), SEQUENCE, *_NEVER)
+
+    def gone(self) -> tuple[DataFrame, list[Column]]:
+        """Marks of the records that the table has and the census has not, and their columns."""
+        given = self._given.selectExpr(*_numbered(_THEIRS, self._key))
+        names = zip(_numbered(_OURS, self._key), self._key, strict=True)
+        marks = self._judged.join(given, _all(self._same_key), "left_anti").selectExpr(
+            *(f"{ours} AS {quoted(one.name)}" for ours, one in names),
+            self._at(MODIFIED),
+            f"{literal(f'{self.census.at_micros:016x}')} AS {SEQUENCE}",
+            self._at(DELETED_AT),
+            f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
+            f"false AS {TELLS}",
+        )
+        return marks, [replace(one, type=self._sides.common[one.name]) for one in self._key]
+
+    def _at(self, name: str) -> str:
+        return f"{self.census.at_micros}L AS {name}"
+
+    @cached_property
+    def _sides(self) -> Sides:
+        return Sides.of(self.census.columns, self._description)
+
+    @cached_property
+    def _description(self) -> TableDescription:
+        return describe_loaded(self.table)
+
+    @cached_property
+    def _key(self) -> list[Column]:
+        return [column for column in self.census.columns if column.primary_key]
+
+    @property
+    def _cells(self) -> list[str]:
+        return [quoted(column.name) for column in self.census.columns]
+
+    @property
+    def _same_key(self) -> list[str]:
+        both = zip(_numbered(_THEIRS, self._key), _numbered(_OURS, self._key), strict=True)
+        return [f"{theirs} = {ours}" for theirs, ours in both]
+
+    @property
+    def _given(self) -> DataFrame:
+        """The versions of the census, with their keys as the table's are compared with them."""
+        keys = zip(_numbered(_THEIRS, self._key), self._key, strict=True)
+        return self.census.versions.selectExpr(
+            *self._cells,
+            MODIFIED,
+            SEQUENCE,
+            f"{self._sides.says} AS {_SAYS}",
+            *(f"{widened(one, self._sides.common[one.name])} AS {name}" for name, one in keys),
+        )
+
+    @property
+    def _present(self) -> DataFrame:
+        """What the table has now."""
+        sides = self._sides
+        keys = zip(_numbered(_OURS, self._key), self._key, strict=True)
+        stored = {name: sides.by_name[one.name] for name, one in keys}
+        return (
+            self.lake.spark.table(f"{CATALOG}.{self.table.name.sql}")
+            .where(PRESENT[self._description.mode])
+            .selectExpr(
+                f"{sides.said} AS {_SAID}",
+                f"{time_in(VERSION, 0)} AS {_SINCE}",
+                *(f"{widened(one, sides.common[one.name])} AS {n}" for n, one in stored.items()),
+            )
+        )
+
+    @property
+    def _judged(self) -> DataFrame:
+        """Those of them that were looked for."""
+        census = self.census
+        until = [f"{_SINCE} < {census.at_micros}L"]
+        if census.until_micros is not None:
+            until.append(f"{_SINCE} <= {census.until_micros}L")
+        if census.since_micros is not None:
+            until.append(f"{_SINCE} >= {census.since_micros}L")
+        return self._present.where(" AND ".join(until))
+
+    def _without(self, known: DataFrame, same: Sequence[str]) -> DataFrame:
+        """The versions of the census but those that are known."""
+        return self._given.join(known, _all(same), "left_anti")
+
+
+def _numbered(prefix: str, key: Sequence[Column]) -> list[str]:
+    return [f"{prefix}{number}" for number in range(len(key))]
+
+
+def _all(conditions: Sequence[str]) -> SparkColumn:
+    return expr(" AND ".join(conditions))

@@ -1,0 +1,604 @@
+"""History of runs, read from the operational store without Spark.
+
+The operational store for those who only look: nothing is made or written, and nobody waits.
+
+What a run's process could not note any more is seen from its lease: a run whose process is gone is
+dead, whatever the store says.
+
+Runs as others see them, while they run and afterwards: read from the store, without Spark.
+
+A lake without a store, because nothing ever ran or because its catalog is a REST service, has no
+runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import sqlalchemy as sql
+from sqlalchemy.exc import SQLAlchemyError
+
+from chronolake import database
+from chronolake.errors import LakeError
+from chronolake.pipeline.lease import is_dead
+from chronolake.pipeline.runs import CUT, Run, Stage, Status, StreamRun, Verified, differences
+from chronolake.pipeline.store import (
+    GOES_ON,
+    LEASES,
+    RUNS,
+    STREAM_RUNS,
+    VERIFIED,
+    known_of,
+    run_from,
+    stream_from,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sqlalchemy.engine import RowMapping
+
+    from chronolake.config import LakeConfig
+    from chronolake.pipeline.runs import Change
+
+
+#: What became of a stream lately is looked for in so many of its pipeline's runs, at first.
+_RECENT_RUNS: Final = 20
+_DIED: Final = "Its process is gone: it ended before the run did."
+
+
+@dataclass(frozen=True)
+class StreamSums:
+    """What the streams of a run come to together.
+
+    Attributes:
+        streams: how many there are.
+        failed: how many of them failed.
+        parts: the sum of the parts that are done of each, from 0 to 1.
+        rows_read: as of `StreamRun`; None: no stream tells it. So with the others.
+        landed_rows: as there.
+        rows: as there.
+        written: as there.
+        failed_stream: the first that failed, by name, or None.
+        error: why it did, or None.
+    """
+
+    streams: int = 0
+    failed: int = 0
+    parts: float = 0.0
+    rows_read: int | None = None
+    landed_rows: int | None = None
+    rows: int | None = None
+    written: int | None = None
+    failed_stream: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StoreReader:
+    """The store in one transaction that only reads; it may be an earlier version's.
+
+    Attributes:
+        connection: the transaction's.
+        run_columns: the columns of runs, as far as the store has them.
+        stream_columns: those of streams in runs.
+    """
+
+    connection: sql.Connection
+    run_columns: Sequence[sql.ColumnElement[Any]]
+    stream_columns: Sequence[sql.ColumnElement[Any]]
+
+    def runs(
+        self, pipeline: str | None, status: Status | None, limit: int, after: str | None
+    ) -> list[Run]:
+        """At most so many of the newest runs, the newest first (see `observed.runs`)."""
+        query = sql.select(*self.run_columns).order_by(RUNS.c.began.desc(), RUNS.c.id)
+        if pipeline is not None:
+            query = query.where(RUNS.c.pipeline == pipeline)
+        if status is not None:
+            # What is dead was stored as running.
+            stored = Status.RUNNING if status is Status.DEAD else status
+            query = query.where(RUNS.c.status == stored)
+        if after is not None:
+            began = sql.select(RUNS.c.began).where(RUNS.c.id == after).scalar_subquery()
+            is_older = (RUNS.c.began < began) | ((RUNS.c.began == began) & (RUNS.c.id > after))
+            query = query.where(is_older)
+        if status not in {Status.RUNNING, Status.DEAD}:
+            query = query.limit(limit)
+        found = self._runs(self.connection.execute(query).mappings().all())
+        return [one for one in found if status is None or one.status is status][:limit]
+
+    def run(self, identity: str) -> Run | None:
+        """The run of an identity, or None."""
+        query = sql.select(*self.run_columns).where(RUNS.c.id == identity)
+        found = self._runs(self.connection.execute(query).mappings().all())
+        return found[0] if found else None
+
+    def newest(self, number: int, pipeline: str | None = None) -> list[Run]:
+        """So many of the newest runs of each pipeline, or of one; the newest first."""
+        place = sql.func.row_number().over(
+            partition_by=RUNS.c.pipeline, order_by=(RUNS.c.began.desc(), RUNS.c.id)
+        )
+        ranked = sql.select(RUNS.c.id, place.label("place"))
+        if pipeline is not None:
+            ranked = ranked.where(RUNS.c.pipeline == pipeline)
+        newest = ranked.subquery()
+        query = (
+            sql.select(*self.run_columns)
+            .join(newest, newest.c.id == RUNS.c.id)
+            .where(newest.c.place <= number)
+            .order_by(RUNS.c.began.desc(), RUNS.c.id)
+        )
+        return self._runs(self.connection.execute(query).mappings().all())
+
+    def streams_of(self, identities: Sequence[str]) -> dict[str, list[StreamRun]]:
+        """The streams of runs, by name; of a run without any an empty list."""
+        query = sql.select(*self.stream_columns).where(STREAM_RUNS.c.run.in_(identities))
+        found: dict[str, list[StreamRun]] = defaultdict(list)
+        rows = self.connection.execute(query.order_by(STREAM_RUNS.c.stream)).mappings()
+        for row in rows:
+            found[row["run"]].append(stream_from(row))
+        return found
+
+    def sums_of(self, identities: Sequence[str]) -> dict[str, StreamSums]:
+        """What the streams of runs come to; of a run without any, nothing."""
+        query = sql.select(*self.stream_columns).where(STREAM_RUNS.c.run.in_(identities))
+        told = query.subquery().c
+        whole = told.bytes + told.bytes_left
+        part = sql.case(
+            (told.status == Status.SUCCEEDED, 1.0),
+            (told.stage.in_((Stage.WAITING, Stage.LANDING)), 0.0),
+            (whole > 0, told.bytes * 1.0 / whole),
+            else_=0.0,
+        )
+        failed = sql.case((told.error.is_not(None), told.stream))
+        names = ("rows_read", "landed_rows", "rows", "written")
+        sums = sql.select(
+            told.run,
+            sql.func.count().label("streams"),
+            sql.func.count(failed).label("failed"),
+            sql.func.sum(part).label("parts"),
+            *(sql.cast(sql.func.sum(told[name]), sql.BigInteger).label(name) for name in names),
+            sql.func.min(failed).label("failed_stream"),
+        ).group_by(told.run)
+        found: dict[str, StreamSums] = defaultdict(StreamSums)
+        for row in self.connection.execute(sums).mappings():
+            known = {name: value for name, value in row.items() if name != "run"}
+            found[row["run"]] = StreamSums(**{**known, "parts": float(row["parts"])})
+        for run, one in found.items():
+            if one.failed_stream is not None:
+                is_it = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.stream == one.failed_stream)
+                error = self.connection.execute(sql.select(STREAM_RUNS.c.error).where(is_it))
+                found[run] = replace(one, error=error.scalar_one())
+        return found
+
+    def last_of_streams(self, pipeline: str | None) -> list[tuple[Run, StreamRun]]:
+        """What became of each stream when it last ran, in the recent runs."""
+        recent = {run.id: run for run in self.newest(_RECENT_RUNS, pipeline)}
+        place = sql.func.row_number().over(
+            partition_by=(RUNS.c.pipeline, STREAM_RUNS.c.stream),
+            order_by=(RUNS.c.began.desc(), RUNS.c.id),
+        )
+        ranked = (
+            sql.select(STREAM_RUNS.c.run, STREAM_RUNS.c.stream, place.label("place"))
+            .join(RUNS, RUNS.c.id == STREAM_RUNS.c.run)
+            .where(STREAM_RUNS.c.run.in_(recent))
+            .subquery()
+        )
+        is_same = (ranked.c.run == STREAM_RUNS.c.run) & (ranked.c.stream == STREAM_RUNS.c.stream)
+        query = sql.select(*self.stream_columns).join(ranked, is_same).where(ranked.c.place == 1)
+        rows = self.connection.execute(query).mappings()
+        return [(recent[row["run"]], stream_from(row)) for row in rows]
+
+    def fresh(self, pipeline: str | None) -> dict[tuple[str, str], str]:
+        """When the last run began in which a stream succeeded, by pipeline and stream.
+
+        All runs are looked at only for streams that have not succeeded in the recent ones.
+        """
+        recent = [run.id for run in self.newest(_RECENT_RUNS, pipeline)]
+        there = sql.select(RUNS.c.pipeline, STREAM_RUNS.c.stream).join(
+            STREAM_RUNS, STREAM_RUNS.c.run == RUNS.c.id
+        )
+        of_recent = STREAM_RUNS.c.run.in_(recent)
+        every = {(row.pipeline, row.stream) for row in self._all(there.where(of_recent).distinct())}
+        succeeded = (
+            there.add_columns(sql.func.max(RUNS.c.began).label("began"))
+            .where(STREAM_RUNS.c.status == Status.SUCCEEDED)
+            .group_by(RUNS.c.pipeline, STREAM_RUNS.c.stream)
+        )
+        lately = self._all(succeeded.where(of_recent))
+        found = {(row.pipeline, row.stream): str(row.began) for row in lately}
+        if missing := {stream for _, stream in every - found.keys()}:
+            earlier = succeeded.where(STREAM_RUNS.c.stream.in_(missing))
+            for row in self._all(earlier):
+                found.setdefault((row.pipeline, row.stream), row.began)
+        return found
+
+    def _all(self, query: sql.Select[Any]) -> Sequence[sql.Row[Any]]:
+        return self.connection.execute(query).all()
+
+    def verified(self) -> dict[str, Verified]:
+        """What was found last of each table, by the table's name as a text."""
+        columns = known_of(self.connection, VERIFIED)
+        if columns is None:
+            return {}
+        rows = self.connection.execute(sql.select(*columns)).mappings()
+        return {row["table_name"]: Verified(**row) for row in rows}
+
+    def _runs(self, rows: Iterable[RowMapping]) -> list[Run]:
+        leases = {row.pipeline: row for row in self.connection.execute(sql.select(LEASES))}
+        return [_told(run_from(row), leases.get(row["pipeline"])) for row in rows]
+
+
+@contextmanager
+def read(config: LakeConfig) -> Iterator[StoreReader | None]:
+    """Read the store of a lake; None: it has none.
+
+    Raises:
+        LakeError: the store does not answer.
+    """
+    engine = database.reading(config)
+    if engine is None:
+        yield None
+        return
+    try:
+        with engine.begin() as connection:
+            columns = [known_of(connection, table) for table in (RUNS, STREAM_RUNS, LEASES)]
+            runs, streams, leases = columns
+            if runs is None or streams is None or leases is None:
+                # A lake that only a destination has written to has a catalog and no store.
+                yield None
+            else:
+                yield StoreReader(connection, runs, streams)
+    except SQLAlchemyError as failure:
+        # The driver's message may quote the address, and with it a password.
+        raise LakeError(
+            f"The lake's operational store cannot be read: {type(failure).__name__}.",
+            hint="Check the catalog's database.",
+        ) from failure
+
+
+def _told(run: Run, lease: sql.Row[Any] | None) -> Run:
+    """A run as it is: what the store takes for running is dead when its process is."""
+    if run.status is not Status.RUNNING:
+        return run
+    is_held = (
+        lease is not None
+        and lease.holder == run.holder
+        and lease.expires > time.time()
+        and not is_dead(run.holder)
+    )
+    return run if is_held else replace(run, status=Status.DEAD, error=_DIED, hint=GOES_ON)
+
+
+@dataclass(frozen=True)
+class ObservedStream:
+    """A stream in a run.
+
+    Attributes:
+        told: what is known of it. Of a run whose process died, a stream that ran is dead.
+        fraction: which part of what is to be applied is in its table, from 0 to 1; None: not known.
+        changes: what the run has changed in the stream's state in its source, and in how far its
+            table is; empty: nothing, or it is not known.
+    """
+
+    told: StreamRun
+    fraction: float | None
+    changes: tuple[Change, ...]
+
+    @property
+    def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """How far the stream was before the run and is after it, as JSON's own types."""
+        return _states(self.told)
+
+    @property
+    def changes_in_all(self) -> int:
+        """How many changes there are; of a large state only the first ones are kept."""
+        count = self.states[1].get("source", {}).get(CUT)
+        return max(count if isinstance(count, int) else 0, len(self.changes))
+
+    @property
+    def is_state_known(self) -> bool:
+        """Whether it was noted how far the stream is, in its source or in its table."""
+        return bool(self.states[1]) or self.told.files_left is not None
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """A run of a pipeline.
+
+    Attributes:
+        run: what is known of it; dead, if its process is gone.
+        seconds: how long it took, or takes so far; None: nobody knows when it ended.
+        streams: its streams, by name.
+        fraction: which part of it is done, from 0 to 1; None: not known.
+    """
+
+    run: Run
+    seconds: float | None
+    streams: tuple[ObservedStream, ...]
+    fraction: float | None
+
+    def sum(self, name: str) -> int | None:
+        """The sum of a number of its streams, such as `written`; None: no stream tells it."""
+        told = [getattr(one.told, name) for one in self.streams]
+        known = [one for one in told if one is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class ObservedRuns:
+    """Some runs, the newest first.
+
+    Attributes:
+        runs: the runs.
+        next: the run after which the next older ones are (`runs(after=…)`); None: there are none.
+    """
+
+    runs: tuple[ObservedRun, ...]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run at a glance.
+
+    Attributes:
+        run: what is known of it; dead, if its process is gone.
+        seconds: how long it took, or takes so far; None: nobody knows when it ended.
+        fraction: which part of it is done, from 0 to 1; None: not known.
+        sums: what its streams come to together.
+    """
+
+    run: Run
+    seconds: float | None
+    fraction: float | None
+    sums: StreamSums
+
+
+@dataclass(frozen=True)
+class RunSummaries:
+    """Some runs at a glance, the newest first.
+
+    Attributes:
+        runs: the runs.
+        next: the run after which the next older ones are; None: there are none.
+    """
+
+    runs: tuple[RunSummary, ...]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class ObservedPipeline:
+    """A pipeline that is configured, or has run.
+
+    Attributes:
+        name: its name.
+        source: the type of its source; None: it is not in the project's file.
+        last: its last run, or None.
+    """
+
+    name: str
+    source: str | None
+    last: RunSummary | None
+
+
+@dataclass(frozen=True)
+class LastRuns:
+    """What became of a stream lately.
+
+    Attributes:
+        last: what became of it when it last ran.
+        fresh_as_of: when the last of its runs began that succeeded: its table has all that the
+            source had then. None: none of those that are known did.
+    """
+
+    last: StreamRun
+    fresh_as_of: str | None
+
+
+def runs(
+    config: LakeConfig,
+    *,
+    pipeline: str | None = None,
+    status: Status | None = None,
+    limit: int = 20,
+    after: str | None = None,
+) -> ObservedRuns:
+    """The newest runs, the newest first.
+
+    Args:
+        config: the lake.
+        pipeline: only this pipeline's.
+        status: only those of which this became.
+        limit: at most so many.
+        after: only those that are older than this run, which is named by its identity.
+
+    Raises:
+        LakeError: the store does not answer.
+    """
+    with read(config) as store:
+        if store is None:
+            return ObservedRuns((), None)
+        found = store.runs(pipeline, status, limit + 1, after)
+        streams = store.streams_of([run.id for run in found[:limit]])
+    seen = tuple(_observed(run, streams[run.id]) for run in found[:limit])
+    return ObservedRuns(seen, seen[-1].run.id if len(found) > limit else None)
+
+
+def summaries(
+    config: LakeConfig,
+    *,
+    pipeline: str | None = None,
+    status: Status | None = None,
+    limit: int = 20,
+    after: str | None = None,
+) -> RunSummaries:
+    """The newest runs at a glance; as `runs`, and quick for any number of streams.
+
+    Raises:
+        LakeError: the store does not answer.
+    """
+    with read(config) as store:
+        if store is None:
+            return RunSummaries((), None)
+        found = store.runs(pipeline, status, limit + 1, after)
+        sums = store.sums_of([run.id for run in found[:limit]])
+    seen = tuple(_summary(run, sums[run.id]) for run in found[:limit])
+    return RunSummaries(seen, seen[-1].run.id if len(found) > limit else None)
+
+
+def run(config: LakeConfig, identity: str) -> ObservedRun | None:
+    """One run; None: there is none of that identity.
+
+    Raises:
+        LakeError: the store does not answer.
+    """
+    with read(config) as store:
+        if store is None:
+            return None
+        found = store.run(identity)
+        return None if found is None else _observed(found, store.streams_of([identity])[identity])
+
+
+def pipelines(
+    config: LakeConfig, configured: Mapping[str, str] | None = None
+) -> list[ObservedPipeline]:
+    """The pipelines that are configured, in their order, then others that have run, by name.
+
+    Args:
+        config: the lake.
+        configured: the types of the sources, by the pipelines' names
+            (`config.sources_of_project`); None: nothing is known of them.
+
+    Raises:
+        LakeError: the store does not answer.
+    """
+    sources = configured or {}
+    with read(config) as store:
+        newest = {} if store is None else {run.pipeline: run for run in store.newest(1)}
+        sums = {} if store is None else store.sums_of([run.id for run in newest.values()])
+    seen = {name: _summary(run, sums[run.id]) for name, run in newest.items()}
+    names = [*sources, *sorted(set(seen) - set(sources))]
+    return [ObservedPipeline(name, sources.get(name), seen.get(name)) for name in names]
+
+
+def last_runs(config: LakeConfig, pipeline: str | None = None) -> dict[tuple[str, str], LastRuns]:
+    """What became of each stream lately, by its pipeline and its name.
+
+    Args:
+        config: the lake.
+        pipeline: only this pipeline's streams.
+
+    Raises:
+        LakeError: the store does not answer.
+    """
+    with read(config) as store:
+        if store is None:
+            return {}
+        found, fresh = store.last_of_streams(pipeline), store.fresh(pipeline)
+    return {
+        (each.pipeline, one.stream): LastRuns(
+            replace(one, status=_status(each, one.status)), fresh.get((each.pipeline, one.stream))
+        )
+        for each, one in found
+    }
+
+
+def verified(config: LakeConfig) -> dict[str, Verified]:
+    """What `chronolake verify` found last of each table, by `str` of the table's name.
+
+    Raises:
+        LakeError: the store does not answer.
+    """
+    with read(config) as store:
+        return {} if store is None else store.verified()
+
+
+def behind_seconds(fresh_as_of: str | None) -> float | None:
+    """How long ago an instant is; None for None."""
+    if fresh_as_of is None:
+        return None
+    return round((datetime.now(UTC) - datetime.fromisoformat(fresh_as_of)).total_seconds(), 1)
+
+
+def _status(run: Run, stream: Status) -> Status:
+    is_left = run.status is not Status.RUNNING and stream is Status.RUNNING
+    return Status.DEAD if is_left else stream
+
+
+def _seconds(run: Run) -> float | None:
+    if run.ended is None and run.status is not Status.RUNNING:
+        return None
+    ended = datetime.now(UTC) if run.ended is None else datetime.fromisoformat(run.ended)
+    return max(0.0, (ended - datetime.fromisoformat(run.began)).total_seconds())
+
+
+def _summary(run: Run, sums: StreamSums) -> RunSummary:
+    # A part that is not known yet has not begun to be applied.
+    fraction = sums.parts / sums.streams if sums.parts else None
+    return RunSummary(run, _seconds(run), fraction, sums)
+
+
+def _observed(run: Run, streams: Sequence[StreamRun]) -> ObservedRun:
+    seen = tuple(_observed_stream(run, one) for one in streams)
+    parts = sum(one.fraction or 0.0 for one in seen)
+    return ObservedRun(run, _seconds(run), seen, parts / len(seen) if parts else None)
+
+
+def _observed_stream(run: Run, told: StreamRun) -> ObservedStream:
+    told = replace(told, status=_status(run, told.status))
+    changes = tuple(differences(*_states(told))) if told.stage is None else ()
+    return ObservedStream(told, _fraction(told), changes)
+
+
+def _fraction(told: StreamRun) -> float | None:
+    if told.status is Status.SUCCEEDED:
+        return 1.0
+    if told.stage is Stage.WAITING:
+        return 0.0
+    if told.bytes_left is None or told.stage is Stage.LANDING:
+        return None
+    whole = told.bytes + told.bytes_left
+    return told.bytes / whole if whole else 1.0
+
+
+def _states(told: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How far a stream was and is: in its source, if it is pulled from there, and in its table.
+
+    What is not known of both is in none.
+    """
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    if told.state_after is not None:
+        # A state that was there is never forgotten: without one, nobody has noted it.
+        if (state := _object(told.state_after)) is None:
+            return {}, {}
+        after["source"] = state
+        if told.state_before is not None:
+            earlier = _object(told.state_before)
+            # Compared with nothing, all of the state would count as new.
+            before["source"] = state if earlier is None else earlier
+    if told.files_left is not None:
+        # Earlier versions did not note how far the table was.
+        sides = ((before, told.position_before), (after, told.position))
+        for side, position in sides:
+            if position is not None:
+                side["applied"] = position
+    return before, after
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A state as it is kept; None: the text is no state."""
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

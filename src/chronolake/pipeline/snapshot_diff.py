@@ -1,0 +1,345 @@
+"""Differences between a snapshot of a source and its table, as record versions.
+
+What differs between what a source has at one time and its table, as record versions.
+
+Of a record that is as the table has it nothing lands: its version goes on. One that has changed, or
+is new, gets a version; one that is gone is deleted. All of it has the time of the snapshot, so that
+what was known before stays what it was.
+
+Record versions that a source brings again although nothing has changed: they don't land.
+
+APIs give the last record of the run before once more, and with a lookback window many; records that
+do not say when they were changed come in every run. A version of such a record would only say what
+the table says already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Final, Self
+
+import pyarrow as pa
+from pyspark.sql.functions import expr
+
+from chronolake.arrow_tasks import to_arrow, to_spark
+from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS
+from chronolake.core.batch_profile import ORDERED, bounds_of
+from chronolake.core.row_hash import hash_of, hashed_columns
+from chronolake.description import describe_loaded
+from chronolake.landing import widened, wider
+from chronolake.session import CATALOG
+from chronolake.types import ACTIVE, DELETED, HASH, Column, ColumnType, Kind, Mode, literal, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.arrow_tasks import ArrowRows
+    from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.source.protocol import Snapshot
+
+
+_NOW: Final = f"{RESERVED}now"
+_SAYS: Final = f"{RESERVED}says"
+_SAID: Final = f"{RESERVED}said"
+_WAS: Final = f"{RESERVED}was"
+_KEY: Final = f"{RESERVED}key_"
+
+#: The rows of a table that say what is so now.
+PRESENT: Final = {
+    Mode.HISTORY: ACTIVE,
+    Mode.SOFT_DELETE: f"NOT coalesce({DELETED}, false)",
+    Mode.LIVE: "true",
+}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The columns of records and of their table, in types that hold the values of both.
+
+    Attributes:
+        given: the records' columns.
+        stored: the table's; what it has no column for is null in it.
+        known: the names of those that it has.
+    """
+
+    given: tuple[Column, ...]
+    stored: tuple[Column, ...]
+    known: frozenset[str]
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], description: TableDescription) -> Self:
+        """The two sides.
+
+        Args:
+            columns: the records' columns.
+            description: the table.
+        """
+        stored = (description.by_name.get(one.name, Column(one.name, one.type)) for one in columns)
+        return cls(tuple(columns), tuple(stored), frozenset(description.by_name))
+
+    @cached_property
+    def common(self) -> dict[str, ColumnType]:
+        """The type that holds the values of both sides, by column."""
+        both = zip(self.given, self.stored, strict=True)
+        return {column.name: wider(column.type, other.type) for column, other in both}
+
+    @cached_property
+    def by_name(self) -> dict[str, Column]:
+        """The table's columns by their names."""
+        return {column.name: column for column in self.stored}
+
+    @property
+    def says(self) -> str:
+        """All that a record says, as one value in SQL."""
+        return _struct(widened(column, self.common[column.name]) for column in self.given)
+
+    @property
+    def said(self) -> str:
+        """All that a row of the table says, as one value in SQL."""
+        return _struct(self._was(column) for column in self.stored)
+
+    def _was(self, column: Column) -> str:
+        kind = self.common[column.name]
+        if column.name not in self.known:
+            return f"CAST(NULL AS {kind.sql})"
+        found = widened(column, kind)
+        source = next(one.type.kind for one in self.given if one.name == column.name)
+        if kind.kind is Kind.STRING and source in {Kind.FLOAT, Kind.DOUBLE}:
+            # Java and Arrow do not spell every number alike.
+            number = ColumnType(source).sql
+            found = f"coalesce(CAST(try_cast({found} AS {number}) AS STRING), {found})"
+        return found
+
+
+def versions_of(
+    lake: Lake, snapshot: Snapshot, table: IcebergTable | None
+) -> tuple[DataFrame | ArrowRows, list[Column]]:
+    """The difference between a snapshot and a table, as `rawlake.land` takes it.
+
+    Args:
+        lake: the lake whose Spark does the work.
+        snapshot: what the source has.
+        table: what all files that have landed make; None: nothing has.
+
+    Returns:
+        Record versions, and their data columns: the snapshot's. A key that was stored in a wider
+        type than the source has by now is told in that one. Columns with texts beside them
+        (`Snapshot.texts`) have them here, too.
+    """
+    if table is None:
+        return _all_of(snapshot), list(snapshot.columns)
+
+    at = (
+        f"{snapshot.at_micros}L AS {MODIFIED}",
+        f"{literal(snapshot.sequence)} AS {SEQUENCE}",
+        f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
+    )
+    is_there = "true" if snapshot.present is None else quoted(snapshot.present)
+    description = describe_loaded(table)
+    rows, columns = _as_stored(snapshot, description)
+    hashed = _hashed(columns, table, description)
+    sides = Sides.of(columns, description)
+    common, by_name = sides.common, sides.by_name
+    key = [column for column in columns if column.primary_key]
+    keys = [f"{_KEY}{number}" for number in range(len(key))]
+
+    if hashed is None:
+        says, said = sides.says, sides.said
+    else:
+        says, said = hash_of(hashed, quoted), quoted(HASH)
+    now = rows.selectExpr(
+        f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
+        f"IF({is_there}, {says}, NULL) AS {_SAYS}",
+        *(
+            f"{widened(one, common[one.name])} AS {name}"
+            for one, name in zip(key, keys, strict=True)
+        ),
+        *snapshot.texts.values(),
+    )
+    before = (
+        lake.spark.table(f"{CATALOG}.{table.name.sql}")
+        .where(PRESENT[description.mode])
+        .selectExpr(
+            f"{said} AS {_SAID}",
+            f"true AS {_WAS}",
+            *(
+                f"{widened(by_name[one.name], common[one.name])} AS {name}"
+                for one, name in zip(key, keys, strict=True)
+            ),
+        )
+    )
+    differs = f"NOT ({_SAYS} <=> {_SAID}) OR ({_NOW} IS NULL) <> ({_WAS} IS NULL)"
+    # The table has no value that its type cannot hold.
+    differs += "".join(f" OR {name} IS NOT NULL" for name in snapshot.texts.values())
+    cells = [f"{_NOW}.c{number} AS {quoted(one.name)}" for number, one in enumerate(columns)]
+    for one, name in zip(key, keys, strict=True):
+        number = columns.index(one)
+        columns[number] = replace(one, type=common[one.name])
+        cells[number] = f"{name} AS {quoted(one.name)}"
+    how = "full_outer" if snapshot.present is None else "left_outer"
+    found = now.join(before, keys, how).where(differs)
+    gone = (
+        f"IF({_NOW} IS NULL, {snapshot.at_micros}L, NULL) AS {DELETED_AT}",
+        f"{_NOW} IS NOT NULL AS {TELLS}",
+    )
+    return found.selectExpr(*cells, *at, *gone, *snapshot.texts.values()), columns
+
+
+def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataFrame, list[Column]]:
+    """A snapshot's rows, and their columns: as texts where the table has texts."""
+    columns = list(snapshot.columns)
+    rows = to_spark(snapshot.rows)
+    merged = {}
+    for number, one in enumerate(columns):
+        stored = description.by_name.get(one.name)
+        if one.name in snapshot.texts and stored is not None and stored.type.kind is Kind.STRING:
+            text = snapshot.texts[one.name]
+            merged[one.name] = f"coalesce({text}, {widened(one, stored.type)})"
+            merged[text] = "CAST(NULL AS STRING)"
+            columns[number] = replace(one, type=stored.type)
+    if not merged:
+        return rows, columns
+    cells = (f"{merged.get(name, quoted(name))} AS {quoted(name)}" for name in rows.columns)
+    return rows.selectExpr(*cells), columns
+
+
+def _hashed(
+    columns: Sequence[Column], table: IcebergTable, description: TableDescription
+) -> tuple[Column, ...] | None:
+    """The columns whose hashes can be compared with the table's; None: their values have to be."""
+    stored = hashed_columns(table, description)
+    if stored is None:
+        return None
+    types = {column.name: column.type for column in columns}
+    if any(types.get(column.name) != column.type for column in stored):
+        return None
+    # What the table has no column for is null in it, and in its hashes.
+    known = {column.name for column in stored}
+    return (*stored, *(column for column in columns if column.name not in known))
+
+
+def _all_of(snapshot: Snapshot) -> ArrowRows:
+    """Versions of all records of a snapshot: nothing is known that they could be compared with."""
+    rows = to_arrow(snapshot.rows)
+    begin = partial(
+        _begun, at=snapshot.at_micros, sequence=snapshot.sequence, present=snapshot.present
+    )
+    names = f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint"
+    return rows.then(begin, f"{rows.schema}, {names}")
+
+
+def _begun(
+    batches: Iterable[pa.RecordBatch], *, at: int, sequence: str, present: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Give those records that are there as versions, in an executor."""
+    for batch in batches:
+        rows = batch if present is None else batch.filter(batch[present])
+        never = pa.nulls(rows.num_rows, pa.int64())
+        facts = {
+            MODIFIED: pa.repeat(pa.scalar(at, pa.int64()), rows.num_rows),
+            SEQUENCE: pa.repeat(sequence, rows.num_rows),
+            DELETED_AT: never,
+            PURGED_AT: never,
+        }
+        for name, values in facts.items():
+            rows = rows.append_column(name, values)
+        yield rows
+
+
+def _struct(values: Iterable[str]) -> str:
+    named = ", ".join(f"'c{number}', {value}" for number, value in enumerate(values))
+    return f"named_struct({named})"
+
+
+_STORED_KEY: Final = f"{RESERVED}stored_key_"
+_BEFORE: Final = f"{RESERVED}before"
+_IS_FIRST: Final = f"{RESERVED}is_first"
+_IS_STORED: Final = f"{RESERVED}is_stored"
+_FACTS: Final = (MODIFIED, SEQUENCE, DELETED_AT, PURGED_AT)
+
+
+def changed(
+    lake: Lake, versions: DataFrame, columns: Sequence[Column], table: IcebergTable | None
+) -> DataFrame:
+    """Return the record versions that say something else than the version before them.
+
+    The version before one is that of the same record in `versions`, in the order of their times and
+    sequences; before the first of them it is what the table has now.
+
+    Args:
+        lake: the lake whose Spark does the work.
+        versions: record versions (`chronolake.change_set`) of records that are there. They are
+            computed more than once.
+        columns: their data columns, the key among them.
+        table: the table, with all that has landed; None: there is none yet.
+    """
+    key = [column for column in columns if column.primary_key]
+    description = None if table is None else describe_loaded(table)
+    sides = None if description is None else Sides.of(columns, description)
+    says = _struct_of(columns) if sides is None else sides.says
+    common = {one.name: one.type for one in columns} if sides is None else sides.common
+    keys = [f"{_KEY}{number}" for number in range(len(key))]
+    order = f"OVER (PARTITION BY {', '.join(keys)} ORDER BY {MODIFIED}, {SEQUENCE})"
+    cells = [quoted(column.name) for column in columns]
+    given = versions.selectExpr(
+        *cells,
+        *_FACTS,
+        f"{says} AS {_SAYS}",
+        *(
+            f"{widened(one, common[one.name])} AS {name}"
+            for one, name in zip(key, keys, strict=True)
+        ),
+    ).selectExpr(
+        "*", f"lag({_SAYS}) {order} AS {_BEFORE}", f"row_number() {order} = 1 AS {_IS_FIRST}"
+    )
+    if table is None or description is None or sides is None:
+        return given.where(f"{_IS_FIRST} OR NOT {_SAYS} <=> {_BEFORE}").selectExpr(*cells, *_FACTS)
+
+    stored = [f"{_STORED_KEY}{number}" for number in range(len(key))]
+    present = lake.spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
+    for condition in _bounds(versions, key, sides):
+        present = present.where(condition)
+    present = present.selectExpr(
+        f"{sides.said} AS {_SAID}",
+        f"true AS {_IS_STORED}",
+        *(
+            f"{widened(sides.by_name[one.name], common[one.name])} AS {name}"
+            for one, name in zip(key, stored, strict=True)
+        ),
+    )
+    same = " AND ".join(f"{one} = {other}" for one, other in zip(keys, stored, strict=True))
+    is_repeated = (
+        f"IF({_IS_FIRST}, coalesce({_IS_STORED}, false) AND {_SAYS} <=> {_SAID}, "
+        f"{_SAYS} <=> {_BEFORE})"
+    )
+    found = given.join(present, expr(same), "left").where(f"NOT {is_repeated}")
+    return found.selectExpr(*cells, *_FACTS)
+
+
+def _struct_of(columns: Sequence[Column]) -> str:
+    named = (f"'c{number}', {quoted(one.name)}" for number, one in enumerate(columns))
+    return f"named_struct({', '.join(named)})"
+
+
+def _bounds(versions: DataFrame, key: Sequence[Column], sides: Sides) -> list[str]:
+    """Conditions on a table by which files without these records are passed over, as SQL."""
+    ordered = [
+        one for one in key if one.type.kind in ORDERED and sides.by_name[one.name].type == one.type
+    ]
+    if not ordered:
+        return []
+    found = [f"{which}({quoted(one.name)})" for one in ordered for which in ("min", "max")]
+    (row,) = versions.selectExpr(*found).collect()
+    conditions = []
+    for number, one in enumerate(ordered):
+        least, greatest = row[2 * number], row[2 * number + 1]
+        if least is None:
+            return ["false"]
+        first, last = bounds_of(one.type.kind, least, greatest)
+        conditions.append(f"{quoted(one.name)} BETWEEN {first} AND {last}")
+    return conditions

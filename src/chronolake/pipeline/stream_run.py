@@ -1,0 +1,261 @@
+"""One stream in one run: what has landed of it is brought into its table, as far as it comes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from chronolake.core import maintain, planned
+from chronolake.errors import ChronolakeError, LeaseLostError, SourceError
+from chronolake.iceberg import spark_words
+from chronolake.pipeline.applied_files import MadeOf
+from chronolake.pipeline.apply import apply
+from chronolake.pipeline.events import EventKind
+from chronolake.pipeline.rebuild import rebuild
+from chronolake.pipeline.runs import Stage, Status, StreamRun, kept
+from chronolake.pipeline.streams import reconfigured
+from chronolake.pipeline.table_writer import watermark_of
+from chronolake.source.protocol import PulledSource, Reading
+from chronolake.storage import storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chronolake.config import Project
+    from chronolake.errors import StorageError
+    from chronolake.lake import Lake
+    from chronolake.landing import DataFile
+    from chronolake.pipeline.apply import Applied
+    from chronolake.pipeline.events import Report
+    from chronolake.pipeline.landing import Landed
+    from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.streams import Stream
+    from chronolake.source.protocol import Position, Source
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a run goes: from where, under which configuration, how far at once, and whether anew."""
+
+    source: Source
+    project: Callable[[], Project]
+    bytes: int
+    anew: bool
+
+
+class StreamSync:
+    """One stream in one run.
+
+    Attributes:
+        stream: the stream.
+        report: where it says what happens.
+        steps: how the run goes.
+        state: how far the stream has come.
+    """
+
+    def __init__(
+        self, lake: Lake, stream: Stream, lease: Lease, report: Report, steps: Steps
+    ) -> None:
+        self.stream = stream
+        self.report = report
+        self.steps = steps
+        self.state = StreamRun(
+            report.run.id, stream.name, str(stream.table), Status.RUNNING, stage=Stage.WAITING
+        )
+        self._lake = lake
+        self._lease = lease
+        self._began = 0.0
+        self._is_applied = False
+        self._is_reading_told = False
+        self._failure: Exception | None = None
+        #: The full disk or unwritable folder that made the stream fail, if one did.
+        self.storage_failure: StorageError | None = None
+
+    def expect(self, before: Position | None) -> None:
+        """Remember how far the stream is in its source before anything is brought."""
+        self._note(state_before=kept(before, before)[0])
+        if isinstance(self.steps.source, PulledSource):
+            self._note(rows_read=0, landed_files=0, landed_bytes=0, landed_rows=0)
+
+    def note_states(self, before: Position | None, after: Position | None) -> None:
+        """Remember how far the stream was in its source, and is by now: all has landed."""
+        first, second = kept(before, after)
+        self._note(state_before=first, state_after=second, stage=Stage.WAITING)
+
+    def begin(self, stage: Stage) -> None:
+        """Say that it begins, unless it has been said, and note what it does now."""
+        if self.state.stage is stage:
+            return
+        is_first = not self._began
+        self._began = self._began or time.monotonic()
+        self._note(stage=stage, seconds=time.monotonic() - self._began)
+        self.report.note([self.state])
+        if is_first:
+            self.report.tell(EventKind.STREAM_BEGAN, stream=self.state)
+
+    def note_landed(self, landed: Landed | Reading) -> None:
+        """Remember what has been read or has landed, or why nothing more does."""
+        if isinstance(landed, Reading):
+            self._is_reading_told = True
+            self._note(rows_read=landed.rows, seconds=time.monotonic() - self._began)
+            self.report.note_soon(self.state)
+            return
+        if landed.failure is not None:
+            self._failure = landed.failure
+            return
+        known = self.state
+        if not self._is_reading_told:
+            is_known = known.rows_read is not None and landed.rows_read is not None
+            read = (known.rows_read or 0) + (landed.rows_read or 0)
+            self._note(rows_read=read if is_known else None)
+        self._note(
+            landed_files=(known.landed_files or 0) + landed.files,
+            landed_bytes=(known.landed_bytes or 0) + landed.bytes,
+            landed_rows=(known.landed_rows or 0) + landed.rows,
+            seconds=time.monotonic() - self._began,
+        )
+        self.report.note_soon(self.state)
+        if landed.files:
+            told = {"files": landed.files, "bytes": landed.bytes}
+            self.report.tell(EventKind.LANDED, stream=self.state, **told)
+
+    def fail(self, failure: Exception) -> None:
+        """Remember what keeps more from landing, unless something did before."""
+        self._failure = self._failure or failure
+
+    def finish(self) -> StreamRun:
+        """Bring the table as far as it comes.
+
+        Raises:
+            LeaseLostError: another process took the pipeline over.
+        """
+        self.begin(Stage.APPLYING)
+        try:
+            self.apply()
+            if self._failure is not None:
+                # What had landed before is in the table.
+                raise self._failure  # noqa: TRY301 - as if it had been raised when it happened
+            self._note(status=Status.SUCCEEDED)
+        except LeaseLostError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - the next stream must not suffer
+            self.storage_failure = storage_error(failure)
+            self._note(status=Status.FAILED, **words(failure))
+            log.warning(
+                "stream_failed",
+                pipeline=self.stream.pipeline,
+                stream=self.stream.name,
+                table=self.state.table_name,
+                reason=self.state.error,
+                hint=self.state.hint,
+            )
+        self._note(stage=None, seconds=time.monotonic() - self._began)
+        self.report.note([self.state])
+        self.report.tell(EventKind.STREAM_ENDED, stream=self.state)
+        return self.state
+
+    def _note(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def apply(self) -> None:
+        """Bring the table to all that has landed."""
+        makes_anew = self.steps.anew and not self.stream.offered.is_ours
+        table = self._lake.catalog.find(self.stream.table) if makes_anew else None
+        if table is not None:
+            self._note(position_before=MadeOf.told_by(table).watermark)
+            self._make_anew()
+            return
+        # The table itself knows how far it is: the answer to the last step may have been lost.
+        self._note(position=watermark_of(self._lake, self.stream))
+        if not self._is_applied:
+            self._is_applied = True
+            self._note(position_before=self.state.position)
+        files = self.stream.folder.files(after=self.state.position)
+        self._tell_left(files)
+        applied = apply(
+            self._lake,
+            self.stream,
+            self._lease,
+            files,
+            current=lambda known: reconfigured(known, self.steps.project()),
+            step_bytes=self.steps.bytes,
+        )
+        for step in applied:
+            self._note_applied(step, left=self.state)
+            self._tell_published()
+
+    def _note_applied(self, step: Applied, *, left: StreamRun) -> None:
+        self._note(
+            files=left.files + step.files,
+            bytes=left.bytes + step.bytes,
+            rows=left.rows + step.rows,
+            written=left.written + step.written,
+            seconds=time.monotonic() - self._began,
+            position=step.watermark,
+            files_left=(left.files_left or 0) - step.files,
+            bytes_left=(left.bytes_left or 0) - step.bytes,
+        )
+
+    def _tell_published(self) -> None:
+        if not self.stream.offered.is_ours:
+            # What its source gives is what lies there.
+            self._note(rows_read=self.state.rows)
+        self.report.note_soon(self.state)
+        told = {"files_left": self.state.files_left, "bytes_left": self.state.bytes_left}
+        self.report.tell(EventKind.PUBLISHED, stream=self.state, **told)
+
+    def maintain(self) -> None:
+        """Put the table's files in order, if it was written and needs it; never fails."""
+        name = self.stream.table
+        try:
+            if self.state.files and planned(self._lake, name).is_needed:
+                self._lease.expect_held()
+                self.report.tell(EventKind.MAINTAINING, stream=self.state)
+                maintain(self._lake, name, only_if_needed=True)
+        except Exception as failure:  # noqa: BLE001 - the rows are there; the next run tries again
+            log.warning("not_maintained", table=str(name), reason=words(failure)["error"])
+
+    def _make_anew(self) -> None:
+        """Make the table of all that there is now in a lake that somebody else writes."""
+        files = self.stream.folder.files()
+        if not files:
+            raise SourceError(
+                "The lake has no files of the object.",
+                table=str(self.stream.table),
+                file=str(self.stream.folder.path),
+                hint="Check `path` and `org` of the source in chronolake.yml.",
+            )
+        self._tell_left(files)
+        made = rebuild(self._lake, self.stream, self._lease, upto=files[-1], may_be_other=True)
+        self._note(
+            files=len(made.files),
+            bytes=sum(file.size for file in made.files),
+            rows=made.read,
+            written=made.written,
+            seconds=time.monotonic() - self._began,
+            position=made.files[-1].mark,
+            files_left=0,
+            bytes_left=0,
+        )
+        self._tell_published()
+
+    def _tell_left(self, files: Sequence[DataFile]) -> None:
+        """Tell what is to be applied, before any of it is."""
+        told = {"files_left": len(files), "bytes_left": sum(file.size for file in files)}
+        self._note(**told)
+        self.report.note_soon(self.state)
+        if files:
+            self.report.tell(EventKind.APPLYING, stream=self.state, **told)
+
+
+def words(failure: BaseException) -> dict[str, str | None]:
+    """What went wrong, and what to do about it."""
+    failure = storage_error(failure) or failure
+    if isinstance(failure, ChronolakeError):
+        return {"error": failure.statement, "hint": failure.hint}
+    return {"error": spark_words(failure) or f"{type(failure).__name__}: {failure}", "hint": None}

@@ -1,0 +1,287 @@
+"""A stream's table: its columns as landed files need them, and the files' rows.
+
+Everything that tells how far the table is stands in its properties, and is published with the rows:
+of which files it is made (`made`), and what forms were seen of every field, which decides the
+columns' types. So a table is a function of the files up to the last that was applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import orjson
+import structlog
+
+from chronolake.change_set import RESERVED
+from chronolake.config import OnPurge
+from chronolake.core.apply_versions import write_versions
+from chronolake.core.pipeline_table import SYSTEM_COLUMNS, create_pulled, layout_of
+from chronolake.description import describe_loaded
+from chronolake.errors import SourceError
+from chronolake.landing import Landing, columns_of, mark, naming_bad_files
+from chronolake.landing.reader import SOURCE_TIME
+from chronolake.pipeline.applied_files import MadeOf, expect_same_lake
+from chronolake.pipeline.properties import (
+    FIELDS_PROPERTY,
+    LAKE_PROPERTY,
+    NAMES_PROPERTY,
+    ON_PURGE_PROPERTY,
+    RENAMES_PROPERTY,
+    SIGHT_PROPERTY,
+)
+from chronolake.pipeline.streams import expect_filled_by, other_key
+from chronolake.source.protocol import Sight
+from chronolake.types import STREAM_PROPERTY, Mode, now_micros
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chronolake.core.scd2_sql import Layout
+    from chronolake.iceberg import IcebergTable
+    from chronolake.lake import Lake
+    from chronolake.landing import Namings
+    from chronolake.landing.reader import SeenByField
+    from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.streams import Stream
+    from chronolake.types import Column, TableName
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A stream's table, and the right to write to it."""
+
+    lake: Lake
+    stream: Stream
+    lease: Lease
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What the table says about who fills it."""
+        return {
+            STREAM_PROPERTY: self.stream.identity,
+            SIGHT_PROPERTY: self.stream.offered.sight,
+            ON_PURGE_PROPERTY: self.stream.on_purge,
+            LAKE_PROPERTY: str(self.stream.folder.path),
+            **_renames_of(self.stream),
+            **self.lease.properties,
+        }
+
+    def create(self, name: TableName, columns: Sequence[Column], **given: Any) -> None:
+        """Create a table as the stream wants it."""
+        is_compared = self.stream.offered.sight is Sight.SNAPSHOT_DIFF
+        create_pulled(
+            self.lake,
+            name,
+            columns,
+            mode=self.stream.mode,
+            epsilon_micros=self.stream.offered.epsilon_micros,
+            hashed=[one for one in columns if is_compared and one.name != SOURCE_TIME.name],
+            **given,
+        )
+
+
+def write(
+    filling: Filling,
+    name: TableName,
+    landed: Landing,
+    seen: SeenByField,
+    *,
+    made: MadeOf,
+    counts: bool = True,
+) -> int:
+    """Write landed rows to a table that has the columns for what was seen.
+
+    Args:
+        filling: whose table it is, and under which lease.
+        name: the table.
+        landed: the files.
+        seen: what was seen of every field in the table's files and these.
+        made: of which files the table is made with these.
+        counts: whether what is written counts for the month's usage.
+
+    Returns:
+        Rows of the table that are new or changed.
+    """
+    stream = filling.stream
+    description = describe_loaded(filling.lake.catalog.load(name))
+    by_name = {column.name: column for column in columns_for(stream, seen, landed.key)}
+    layout = layout_of(description)
+    # A column that somebody else gave the table is none of the source's: new rows have null there.
+    ordered = [by_name.get(column) or description.by_name[column] for column in layout.data]
+    marks = {field: sorted(map(str, every)) for field, every in seen.items() if every}
+    with naming_bad_files(landed.files):
+        result = write_versions(
+            filling.lake,
+            name,
+            landed.versions(ordered),
+            synced_micros=now_micros(),
+            batch=f"{stream.identity}-{uuid4().hex[:8]}",
+            properties={
+                **made.properties,
+                FIELDS_PROPERTY: orjson.dumps(marks).decode(),
+                NAMES_PROPERTY: _names_to_json(landed.namings.now),
+                **filling.properties,
+            },
+            guard=filling.lease.guard,
+            counts=counts,
+            has_each_once=landed.has_each_once,
+            not_hashed=(SOURCE_TIME.name,),
+            erased=_erased(stream, layout),
+        )
+    log.info(
+        "files_applied",
+        table=str(stream.table),
+        batch=result.batch,
+        watermark=made.watermark,
+        files=len(landed.files),
+        rows=landed.rows,
+        written=result.written,
+        seconds={stage: round(spent, 3) for stage, spent in result.seconds.items()},
+    )
+    return result.written
+
+
+def _erased(stream: Stream, layout: Layout) -> list[str]:
+    """The columns that a purge empties: what the record said, not what it is and since when."""
+    if stream.on_purge is OnPurge.CLOSE:
+        return []
+    return [name for name in layout.data if name not in {*layout.key, SOURCE_TIME.name}]
+
+
+def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[Column, ...]:
+    """The columns that the stream's table needs for fields of which this was seen.
+
+    Args:
+        stream: the stream.
+        seen: what was seen of every field.
+        key: the fields that identify a record.
+
+    Raises:
+        SourceError: a field has the name of a system column.
+    """
+    for name, every in seen.items():
+        if every and (name in SYSTEM_COLUMNS or name.startswith(RESERVED)):
+            raise SourceError(
+                f"The source has a field {name}, which is a column of Chronolake's own.",
+                table=str(stream.table),
+                column=name,
+                hint="Give it another name in chronolake.yml: "
+                f"{stream.place}.rename: {{{name}: source_{name.strip('_')}}}",
+            )
+    columns = columns_of(seen, key)
+    if not keeps_source_time(stream):
+        return columns
+    return (
+        *(column for column in columns if column.primary_key),
+        SOURCE_TIME,
+        *(column for column in columns if not column.primary_key),
+    )
+
+
+def keeps_source_time(stream: Stream) -> bool:
+    """Whether the stream's table has the source's own time as a column."""
+    return stream.mode is not Mode.HISTORY or stream.keep_source_timestamp
+
+
+def is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
+    """Whether the configuration has changed what the table's rows are."""
+    description = describe_loaded(table)
+    keeps_time = SOURCE_TIME.name in description.by_name
+    return (
+        description.mode is not stream.mode
+        or table.property_of(ON_PURGE_PROPERTY) != stream.on_purge
+        or (table.property_of(RENAMES_PROPERTY) or "{}")
+        != _renames_of(stream).get(RENAMES_PROPERTY, "{}")
+        or keeps_time is not keeps_source_time(stream)
+    )
+
+
+def _renames_of(stream: Stream) -> dict[str, str]:
+    """What a table says of fields with other names here than in files that somebody else writes."""
+    if stream.offered.is_ours:
+        return {}
+    return {RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode()}
+
+
+def kept_as(stream: Stream) -> dict[str, object]:
+    """How a stream's table is kept, for its raw lake's record."""
+    return {
+        "mode": stream.mode,
+        "keep_source_timestamp": keeps_source_time(stream),
+        "on_purge": stream.on_purge,
+    }
+
+
+def is_renamed(table: IcebergTable, namings: Namings) -> bool:
+    """Whether the source has given fields other names since the table was made."""
+    return any(name != now for name, now in renamed(table, namings).items())
+
+
+def renamed(table: IcebergTable, namings: Namings) -> dict[str, str]:
+    """The present names of a table's numbered fields, by the names that they have in it."""
+    stored = orjson.loads(table.property_of(NAMES_PROPERTY) or "{}")
+    return {name: namings.now.get(int(number), name) for number, name in stored.items()}
+
+
+def _names_to_json(names: dict[int, str]) -> str:
+    return orjson.dumps({str(number): name for number, name in sorted(names.items())}).decode()
+
+
+def seen_of(table: IcebergTable) -> SeenByField:
+    """What forms were seen of every field in the files that a table has."""
+    stored = orjson.loads(table.property_of(FIELDS_PROPERTY) or "{}")
+    return {field: frozenset(map(mark, every)) for field, every in stored.items()}
+
+
+def watermark_of(lake: Lake, stream: Stream) -> str | None:
+    """The file after which the next are applied to a stream's table; None: all of them are.
+
+    Raises:
+        TableExistsError: the table is filled by something else.
+        SourceError: it is made of another lake's files.
+    """
+    table = lake.catalog.find(stream.table)
+    if table is None:
+        return None
+    expect_own(table, stream)
+    expect_same_lake(table, stream)
+    return MadeOf.told_by(table).watermark
+
+
+def expect_own(table: IcebergTable, stream: Stream) -> None:
+    """Refuse a table that is not filled by this stream.
+
+    Raises:
+        TableExistsError: it is filled by another one, or was made in another way.
+    """
+    expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
+
+
+def expect_same_key(
+    table: IcebergTable,
+    stream: Stream,
+    key: Sequence[str],
+    namings: Namings,
+    *,
+    file: str | None = None,
+) -> None:
+    """Refuse records that are identified by other fields than the table's.
+
+    Args:
+        table: the table.
+        stream: the stream that fills it.
+        key: what identifies the records, by its present names.
+        namings: how fields were called, and are by now.
+        file: the last file that they stand in, if they have landed.
+
+    Raises:
+        SourceError: it is something else than in the table.
+    """
+    now = renamed(table, namings)
+    stored = [now.get(name, name) for name in describe_loaded(table).record_key]
+    if set(stored) != set(key):
+        raise other_key(stream, key, stored, file=file)

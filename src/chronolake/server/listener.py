@@ -1,0 +1,331 @@
+"""Options and sockets of the gRPC server: addresses, TLS, message sizes.
+
+What `chronolake serve` can be told.
+
+The gRPC server's sockets: addresses, TLS, message sizes, and the services beside ours.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from chronolake.errors import ConfigurationError
+from chronolake.protos import destination_sdk_pb2, destination_sdk_pb2_grpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chronolake.server.service import Destination
+
+
+DEFAULT_PORT: Final = 50052
+LOOPBACK: Final = ("127.0.0.1", "::1")
+#: Both directions; the guide's limit of 128 MB.
+MESSAGE_BYTES: Final = 134_217_728
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How a destination listens and what it accepts.
+
+    Attributes:
+        port: TCP port; 0 takes any free one.
+        hosts: addresses to listen on. The default is loopback, IPv4 and, where there is one, IPv6.
+        allow_plaintext: listen on addresses other than loopback although there is no TLS.
+        files_root: the folder that batch files must lie in, or None: anywhere.
+        batch_format: what Capabilities answers, and what batch files are then taken to be.
+        tls_cert: file of the server's certificate chain, PEM.
+        tls_key: file of its private key, PEM.
+        tls_client_ca: file of the authorities whose client certificates are accepted, PEM; clients
+            without one are then refused.
+        metrics_port: port of the Prometheus metrics on the first host, or None; 0 takes any.
+        max_workers: calls that are worked on at once.
+        grace: seconds that running calls have to finish when the server is told to stop.
+    """
+
+    port: int = DEFAULT_PORT
+    hosts: tuple[str, ...] = LOOPBACK
+    allow_plaintext: bool = False
+    files_root: Path | None = None
+    batch_format: Literal["csv", "parquet"] = "csv"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    metrics_port: int | None = None
+    max_workers: int = 8
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            ConfigurationError: a number out of range, half of a TLS key pair, no host, or an open
+                address without TLS and without `allow_plaintext`.
+        """
+        _in_range("--port", self.port, 0, 65_535)
+        _in_range("--metrics-port", self.metrics_port or 0, 0, 65_535)
+        _in_range("--max-workers", self.max_workers, 1, 1_000)
+        _in_range("--grace", self.grace, 0, 86_400)
+        if not self.hosts:
+            raise ConfigurationError("There is no address to listen on.", hint="Give a --host.")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigurationError(
+                "A certificate and its key belong together.",
+                hint="Give both --tls-cert and --tls-key.",
+            )
+        if self.tls_client_ca is not None and not self.tls:
+            raise ConfigurationError(
+                "Client certificates can only be asked for over TLS.",
+                hint="Give --tls-cert and --tls-key too.",
+            )
+        if not self.tls and not self.allow_plaintext:
+            for host in self.hosts:
+                if not is_loopback(host):
+                    raise ConfigurationError(
+                        f"{host} can be reached from other machines, and there is no TLS: "
+                        "encryption keys and configuration would travel in the clear.",
+                        hint="Give --tls-cert and --tls-key, or --allow-plaintext if the network "
+                        "between caller and server is private.",
+                    )
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server speaks TLS."""
+        return self.tls_cert is not None
+
+    @property
+    def open_to_others(self) -> bool:
+        """Whether another machine can reach the server."""
+        return not all(is_loopback(host) for host in self.hosts)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address that the host stands for is one of this machine's own.
+
+    Raises:
+        ConfigurationError: the host stands for no address.
+    """
+    # A scope such as %eth0 is not part of an address.
+    hosts = (str(place[0]).partition("%")[0] for _, place in places_of(host, None))
+    return all(ipaddress.ip_address(one).is_loopback for one in hosts)
+
+
+def places_of(host: str, port: int | None) -> list[tuple[int, Any]]:
+    """What a host stands for: the family of each address, and the address as `bind` wants it.
+
+    Raises:
+        ConfigurationError: the host stands for no address.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"{host!r} is no address, and not an address's name that is known here.",
+            hint="Give --host an address of this machine, such as 127.0.0.1.",
+        ) from error
+    return [(family, place) for family, *_, place in found]
+
+
+def _in_range(flag: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigurationError(f"{flag} is {value}, and must be {low} to {high}.")
+
+
+_log = structlog.get_logger(__name__)
+
+SERVICE: Final = destination_sdk_pb2.DESCRIPTOR.services_by_name["DestinationConnector"].full_name
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # Without this a second server on the same port would quietly get half of the calls.
+    ("grpc.so_reuseport", 0),
+)
+_ANY_PORT_TRIES: Final = 20
+#: All addresses of the machine.
+_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - who asks for it has to allow it, too
+
+
+class Health(health.HealthServicer):
+    """The health service on a thread of its own: it answers while every worker is busy."""
+
+    def __init__(self) -> None:
+        super().__init__(experimental_non_blocking=True)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="health")
+        # gRPC runs a handler on the pool that its function carries. The functions of a class are
+        # shared by every server of the process, so each gets its own.
+        own: Any = self
+        own.Check = self._on_own_thread(super().Check)
+        own.Watch = self._on_own_thread(super().Watch)
+        own.Watch.experimental_non_blocking = True
+        self.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+
+    def _on_own_thread(self, method: Any) -> Any:
+        def handler(*arguments: Any, **named: Any) -> Any:
+            return method(*arguments, **named)
+
+        handler.experimental_thread_pool = self._threads  # type: ignore[attr-defined]
+        return handler
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._threads.shutdown(wait=False)
+
+
+def build(destination: Destination, health_service: Health, *, workers: int) -> grpc.Server:
+    """A server with our service, health and reflection; it does not listen yet."""
+    server = grpc.server(
+        ThreadPoolExecutor(workers, thread_name_prefix="call"), options=list(_OPTIONS)
+    )
+    destination_sdk_pb2_grpc.add_DestinationConnectorServicer_to_server(destination, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection(
+        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    return server
+
+
+def listen(server: grpc.Server, options: ServeOptions) -> int:
+    """Bind every address of the options to one port.
+
+    Returns:
+        the port.
+
+    Raises:
+        ConfigurationError: an address cannot be bound, or the TLS files make no sense.
+    """
+    credentials = _credentials(options)
+    hosts = options.hosts
+    if hosts == LOOPBACK and not _has_ipv6_loopback():
+        hosts = (LOOPBACK[0],)
+        _log.info("no_ipv6_loopback")
+    port = options.port or _free_port(hosts)
+    if set(_WILDCARDS) <= set(hosts):
+        # gRPC listens on both for either: a second one would find the port in use.
+        hosts = tuple(host for host in hosts if host != _WILDCARDS[0])
+    for host in hosts:
+        address = _address(host, port)
+        try:
+            bound = (
+                server.add_secure_port(address, credentials)
+                if credentials
+                else server.add_insecure_port(address)
+            )
+        except RuntimeError as error:
+            raise _not_bound(address) from error
+        if bound == 0:
+            raise _not_bound(address)
+    return port
+
+
+def expect_usable(options: ServeOptions) -> None:
+    """Look whether `listen` will do, without listening.
+
+    Raises:
+        ConfigurationError: as of `listen`.
+    """
+    _credentials(options)
+    for host in options.hosts:
+        if options.hosts != LOOPBACK or host != LOOPBACK[1]:
+            # Port 0 is any that is free, and tells whether the address is of this machine.
+            _expect_free(host, options.port)
+
+
+def _expect_free(host: str, port: int) -> None:
+    family, to = places_of(host, port)[0]
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As gRPC does: what a server has left behind that is gone does not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(to)
+    except OSError as error:
+        raise _not_bound(_address(host, port)) from error
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _not_bound(address: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{address} cannot be listened on.",
+        hint="The port may be in use, or the address not of this machine; choose others with "
+        "--port and --host. With TLS, check the certificate and its key.",
+    )
+
+
+def _has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind((LOOPBACK[1], 0))
+    except OSError:
+        return False
+    return True
+
+
+def _free_port(hosts: tuple[str, ...]) -> int:
+    """A port that is free on every host; gRPC would choose a different one for each."""
+    for _ in range(_ANY_PORT_TRIES):
+        port = 0
+        held: list[socket.socket] = []
+        try:
+            for host in hosts:
+                family, to = places_of(host, port)[0]
+                probe = socket.socket(family, socket.SOCK_STREAM)
+                held.append(probe)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(to)
+                port = int(probe.getsockname()[1])
+        except OSError:
+            continue
+        finally:
+            for probe in held:
+                probe.close()
+        return port
+    raise ConfigurationError(f"No port is free on {' and '.join(hosts)}.")
+
+
+def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
+    if options.tls_cert is None or options.tls_key is None:
+        return None
+    authorities = _pem(options.tls_client_ca) if options.tls_client_ca else None
+    _expect_pair(options.tls_cert, options.tls_key)
+    return grpc.ssl_server_credentials(
+        [(_pem(options.tls_key), _pem(options.tls_cert))],
+        root_certificates=authorities,
+        require_client_auth=authorities is not None,
+    )
+
+
+def _expect_pair(certificate: Path, key: Path) -> None:
+    try:
+        # An encrypted key is asked for on the terminal, unless there is a password.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The certificate {str(certificate)!r} and the key {str(key)!r} cannot be used "
+            f"together: {error.strerror or type(error).__name__}.",
+            hint="Give a certificate chain and its own private key, both PEM, without a password.",
+        ) from error
+
+
+def _pem(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{str(path)!r} cannot be read: {error.strerror}.",
+            hint="--tls-cert, --tls-key and --tls-client-ca name PEM files.",
+        ) from error

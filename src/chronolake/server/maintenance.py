@@ -1,0 +1,142 @@
+"""Maintenance that a server does by itself: one table at a time, and never before a batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from py4j.protocol import Py4JError
+
+from chronolake import core
+from chronolake.errors import TableNotFoundError
+from chronolake.server.calls import unexpected
+from chronolake.server.write_batch import cancellable
+from chronolake.session import is_java_running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chronolake.lake import Lake
+    from chronolake.types import TableName
+
+_log = structlog.get_logger(__name__)
+
+_TAG: Final = "upkeep"
+_STOP_SECONDS: Final = 10.0
+_CANCEL_STEP: Final = 0.5
+_YIELD_STEP: Final = 0.05
+
+
+class Upkeep:
+    """A thread that maintains tables that batches have changed, where they need it.
+
+    Whether a table needs it is read from its metadata, with the thresholds of the lake's
+    configuration. It gives way to batches: a table that is being written waits for its turn after
+    the batch, and a batch that comes meanwhile ends it. Only a table that is far beyond the
+    thresholds, because its batches leave no gap, is maintained beside them; a batch that is then
+    overtaken is staged a second time.
+
+    Another thread ends it. What Spark is told to cancel are the jobs of that moment, and
+    maintenance has pauses between its jobs: it is told again and again until it has ended.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._state = threading.Condition()
+        # A dict, so that tables wait in the order they came, each once.
+        self._waiting: dict[TableName, None] = {}
+        self._closed = False
+        self._writes: Counter[TableName] = Counter()
+        # The table that is maintained, if a batch ends that.
+        self._yielding: TableName | None = None
+        self._was_overtaken = False
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._yield, name="upkeep-yield", daemon=True).start()
+
+    def changed(self, name: TableName) -> None:
+        """A table has changed."""
+        with self._state:
+            self._waiting[name] = None
+            self._state.notify_all()
+
+    @contextmanager
+    def writing(self, name: TableName) -> Iterator[None]:
+        """A batch for a table: its maintenance ends, and comes again after the batch."""
+        with self._state:
+            self._writes[name] += 1
+            self._state.notify_all()
+        try:
+            yield
+        finally:
+            with self._state:
+                self._writes[name] -= 1
+                if not self._writes[name]:
+                    del self._writes[name]
+                self.changed(name)
+
+    def close(self) -> None:
+        """Stop; what is half done is given up, and what a table holds does not change by it."""
+        with self._state:
+            self._closed = True
+            self._state.notify_all()
+        for _ in range(int(_STOP_SECONDS / _CANCEL_STEP)):
+            self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
+            self._thread.join(_CANCEL_STEP)
+            if not self._thread.is_alive():
+                return
+
+    def _next(self) -> TableName | None:
+        with self._state:
+            self._state.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            name = next(iter(self._waiting))
+            del self._waiting[name]
+            self._was_overtaken = False
+            return name
+
+    def _run(self) -> None:
+        while name := self._next():
+            try:
+                self._maintain(name)
+            except TableNotFoundError:
+                continue
+            except Exception as failure:  # noqa: BLE001 - the next table must not suffer
+                if not self._closed and not self._was_overtaken:
+                    _log.warning("not_maintained", table=str(name), **unexpected(failure))
+
+    def _maintain(self, name: TableName) -> None:
+        plan = core.planned(self._lake, name)
+        if not plan.is_needed:
+            return
+        with self._state:
+            if not plan.is_urgent:
+                if self._writes[name] or self._lake.is_written(name):
+                    return
+                self._yielding = name
+        try:
+            with cancellable(self._lake, _TAG):
+                core.maintain(self._lake, name, only_if_needed=True)
+        finally:
+            with self._state:
+                self._yielding = None
+
+    def _is_overtaken(self) -> bool:
+        return self._yielding is not None and self._writes[self._yielding] > 0
+
+    def _yield(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._closed or self._is_overtaken())
+                if self._closed or not is_java_running():
+                    return
+                self._was_overtaken = True
+            # Where Java ends just now, there is nothing left to cancel.
+            with suppress(Py4JError):
+                self._lake.spark.sparkContext.cancelJobsWithTag(_TAG)
+            time.sleep(_YIELD_STEP)

@@ -1,0 +1,287 @@
+"""Trying a manifest: what is wrong with it, what its streams can do, and some of their records."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chronolake.config import OnPartitionLimit
+from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.humanize import counted, did_you_mean
+from chronolake.limits import check_mode
+from chronolake.source.declarative.components.instances import check
+from chronolake.source.declarative.connect import opened
+from chronolake.source.declarative.manifests.capabilities import cursor_of, traits_of
+from chronolake.source.declarative.manifests.config_validation import expect_complete, missing_in
+from chronolake.source.declarative.manifests.manifest import checked_streams
+from chronolake.source.declarative.parent_streams import chosen, is_outdated, parents_of
+from chronolake.source.declarative.stream_reader import StreamReader
+from chronolake.source.protocol import Finding, Level
+from chronolake.types import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from chronolake.config import DeclarativeSource
+    from chronolake.source.declarative.api import Api
+    from chronolake.source.declarative.http.transport import Exchange
+    from chronolake.source.declarative.manifests.manifest import Manifest
+    from chronolake.source.declarative.models.streams import AnyStream
+    from chronolake.source.declarative.records.transformations import Record
+    from chronolake.source.protocol import Memory
+
+
+@dataclass
+class Result:
+    """What one run has read of a stream, all of it in memory: for trying manifests.
+
+    Attributes:
+        records: the records.
+        state: the state after them, as other readers have it.
+        failure: why not everything could be read, or None.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    state: dict[str, Any] | None = None
+    failure: ChronolakeError | None = None
+
+
+def read(
+    stream: AnyStream,
+    api: Api,
+    stored: Mapping[str, Any] | None,
+    *,
+    on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
+    limit: int | None = None,
+) -> Result:
+    """Read a stream, one slice after the other; what fails does not stop the others.
+
+    Args:
+        stream: the stream.
+        api: where it is read from.
+        stored: its state, or None.
+        on_limit: what becomes of too many partitions.
+        limit: how many records are enough; None: all.
+
+    Raises:
+        ConfigurationError: nothing can be read.
+    """
+    stored = None if is_outdated(stream, stored, api.config) else stored
+    reader = StreamReader(chosen(stream, stored), api, stored, on_limit=on_limit)
+    result = Result()
+    try:
+        for work in reader.work():
+            one = reader.slices.read(work)
+            try:
+                for records in one.pages():
+                    result.records += records
+                    if limit is not None and len(result.records) >= limit:
+                        result.records = result.records[:limit]
+                        return result
+            except ChronolakeError as failure:
+                reader.failed()
+                result.failure = result.failure or failure
+                continue
+            reader.done(work, one.latest)
+    except ChronolakeError as failure:
+        reader.failed()
+        result.failure = result.failure or failure
+    reader.complete()
+    result.state = reader.state.exported()
+    return result
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some records of a stream, and how they were got.
+
+    Attributes:
+        records: the first ones.
+        exchanges: the requests that were made, in their order.
+        state: the state that they lead to; None if not all was read.
+        failure: why there are not more, or None.
+    """
+
+    records: list[Record]
+    exchanges: list[Exchange]
+    state: dict[str, Any] | None
+    failure: ChronolakeError | None
+
+
+def sample(
+    manifest: Manifest,
+    source: DeclarativeSource,
+    name: str,
+    *,
+    limit: int,
+    state: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
+) -> Sample:
+    """Read some records of a stream; nothing is kept of them, but of tokens that change.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        name: the stream.
+        limit: how many records at most.
+        state: from where on, or None: from the beginning.
+        memory: keeps tokens that change with each use.
+
+    Raises:
+        ConfigurationError: there is no such stream, or the manifest and the configuration make no
+            requests.
+        SourceError: the API does not tell its streams, or the schema of this one.
+    """
+    expect_complete(source.config, manifest, "source.config")
+    exchanges: list[Exchange] = []
+    with opened(manifest, source, wanted=[name], memory=memory, log=exchanges.append) as api:
+        result = read(api.manifest.stream(name), api, state, limit=limit)
+    return Sample(result.records, exchanges, result.state, result.failure)
+
+
+def whole_of(
+    manifest: Manifest,
+    source: DeclarativeSource,
+    *,
+    memory: Memory | None = None,
+) -> Manifest:
+    """A manifest with all the streams that are wanted; the API is asked where only it knows them.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        memory: keeps tokens that change with each use.
+
+    Raises:
+        ConfigurationError: the configuration is not as the manifest wants it, or makes no streams.
+        SourceError: the API does not tell its streams.
+    """
+    if manifest.lists(source.only):
+        return manifest
+    with opened(manifest, source, wanted=source.only, memory=memory) as api:
+        return api.manifest
+
+
+def findings_of(
+    manifest: Manifest,
+    source: DeclarativeSource,
+    *,
+    memory: Memory | None = None,
+    learn: Callable[[Manifest | ChronolakeError], None] | None = None,
+) -> Iterator[Finding]:
+    """What a manifest and a configuration are like: all that is wrong, and each stream.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        memory: keeps tokens that change with each use.
+        learn: is told the manifest with all its streams, or why they are not known, so that nobody
+            has to ask the API for them again; not if this look has a configuration of its own.
+    """
+    overrides = manifest.check.config_overrides if manifest.check else None
+    learn = learn if learn and not overrides else lambda _: None
+    missing = missing_in(source.config, manifest)
+    if missing:
+        yield from _described(manifest, source.only)
+        yield Finding(
+            "config",
+            Level.FAILED,
+            f"{', '.join(missing)} is missing, which the manifest requires.",
+            "Set it below `source.config`; secrets from the environment, as ${TOKEN}.",
+        )
+        return
+    exchanges: list[Exchange] = []
+    with ExitStack() as stack:
+        try:
+            api = stack.enter_context(
+                opened(
+                    manifest,
+                    source,
+                    wanted=source.only,
+                    memory=memory,
+                    overrides=overrides,
+                    log=exchanges.append,
+                )
+            )
+        except ChronolakeError as failure:
+            learn(failure)
+            yield from _described(manifest, source.only)
+            yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
+            return
+        learn(api.manifest)
+        yield from _described(api.manifest, source.only)
+        yield from _unknown_streams(api.manifest, source)
+        for name in checked_streams(api.manifest, source.only):
+            yield _connection(api, name, exchanges)
+
+
+def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[Finding]:
+    """What is wrong with a manifest, and what its streams can do."""
+    for problem in manifest.problems:
+        if problem.stream is None or wanted is None or problem.stream in wanted:
+            # A stream that nobody asked for by name is left out.
+            is_left_out = problem.stream is not None and wanted is None
+            where = "" if problem.line is None else f", line {problem.line}"
+            of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
+            yield Finding(
+                "manifest",
+                Level.WARNING if is_left_out or problem.is_warning else Level.FAILED,
+                f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
+                problem.hint,
+            )
+    told = {name for one in manifest.problems for name in (one.stream, *one.streams)}
+    for name in manifest.streams if wanted is None else wanted:
+        if name not in manifest.streams:
+            if name not in told and manifest.is_whole:
+                hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")
+                yield Finding(f"stream {name}", Level.FAILED, "the manifest has none", hint)
+            continue
+        try:
+            check(manifest.streams[name])
+        except ConfigurationError as refusal:
+            yield Finding(f"stream {name}", Level.FAILED, refusal.message, refusal.hint)
+        else:
+            yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
+
+
+def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
+    """Report streams that the configuration names and the manifest has not."""
+    if not manifest.is_whole:
+        return
+    parents = {one.name for stream in manifest.streams.values() for one in parents_of(stream)}
+    known = parents | set(manifest.streams)
+    for key in ("may_lack_records", "may_repeat_tokens"):
+        for name in getattr(source, key):
+            if name not in known:
+                hint = did_you_mean(name, sorted(known), f"Correct `source.{key}`.")
+                yield Finding(key, Level.FAILED, f"there is no stream {name}", hint)
+
+
+def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:
+    """Whether a stream can be read, by its first slice."""
+    what = f"connection, by {name}"
+    exchanges.clear()
+    try:
+        reader = StreamReader(chosen(api.manifest.stream(name), None), api)
+        work = next(reader.work(), None)
+        if work is None:
+            told = "there is nothing to ask for: the streams that it depends on have no records"
+            return Finding(what, Level.WARNING, told)
+        has_records = any(reader.slices.read(work).pages())
+    except ChronolakeError as failure:
+        return Finding(what, Level.FAILED, failure.message, failure.hint)
+    got = "a record came" if has_records else "no record came"
+    return Finding(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
+
+
+def _words(stream: AnyStream) -> str:
+    cursor = cursor_of(stream)
+    traits = traits_of(stream)
+    how = "read as a whole each time" if cursor is None else f"incremental by {cursor.cursor_field}"
+    try:
+        check_mode(traits, Mode.HISTORY)
+    except ChronolakeError as refusal:
+        reason = refusal.message.partition(": ")[2].rstrip(".")
+        return f"{how}; no history: {reason}"
+    return f"{how}; history is possible"

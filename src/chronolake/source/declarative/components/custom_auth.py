@@ -1,0 +1,94 @@
+"""Authenticators that are classes of the connector's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chronolake.source.declarative.components.instances import ready
+from chronolake.source.declarative.components.responses import encoded_from, request_for
+from chronolake.source.declarative.http.auth import PLACE, Authentication
+from chronolake.source.declarative.http.request_builder import Injection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chronolake.source.declarative.components.custom_classes import Calls
+    from chronolake.source.declarative.http.api_session import Access
+    from chronolake.source.declarative.http.request_builder import Encoded, Request
+    from chronolake.source.declarative.models.base import CustomAuthenticator
+
+_RENEW = "refresh_and_set_access_token"
+
+
+def custom_authentication(
+    component: CustomAuthenticator, access: Access, config: Mapping[str, Any]
+) -> Authentication:
+    """Return the authenticator that a class of the connector's own is.
+
+    Raises:
+        ConfigurationError: the class is missing, or a part of it is invalid.
+        SourceError: its constructor fails.
+    """
+    return ComponentAuthentication(ready(component, access, config))
+
+
+@dataclass(frozen=True)
+class ComponentAuthentication(Authentication):
+    """What a class adds to requests: as headers, parameters and bodies, and when all is there."""
+
+    calls: Calls
+
+    def injection(self) -> Injection:
+        """What goes into the next request.
+
+        Raises:
+            SourceError: the class fails.
+        """
+        credentials = Injection(place=PLACE)
+        for method, place in (
+            ("get_request_params", "params"),
+            ("get_request_body_data", "body_data"),
+            ("get_request_body_json", "body_json"),
+        ):
+            if self.calls.has(method):
+                setattr(credentials, place, self.calls.mapping(method) or {})
+        if not self._signs and self.calls.has("get_auth_header"):
+            credentials.headers = self.calls.mapping("get_auth_header") or {}
+        return credentials
+
+    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+        """Return a request as the class changes it, and all secrets in it.
+
+        Raises:
+            SourceError: the class fails.
+        """
+        plain, credentials = super().prepare(request)
+        return self._signed(plain, credentials) if self._signs else (plain, credentials)
+
+    def _signed(self, request: Encoded, credentials: Injection) -> tuple[Encoded, Injection]:
+        prepared: Any = request_for(request)
+        signed = encoded_from(self.calls.call("__call__", prepared) or prepared)
+        added = {
+            name: value
+            for name, value in signed.headers.items()
+            if request.headers.get(name) != value and name.lower() != "content-type"
+        }
+        return signed, Injection(
+            params=credentials.params,
+            headers={**credentials.headers, **added},
+            body_data=credentials.body_data,
+            body_json=credentials.body_json,
+            place=PLACE,
+        )
+
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the class knows what it gave
+        """Let the class get other credentials; return False if it has no way to."""
+        if not self.calls.has(_RENEW):
+            return False
+        self.calls.call(_RENEW)
+        return True
+
+    @property
+    def _signs(self) -> bool:
+        return self.calls.has("__call__")

@@ -1,0 +1,150 @@
+"""Opening an API: its streams, its budget, and the connections to it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.api import Api
+from chronolake.source.declarative.components.custom_auth import custom_authentication
+from chronolake.source.declarative.http.api_session import Access
+from chronolake.source.declarative.http.transport import Network, http_client
+from chronolake.source.declarative.manifests.capabilities import reports_of
+from chronolake.source.declarative.manifests.config_validation import made_ready, masking
+from chronolake.source.declarative.manifests.dynamic_streams import expanded
+from chronolake.source.declarative.models.requests import HTTPAPIBudget
+from chronolake.source.declarative.parent_streams import parents_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from chronolake.config import DeclarativeSource
+    from chronolake.source.declarative.http.transport import Exchange
+    from chronolake.source.declarative.manifests.manifest import Manifest
+    from chronolake.source.protocol import Memory
+
+
+def api_of(
+    manifest: Manifest,
+    config: Mapping[str, Any],
+    network: Network,
+    *,
+    wanted: Collection[str] | None = None,
+    memory: Memory | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    may_lack_records: Collection[str] = (),
+    may_repeat_tokens: Collection[str] = (),
+) -> Api:
+    """The API of a manifest; it is asked for its streams if it takes that to know them.
+
+    Args:
+        manifest: the manifest.
+        config: what the user has set.
+        network: where requests go.
+        wanted: the streams that matter, or None: all of them. If the manifest lists these, others
+            are not looked for.
+        memory: keeps what the next run has to know: tokens that change with each use.
+        overrides: values that go before those that the manifest's rules make of the configuration.
+        may_lack_records: streams whose answers may have nothing where their records should be.
+        may_repeat_tokens: streams whose API uses one page token for all pages.
+
+    Raises:
+        ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
+            wants it, or its streams cannot be made.
+        SourceError: the API does not tell its streams.
+    """
+    manifest.expect_known()
+    ready = {**made_ready(config, manifest), **(overrides or {})}
+    budget = _budget_of(manifest)
+    access = Access(network, ready, custom=custom_authentication, budget=budget, memory=memory)
+    reports = threading.Semaphore(reports_of(manifest, ready))
+    api = Api(
+        manifest,
+        ready,
+        access,
+        budget,
+        _asked_again(manifest, wanted),
+        frozenset(may_lack_records),
+        frozenset(may_repeat_tokens),
+        reports,
+    )
+    if manifest.lists(wanted):
+        return api
+    whole = expanded(manifest, api)
+    return replace(api, manifest=whole, asked_again=_asked_again(whole, wanted))
+
+
+@contextmanager
+def opened(
+    manifest: Manifest,
+    source: DeclarativeSource,
+    *,
+    wanted: Collection[str] | None,
+    memory: Memory | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    log: Callable[[Exchange], None] | None = None,
+) -> Iterator[Api]:
+    """The API of a source, over connections that are closed when the block ends.
+
+    Args:
+        manifest: the manifest.
+        source: the configuration of its source.
+        wanted: as of `api_of`.
+        memory: as of `api_of`.
+        overrides: as of `api_of`.
+        log: is told of each request and its answer.
+
+    Raises:
+        ConfigurationError: as of `api_of`.
+        SourceError: as of `api_of`.
+    """
+    mask = masking(source.config, manifest)
+    with http_client(source.allowed_hosts) as client:
+        network = Network(
+            client,
+            allowed_hosts=source.allowed_hosts,
+            mask=mask,
+            log=log,
+            longest=source.response_timeout,
+            memory=source.response_memory_mib << 20,
+        )
+        yield api_of(
+            manifest,
+            source.config,
+            network,
+            wanted=wanted,
+            memory=memory,
+            overrides=overrides,
+            may_lack_records=source.may_lack_records,
+            may_repeat_tokens=source.may_repeat_tokens,
+        )
+
+
+def _asked_again(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
+    """The streams that those which are wanted read for their partitions."""
+    return frozenset(
+        parent.name
+        for name, stream in manifest.streams.items()
+        if wanted is None or name in wanted
+        for parent in parents_of(stream)
+    )
+
+
+def _budget_of(manifest: Manifest) -> HTTPAPIBudget | None:
+    described = manifest.content.get("api_budget")
+    if not described:
+        return None
+    try:
+        return HTTPAPIBudget.model_validate(described)
+    except ValidationError as failure:
+        (first, *_) = failure.errors(include_url=False, include_input=False)
+        where = ".".join(["api_budget", *map(str, first["loc"])])
+        raise ConfigurationError(
+            f"{manifest.file}: {where}: {first['msg']}.",
+            hint="The manifest's budget says how often the API may be called.",
+        ) from failure

@@ -1,0 +1,356 @@
+"""Access to an API: the senders of its requests, which share credentials, budget and answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import httpx
+
+from chronolake.errors import SourceError
+from chronolake.source.declarative.http.auth import (
+    Authentication,
+    FixedAuthentication,
+    JwtAuthentication,
+    fixed_authentication,
+    selected,
+)
+from chronolake.source.declarative.http.client import Sender, hiding
+from chronolake.source.declarative.http.oauth import OAuthAuthentication
+from chronolake.source.declarative.http.rate_limit import Budget, Calls, CountedCalls
+from chronolake.source.declarative.http.response import AnswerCache
+from chronolake.source.declarative.http.session_token import (
+    LegacySessionAuthentication,
+    SessionAuthentication,
+)
+from chronolake.source.declarative.http.token_pool import (
+    CountedQuotas,
+    QuotaStatus,
+    Report,
+    TokenRotation,
+    Turn,
+    credentials_of,
+    handler_of,
+)
+from chronolake.source.declarative.http.transport import TIMEOUT
+from chronolake.source.declarative.models.base import CustomAuthenticator
+from chronolake.source.declarative.models.requests import (
+    DefaultErrorHandler,
+    HttpResponseFilter,
+    JwtAuthenticator,
+    LegacySessionTokenAuthenticator,
+    OAuthAuthenticator,
+    RateLimitedMultipleTokenAuthenticator,
+    SelectiveAuthenticator,
+    SessionTokenAuthenticator,
+)
+from chronolake.source.declarative.templating.templates import as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from chronolake.source.declarative.http.request_builder import Injection
+    from chronolake.source.declarative.http.token_pool import Quotas
+    from chronolake.source.declarative.http.transport import Network
+    from chronolake.source.declarative.models.requests import (
+        Authenticator,
+        HTTPAPIBudget,
+        HttpRequester,
+    )
+    from chronolake.source.protocol import Memory
+
+#: A session that the API no longer takes is no error: a login gives another.
+_EXPIRED_SESSION = DefaultErrorHandler(
+    type="DefaultErrorHandler",
+    response_filters=[
+        HttpResponseFilter(type="HttpResponseFilter", action="IGNORE", http_codes=frozenset({401}))
+    ],
+)
+
+
+#: They ask for tokens, which are one for all that read an API at once.
+_TOKENS: Final = (
+    OAuthAuthenticator,
+    SessionTokenAuthenticator,
+    LegacySessionTokenAuthenticator,
+)
+
+
+class CustomAuthentication(Protocol):
+    """Makes the authenticator that a class of the connector's own is."""
+
+    def __call__(
+        self, component: CustomAuthenticator, access: Access, config: Mapping[str, Any], /
+    ) -> Authentication:
+        """Return the authenticator."""
+
+
+class Shared(Calls, Protocol):
+    """What all have in common that read an API at once, in several processes."""
+
+    def injection(self, identity: str) -> Injection:
+        """What goes into the next request of an authenticator."""
+
+    def refresh(self, identity: str, spent: Injection) -> bool:
+        """Get others in place of rejected credentials; return False if there are none."""
+
+    def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
+        """Takes a call of one of an authenticator's tokens, as `quotas.Quotas` has it."""
+
+    def reported(self, identity: str, token: int, quota: str, report: Report) -> None:
+        """Learns what an answer tells of one of an authenticator's tokens."""
+
+    def others(self, identity: str, token: int, quota: str) -> bool:
+        """Whether one of an authenticator's tokens is spent and another is not."""
+
+
+@dataclass(frozen=True)
+class _SharedAuthentication(Authentication):
+    shared: Shared
+    identity: str
+
+    def injection(self) -> Injection:
+        return self.shared.injection(self.identity)
+
+    def refresh(self, spent: Injection) -> bool:
+        return self.shared.refresh(self.identity, spent)
+
+
+@dataclass(frozen=True)
+class _SharedQuotas:
+    shared: Shared
+    identity: str
+
+    def turn(self, quota: str, waited: int | None) -> Turn:
+        return self.shared.turn(self.identity, quota, waited)
+
+    def reported(self, token: int, quota: str, report: Report) -> None:
+        self.shared.reported(self.identity, token, quota, report)
+
+    def others(self, token: int, quota: str) -> bool:
+        return self.shared.others(self.identity, token, quota)
+
+
+class Access:
+    """One connection's access to an API; any number of threads may use it.
+
+    Streams whose authenticators are the same share one, and with it the token it has.
+
+    Args:
+        network: where requests go.
+        config: the connection's configuration.
+        custom: makes the authenticators that are classes of the connector's own.
+        budget: the manifest's `api_budget`, or None.
+        memory: keeps what the next run has to know: rotating tokens, a secret.
+        shared: has the budget's calls and the tokens, where others read the API as well.
+
+    Attributes:
+        calls: that were made so far.
+
+    Raises:
+        ConfigurationError: the budget is none.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        config: Mapping[str, Any],
+        *,
+        custom: CustomAuthentication,
+        budget: HTTPAPIBudget | None = None,
+        memory: Memory | None = None,
+        shared: Shared | None = None,
+    ) -> None:
+        self._network = network
+        self._config = config
+        self._custom = custom
+        self._shared = shared
+        policies = () if budget is None else budget.policies
+        self.calls: Calls = shared or CountedCalls(policies, config, network.now)
+        self._budget = None if budget is None else Budget(budget, config, self.calls)
+        self._memory = memory
+        self._cache = AnswerCache()
+        self._lock = threading.RLock()
+        self._authentications: dict[str, Authentication] = {}
+
+    @property
+    def network(self) -> Network:
+        """Where requests go."""
+        return self._network
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Ends all waits; no request is made from then on."""
+        return self._network.cancelled
+
+    def forget_answers(self) -> None:
+        """Ask for everything anew from now on: what was asked for before may have changed."""
+        self._cache.forget()
+
+    def sender(self, requester: HttpRequester, *, cached: bool | None = None) -> Sender:
+        """What sends a requester's requests.
+
+        Args:
+            requester: whose authenticator, error handler and timeouts count.
+            cached: whether answers are kept; None leaves it to the requester's `use_cache`.
+
+        Raises:
+            ConfigurationError: the authenticator or the error handler is wrong.
+        """
+        authentication, identity = None, ""
+        if requester.authenticator is not None:
+            authentication, identity = self._identified(
+                requester.authenticator, self._login_url(requester)
+            )
+        keep = requester.use_cache if cached is None else cached
+        return Sender(
+            self._network,
+            self._config,
+            authentication=authentication,
+            identity=identity,
+            error_handler=requester.error_handler,
+            budget=self._budget,
+            cache=self._cache if keep else None,
+            timeout=httpx.Timeout(
+                requester.read_timeout_in_seconds or TIMEOUT.read,
+                connect=requester.connect_timeout_in_seconds or TIMEOUT.connect,
+            ),
+        )
+
+    def _login_url(self, requester: HttpRequester) -> str:
+        """What a login's path is put behind; it does not matter to other authenticators."""
+        by_login = (LegacySessionTokenAuthenticator, SelectiveAuthenticator)
+        if not isinstance(requester.authenticator, by_login):
+            return ""
+        context = {"config": self._config, "parameters": requester.parameters}
+        return as_text(requester.url or requester.url_base or "", context)
+
+    def issued(self, identity: str) -> Authentication:
+        """The authentication that a sender has, by what tells authenticators apart.
+
+        Raises:
+            SourceError: no sender has asked for such a one.
+        """
+        with self._lock:
+            found = self._authentications.get(identity)
+        if found is None:
+            raise SourceError("A task asks for credentials that the stream does not have.")
+        return found
+
+    def quotas(self, identity: str) -> Quotas:
+        """What the tokens of an authenticator that a sender has have left.
+
+        Raises:
+            SourceError: no sender has asked for such a one.
+        """
+        found = self.issued(identity)
+        if not isinstance(found, TokenRotation):
+            raise SourceError("A task asks for the quotas of what has none.")
+        return found.quotas
+
+    def authentication(self, component: Authenticator, api_url: str) -> Authentication:
+        """What proves who sends requests to a URL; raises what `sender` raises."""
+        return self._identified(component, api_url)[0]
+
+    def _identified(self, component: Authenticator, api_url: str) -> tuple[Authentication, str]:
+        if isinstance(component, SelectiveAuthenticator):
+            return self._identified(selected(component, self._config), api_url)
+        identity = _identity(component, api_url)
+        with self._lock:
+            if identity not in self._authentications:
+                self._authentications[identity] = (
+                    _SharedAuthentication(self._shared, identity)
+                    if self._shared is not None and isinstance(component, _TOKENS)
+                    else self._made(component, api_url, identity)
+                )
+            return self._authentications[identity], identity
+
+    def _made(self, component: Authenticator, api_url: str, identity: str) -> Authentication:  # noqa: PLR0911 - one for each
+        if isinstance(component, CustomAuthenticator):
+            return self._custom(component, self, self._config)
+        if isinstance(component, OAuthAuthenticator):
+            assertion = component.profile_assertion
+            return OAuthAuthentication(
+                component,
+                self._config,
+                self._network,
+                assertion=(
+                    JwtAuthentication(assertion, self._config, self._network).token
+                    if assertion is not None
+                    else None
+                ),
+                memory=self._memory,
+                name=identity,
+            )
+        if isinstance(component, JwtAuthenticator):
+            return JwtAuthentication(component, self._config, self._network)
+        if isinstance(component, SessionTokenAuthenticator):
+            sender = self.sender(component.login_requester)
+            return SessionAuthentication(component, self._config, sender, self._network)
+        if isinstance(component, LegacySessionTokenAuthenticator):
+            sender = Sender(self._network, self._config, error_handler=_EXPIRED_SESSION)
+            return LegacySessionAuthentication(
+                component, self._config, api_url, sender, self._network
+            )
+        if isinstance(component, RateLimitedMultipleTokenAuthenticator):
+            return self._rotation(component, identity)
+        if isinstance(component, SelectiveAuthenticator):
+            return self._identified(component, api_url)[0]
+        return fixed_authentication(component, self._config)
+
+    def _rotation(
+        self, component: RateLimitedMultipleTokenAuthenticator, identity: str
+    ) -> TokenRotation:
+        credentials = credentials_of(component, self._config)
+        return TokenRotation(
+            component,
+            self._config,
+            self._network,
+            credentials,
+            _SharedQuotas(self._shared, identity)
+            if self._shared is not None
+            else self._counted(component, credentials),
+        )
+
+    def _counted(
+        self, component: RateLimitedMultipleTokenAuthenticator, credentials: Sequence[Injection]
+    ) -> CountedQuotas:
+        handler = handler_of(component.quota_status_source)
+        network = hiding(self._network, credentials)
+        senders = [
+            Sender(
+                network,
+                self._config,
+                authentication=FixedAuthentication(each),
+                error_handler=handler,
+            )
+            for each in credentials
+        ]
+        status = QuotaStatus(component, self._config, [sender.send for sender in senders])
+        return CountedQuotas(component, status.fetched, self._network.now)
+
+
+def _identity(component: Authenticator, api_url: str) -> str:
+    """What tells authenticators apart.
+
+    `$parameters` differ from stream to stream, and count only where a template asks for them.
+    """
+    whole = component.model_dump(mode="json")
+    plain = _without_parameters(whole)
+    is_own = isinstance(component, CustomAuthenticator)
+    if not is_own and "parameters" not in json.dumps(plain):
+        whole = plain
+    legacy = isinstance(component, LegacySessionTokenAuthenticator)
+    text = json.dumps([whole, api_url if legacy else ""], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_parameters(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_parameters(one) for key, one in value.items() if key != "parameters"}
+    if isinstance(value, list):
+        return [_without_parameters(one) for one in value]
+    return value

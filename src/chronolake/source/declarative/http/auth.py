@@ -1,0 +1,259 @@
+"""Authenticators: the base class, and those whose credentials are in the configuration.
+
+Source: `specs/airbyte-declarative.md` (1.7). What a template gives for a credential is sent as it
+stands: no key or password is taken for a number because it looks like one.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import jwt
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.http.request_builder import Injection, encoded
+from chronolake.source.declarative.http.response import loads
+from chronolake.source.declarative.models.requests import (
+    ApiKeyAuthenticator,
+    BasicHttpAuthenticator,
+    BearerAuthenticator,
+    JwtHeaders,
+    JwtPayload,
+    NoAuth,
+    RequestOption,
+)
+from chronolake.source.declarative.records.field_paths import MISSING, only_value
+from chronolake.source.declarative.templating.templates import as_mapping, as_truth, evaluated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from chronolake.source.declarative.http.request_builder import Encoded, Request
+    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.transport import Network
+    from chronolake.source.declarative.models.requests import (
+        Authenticator,
+        JwtAuthenticator,
+        SelectiveAuthenticator,
+    )
+    from chronolake.source.declarative.templating.templates import Context
+
+#: Who puts credentials into a request, in error messages.
+PLACE: Final = "the authenticator"
+_JWT_HEADERS: Final = frozenset({"kid", "alg", "typ", "cty"})
+_JWT_CLAIMS: Final = frozenset({"iss", "sub", "aud", "iat", "exp", "nbf"})
+
+
+def credential(template: str | None, context: Context) -> str:
+    """What a template gives, letter by letter."""
+    if not template:
+        return ""
+    return str(evaluated(template, context, default=template, kinds=(str,)))
+
+
+class Authentication:
+    """Puts credentials into requests and learns from responses, as `httpx.Auth` does.
+
+    The HTTP client knows nothing else of authenticators. Any number of threads may use one. This
+    class itself is the authenticator of an API that needs none.
+    """
+
+    @property
+    def secrets(self) -> Sequence[Injection]:
+        """Return the credentials that no message may show before they are used."""
+        return ()
+
+    def injection(self) -> Injection:
+        """Return the credentials of a request that nothing is known about."""
+        return Injection()
+
+    def prepare(self, request: Request) -> tuple[Encoded, Injection]:
+        """Return a request as it is sent, and the credentials that were put into it.
+
+        Raises:
+            ConfigurationError: the request cannot be encoded, or a template fails.
+            SourceError: there are no credentials to be had.
+        """
+        credentials = self.injection()
+        return encoded(request.with_injection(credentials)), credentials
+
+    def observe(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
+        """Learn from the response to a request that was sent with these credentials."""
+
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - there are no others
+        """Get other credentials in place of rejected ones; return False if there are none."""
+        return False
+
+    def retry_after(self, request: Encoded, credentials: Injection) -> float | None:  # noqa: ARG002
+        """Return the seconds after which a rate-limited request can be sent with other credentials.
+
+        None: it has to wait as the API asks for.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class FixedAuthentication(Authentication):
+    """Credentials that never change."""
+
+    credentials: Injection
+
+    def injection(self) -> Injection:
+        """Return the credentials."""
+        return self.credentials
+
+
+def fixed_authentication(
+    component: NoAuth | ApiKeyAuthenticator | BearerAuthenticator | BasicHttpAuthenticator,
+    config: Mapping[str, Any],
+) -> FixedAuthentication:
+    """The credentials that the config holds.
+
+    Raises:
+        ConfigurationError: a template fails.
+    """
+    context = {"config": config, "parameters": component.parameters}
+    credentials = Injection(place=PLACE)
+    if isinstance(component, BearerAuthenticator):
+        credentials.headers["Authorization"] = f"Bearer {credential(component.api_token, context)}"
+    elif isinstance(component, BasicHttpAuthenticator):
+        user = credential(component.username, context)
+        pair = f"{user}:{credential(component.password, context)}"
+        credentials.headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    elif isinstance(component, ApiKeyAuthenticator):
+        option = component.inject_into
+        if option is None and component.header:
+            option = _header(component.header, component.parameters)
+        if option is not None:
+            credentials.put(option, credential(component.api_token, context), config)
+    return FixedAuthentication(credentials)
+
+
+def selected(component: SelectiveAuthenticator, config: Mapping[str, Any]) -> Authenticator:
+    """The authenticator that the config asks for.
+
+    Raises:
+        ConfigurationError: the config asks for none of them.
+    """
+    path = component.authenticator_selection_path
+    choice = only_value(config, path) if path else MISSING
+    chosen = component.authenticators.get(str(choice)) if choice is not MISSING else None
+    if chosen is None:
+        raise ConfigurationError(
+            f"{'.'.join(path)} of the configuration selects no way of authenticating.",
+            hint=f"Set it to one of: {', '.join(component.authenticators)}.",
+        )
+    return chosen
+
+
+class JwtAuthentication(Authentication):
+    """Signs a token for each request.
+
+    Args:
+        component: as the manifest has it.
+        config: for its templates.
+        network: has the time.
+    """
+
+    def __init__(
+        self, component: JwtAuthenticator, config: Mapping[str, Any], network: Network
+    ) -> None:
+        self._component = component
+        self._config = config
+        self._network = network
+        self._context = {
+            "config": config,
+            "parameters": component.parameters,
+            "json_loads": loads,
+        }
+
+    def injection(self) -> Injection:
+        """A token for now.
+
+        Raises:
+            ConfigurationError: the key does not fit the algorithm, or a template fails.
+        """
+        parameters = self._component.parameters
+        option = self._component.request_option or _header("Authorization", parameters)
+        credentials = Injection(place=PLACE)
+        credentials.put(option, self.token(), self._config)
+        return credentials
+
+    def token(self) -> str:
+        """A token for now, with its prefix.
+
+        Raises:
+            ConfigurationError: the key does not fit the algorithm, or a template fails.
+        """
+        try:
+            token = jwt.encode(
+                payload=self._claims(),
+                key=self._key(),
+                algorithm=self._component.algorithm,
+                headers=self._headers(),
+            )
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            # What the library says may quote the key.
+            raise ConfigurationError(
+                f"No token can be signed by {self._component.algorithm} with the configured key "
+                f"({type(error).__name__}).",
+                hint="Check the key, its passphrase and the algorithm.",
+            ) from None
+        prefix = credential(self._component.header_prefix, self._context)
+        return f"{prefix} {token}" if prefix else token
+
+    def _headers(self) -> dict[str, Any]:
+        headers = as_mapping(self._component.additional_jwt_headers or {}, self._context)
+        _check_reserved(headers, _JWT_HEADERS, "additional_jwt_headers")
+        given = self._component.jwt_headers or JwtHeaders()
+        for name, template in (("kid", given.kid), ("typ", given.typ), ("cty", given.cty)):
+            if template:
+                headers[name] = credential(template, self._context)
+        return headers
+
+    def _claims(self) -> dict[str, Any]:
+        claims = as_mapping(self._component.additional_jwt_payload or {}, self._context)
+        _check_reserved(claims, _JWT_CLAIMS, "additional_jwt_payload")
+        given = self._component.jwt_payload or JwtPayload()
+        for name, template in (("iss", given.iss), ("sub", given.sub)):
+            if template:
+                claims[name] = credential(template, self._context)
+        if given.aud:
+            claims["aud"] = evaluated(
+                given.aud, self._context, default=given.aud, kinds=(str, list)
+            )
+        now = int(self._network.now())
+        return claims | {"iat": now, "nbf": now, "exp": now + (self._component.token_duration or 0)}
+
+    def _key(self) -> Any:
+        key = credential(self._component.secret_key, self._context)
+        passphrase = credential(self._component.passphrase, self._context)
+        if passphrase:
+            return load_pem_private_key(key.encode(), password=passphrase.encode())
+        coded = self._component.base64_encode_secret_key
+        if coded and as_truth(coded, self._context):
+            return base64.b64encode(key.encode()).decode()
+        return key
+
+
+def _header(name: str, parameters: Mapping[str, Any]) -> RequestOption:
+    return RequestOption.model_validate(
+        {
+            "type": "RequestOption",
+            "inject_into": "header",
+            "field_name": name,
+            "$parameters": dict(parameters),
+        }
+    )
+
+
+def _check_reserved(values: Mapping[str, Any], reserved: frozenset[str], where: str) -> None:
+    wrong = sorted(reserved & values.keys())
+    if wrong:
+        raise ConfigurationError(
+            f"{where} sets {', '.join(wrong)}, which are not for it to set.",
+            hint="Use jwt_headers, jwt_payload and token_duration.",
+        )

@@ -1,0 +1,303 @@
+"""How long to wait before asking again, and when to give up.
+
+Source: `specs/airbyte-declarative.md` (2.9).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.components.custom_classes import Calls
+from chronolake.source.declarative.components.responses import outcome_of
+from chronolake.source.declarative.http.error_handler import Action
+from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.models.base import CustomBackoffStrategy, CustomErrorHandler
+from chronolake.source.declarative.models.requests import (
+    CompositeErrorHandler,
+    ConstantBackoffStrategy,
+    ExponentialBackoffStrategy,
+    WaitTimeFromHeader,
+    WaitTimeFromResponse,
+    WaitUntilTimeFromHeader,
+)
+from chronolake.source.declarative.templating.templates import as_text, evaluated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import httpx
+
+    from chronolake.source.declarative.models.base import Number
+    from chronolake.source.declarative.models.requests import BackoffStrategy, ErrorHandler
+
+    #: As the manifest has it, or as a class of the connector's own does.
+    Strategy = BackoffStrategy | Calls
+    WrittenStrategy = (
+        ConstantBackoffStrategy
+        | ExponentialBackoffStrategy
+        | WaitTimeFromHeader
+        | WaitTimeFromResponse
+        | WaitUntilTimeFromHeader
+    )
+
+_RETRIES: Final = 5
+_SECONDS: Final = 600.0
+#: A strategy's wait is in whole seconds of the server's clock as a rule.
+_MARGIN: Final = 1.0
+
+
+def retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> int:
+    """How often a request is made again; a chain's first handler says it.
+
+    Raises:
+        ConfigurationError: `max_retries` gives no whole number.
+    """
+    if isinstance(handler, CompositeErrorHandler):
+        return retries_of(handler.error_handlers[0], config)
+    if handler is None:
+        return _RETRIES
+    wanted: Any = (
+        handler.calls.value("max_retries")
+        if isinstance(handler, CustomErrorHandler)
+        else handler.max_retries
+    )
+    if wanted is None:
+        return _RETRIES
+    if isinstance(wanted, str):
+        context = {"config": config, "parameters": handler.parameters}
+        wanted = evaluated(wanted, context, default=str(_RETRIES))
+    try:
+        return max(int(wanted), 0)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            "max_retries of an error handler gives no whole number.", hint="Give a number, e.g. 5."
+        ) from error
+
+
+def strategies_of(handler: ErrorHandler | None) -> list[Strategy]:
+    """The strategies of a handler; those of a chain together, whichever handler spoke."""
+    if isinstance(handler, CompositeErrorHandler):
+        return [each for one in handler.error_handlers for each in strategies_of(one)]
+    if isinstance(handler, CustomErrorHandler):
+        calls = handler.calls
+        return [calls.of(one) for one in calls.value("backoff_strategies") or ()]
+    return list((handler and handler.backoff_strategies) or ())
+
+
+def strategic_wait(
+    strategies: list[Strategy],
+    outcome: Answer | httpx.RequestError,
+    config: Mapping[str, Any],
+    *,
+    attempt: int,
+    now: float,
+) -> float | None:
+    """The seconds that the first strategy with an opinion wants, or None.
+
+    Args:
+        strategies: in their order.
+        outcome: the answer, or why there is none.
+        config: for templates.
+        attempt: how often the request has been made.
+        now: the time in seconds since 1970.
+
+    Raises:
+        SourceError: a strategy may not wait as long as the server wants.
+        ConfigurationError: a template of a strategy gives no number.
+    """
+    for strategy in strategies:
+        own = strategy.calls if isinstance(strategy, CustomBackoffStrategy) else strategy
+        seconds = (
+            _own_wait(own, outcome, attempt)
+            if isinstance(own, Calls)
+            else _wait(own, outcome, config, attempt, now)
+        )
+        if seconds:
+            return seconds
+    return None
+
+
+@dataclass
+class _Count:
+    """Tries of one kind, and when the first and the last of them began."""
+
+    began: float
+    last: float
+    tries: int = 0
+
+
+@dataclass
+class Retries:
+    """One request's tries.
+
+    The reference wraps three loops into each other: a strategy's waits are the innermost, then
+    rate limits without a strategy, then all else. Each has its own number of tries, and starts anew
+    when one around it tries again; rate limits without a strategy have no limit of time.
+
+    Args:
+        allowed: how often the request is made again.
+        now: the time in seconds.
+    """
+
+    allowed: int
+    now: Callable[[], float]
+    _counts: list[_Count] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        start = self.now()
+        self._counts = [_Count(start, start) for _ in range(3)]
+
+    def wait(self, action: Action, wanted: float | None) -> float | None:
+        """The seconds to wait before the next try, or None to give up.
+
+        Args:
+            action: what the verdict says.
+            wanted: what a strategy says, without the margin.
+        """
+        level = 2 if wanted else 1 if action is Action.RATE_LIMITED else 0
+        count = self._counts[level]
+        count.tries += 1
+        elapsed = count.last - count.began
+        if count.tries > self.allowed or (level != 1 and elapsed >= _SECONDS):
+            return None
+        if wanted:
+            return max(wanted + _MARGIN, 0)
+        seconds = float(2 ** (count.tries - 1))
+        return seconds if level else min(seconds, _SECONDS - elapsed)
+
+    def again(self, action: Action, wanted: float | None) -> None:
+        """Is told when the wait is over."""
+        level = 2 if wanted else 1 if action is Action.RATE_LIMITED else 0
+        start = self.now()
+        self._counts[level].last = start
+        self._counts[level + 1 :] = [_Count(start, start) for _ in range(2 - level)]
+
+
+def _own_wait(strategy: Calls, outcome: Answer | httpx.RequestError, attempt: int) -> float | None:
+    """What a class of the connector's own wants."""
+    return _finite(
+        strategy.call(
+            "backoff_time", response_or_exception=outcome_of(outcome), attempt_count=attempt
+        )
+    )
+
+
+def _wait(
+    strategy: WrittenStrategy,
+    outcome: Answer | httpx.RequestError,
+    config: Mapping[str, Any],
+    attempt: int,
+    now: float,
+) -> float | None:
+    context = {"config": config, "parameters": strategy.parameters}
+    if isinstance(strategy, ConstantBackoffStrategy):
+        return _jittered(
+            _number(strategy.backoff_time_in_seconds, context), strategy.jitter_range_in_seconds
+        )
+    if isinstance(strategy, ExponentialBackoffStrategy):
+        factor = _number(strategy.factor or 5, context)
+        return _jittered(factor * 2**attempt, strategy.jitter_range_in_seconds)
+    if isinstance(strategy, WaitTimeFromHeader):
+        seconds = _header_number(strategy, outcome, context)
+        return _within(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
+    if isinstance(strategy, WaitTimeFromResponse):
+        seconds = _seconds_told(strategy, outcome, context)
+        return _within(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
+    return _until(strategy, outcome, context, now)
+
+
+def _until(
+    strategy: WaitUntilTimeFromHeader,
+    outcome: Answer | httpx.RequestError,
+    context: Mapping[str, Any],
+    now: float,
+) -> float | None:
+    until = _header_number(strategy, outcome, context)
+    least = _number(strategy.min_wait, context) if strategy.min_wait is not None else None
+    seconds = until - now if until else None
+    if least:
+        seconds = least if seconds is None else max(seconds, least)
+    if seconds is None or seconds < 0:
+        return None
+    return _within(seconds, strategy.max_waiting_time_in_seconds, context)
+
+
+def _jittered(seconds: float, jitter: float | None) -> float:
+    if jitter is None:
+        return seconds
+    return random.uniform(seconds, seconds + 2 * jitter)  # noqa: S311 - spreads requests, no more
+
+
+def _header_number(
+    strategy: WaitTimeFromHeader | WaitUntilTimeFromHeader,
+    outcome: Answer | httpx.RequestError,
+    context: Mapping[str, Any],
+) -> float | None:
+    if not isinstance(outcome, Answer):
+        return None
+    text = outcome.headers.get(as_text(strategy.header, context)) or ""
+    if strategy.regex:
+        pattern = as_text(strategy.regex, context)
+        try:
+            found = re.match(pattern, text)
+        except re.error as error:
+            raise ConfigurationError(
+                f"{pattern!r} of a {strategy.type} is no regular expression.",
+                hint="Correct the strategy's regex.",
+            ) from error
+        text = found.group() if found else text
+    return _finite(text)
+
+
+def _seconds_told(
+    strategy: WaitTimeFromResponse,
+    outcome: Answer | httpx.RequestError,
+    context: Mapping[str, Any],
+) -> float | None:
+    response: Any = {}
+    headers: Mapping[str, str] = {}
+    if isinstance(outcome, Answer):
+        headers = outcome.headers
+        try:
+            response = outcome.json()
+        except ValueError:
+            response = {}
+    seen = {**context, "response": response, "headers": headers}
+    try:
+        seconds = _finite(evaluated(strategy.wait_time_in_seconds, seen))
+    except ConfigurationError:
+        # An answer of another shape than the template was written for: others may know.
+        return None
+    return seconds if seconds and seconds > 0 else None
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _number(value: Number, context: Mapping[str, Any]) -> float:
+    number = _finite(as_text(value, context) if isinstance(value, str) else value)
+    if number is None:
+        raise ConfigurationError(
+            f"{value!r} of a backoff strategy gives no number.", hint="Give a number of seconds."
+        )
+    return number
+
+
+def _within(seconds: float, longest: Number | None, context: Mapping[str, Any]) -> float:
+    if longest is not None and seconds >= _number(longest, context):
+        raise SourceError(
+            f"The server wants a wait of {seconds:.0f} seconds, which is longer than the source "
+            "may wait.",
+            hint="Read again later, or allow longer waits (max_waiting_time_in_seconds).",
+        )
+    return seconds

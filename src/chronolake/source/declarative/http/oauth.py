@@ -1,0 +1,399 @@
+"""OAuth: access tokens, and how to get the next one.
+
+Source: `specs/airbyte-declarative.md` (1.7). All threads share one token; the one that finds it
+expired fetches the next while the others wait. A refresh token that is good for one refresh only
+is remembered before the access token that came with it is used, and by all processes that read from
+the API: one that finds the access token expired looks first whether another has a later one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from datetime import UTC
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+from dateutil import parser
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.http.auth import Authentication, credential
+from chronolake.source.declarative.http.request_builder import Injection, Request, encoded
+from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.http.transport import exchanged, told
+from chronolake.source.declarative.records.field_paths import MISSING, looked_up
+from chronolake.source.declarative.templating.templates import as_mapping, as_truth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from chronolake.source.declarative.http.transport import Network
+    from chronolake.source.declarative.models.requests import OAuthAuthenticator
+    from chronolake.source.protocol import Memory
+
+_BY_ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_HOUR: Final = 3600.0
+#: For so long a token is asked for again when the server does not answer properly.
+_PATIENCE: Final = 300.0
+_TOO_MANY: Final = 429
+_SERVER_ERROR: Final = 500
+_DEPTH: Final = 5
+_EPOCH_DIGITS: Final = 10
+#: What servers say of a refused refresh (RFC 6749, 5.2); other texts may hold anything.
+_REFUSALS: Final = frozenset(
+    {
+        "invalid_request",
+        "invalid_client",
+        "invalid_grant",
+        "unauthorized_client",
+        "unsupported_grant_type",
+        "invalid_scope",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is known at a moment.
+
+    Attributes:
+        expires: when the access token does, in seconds since 1970.
+    """
+
+    access: str | None
+    refresh: str | None
+    expires: float
+
+    def good(self, now: float) -> bool:
+        """Whether requests can use the access token."""
+        return bool(self.access) and now <= self.expires
+
+
+class OAuthAuthentication(Authentication):
+    """One access token for all requests.
+
+    Args:
+        component: as the manifest has it.
+        config: for its templates.
+        network: where tokens are fetched.
+        assertion: signs what stands in for a refresh token, for `profile_assertion`.
+        memory: keeps rotating tokens for all who read from the API; what it has is of no use once
+            the config has another token.
+        name: what they are called there.
+
+    Raises:
+        ConfigurationError: what is needed to get a token is not there.
+        LakeError: what is remembered cannot be read.
+    """
+
+    def __init__(
+        self,
+        component: OAuthAuthenticator,
+        config: Mapping[str, Any],
+        network: Network,
+        *,
+        assertion: Callable[[], str] | None = None,
+        memory: Memory | None = None,
+        name: str = "",
+    ) -> None:
+        self._component = component
+        self._config = config
+        self._network = network
+        self._assertion = assertion
+        self._memory = memory if component.refresh_token_updater is not None else None
+        self._name = name
+        self._context = {"config": config, "parameters": component.parameters}
+        self._lock = threading.RLock()
+        self._endpoint = self._text(component.token_refresh_endpoint)
+        self._by_assertion = bool(component.use_profile_assertion) and as_truth(
+            component.use_profile_assertion or False, self._context
+        )
+        self._tokens = self._given()
+        self._origin = _digest(self._tokens.refresh)
+        if self._memory is not None:
+            self._adopt(self._memory.recalled(name))
+        self._check()
+
+    def injection(self) -> Injection:
+        """The access token in its header; fetched first if there is none that is good.
+
+        Raises:
+            SourceError: the server gives no token.
+            ConfigurationError: a template fails.
+        """
+        with self._lock:
+            if self._endpoint and not self._tokens.good(self._network.now()):
+                self._refresh()
+            access = self._tokens.access
+        return Injection(headers={"Authorization": f"Bearer {access}"}, place="the authenticator")
+
+    def refresh(self, spent: Injection) -> bool:
+        """Fetch another token in place of one that was refused, unless that has happened.
+
+        Raises:
+            SourceError: the server gives no token.
+        """
+        if not self._endpoint:
+            return False
+        with self._lock:
+            if spent.headers.get("Authorization") == f"Bearer {self._tokens.access}":
+                self._refresh(spent=self._tokens.access)
+        return True
+
+    def _text(self, template: str | None) -> str:
+        return credential(template, self._context)
+
+    def _named(self, template: str | None, usual: str) -> str:
+        return self._text(template) or usual
+
+    def _check(self) -> None:
+        component = self._component
+        if not self._endpoint:
+            if not self._tokens.access:
+                raise ConfigurationError(
+                    "OAuth has neither an access token nor a place to get one.",
+                    hint="Give the manifest's OAuthAuthenticator a token_refresh_endpoint.",
+                )
+            return
+        if self._by_assertion:
+            if self._assertion is None:
+                raise ConfigurationError(
+                    "OAuth by assertion has no profile_assertion.",
+                    hint="Give the manifest's OAuthAuthenticator one.",
+                )
+        elif component.refresh_token_updater is None:
+            if component.client_id is None or component.client_secret is None:
+                raise ConfigurationError(
+                    "OAuth needs both a client_id and a client_secret.",
+                    hint="Give the manifest's OAuthAuthenticator both.",
+                )
+            if self._grant_type() == "refresh_token" and component.refresh_token is None:
+                raise ConfigurationError(
+                    "OAuth by refresh token has no refresh_token.",
+                    hint="Give the manifest's OAuthAuthenticator one, or another grant_type.",
+                )
+
+    def _given(self) -> Tokens:
+        """The tokens as the config has them."""
+        updater = self._component.refresh_token_updater
+        if updater is None:
+            expires = self._text(self._component.token_expiry_date)
+            return Tokens(
+                access=self._text(self._component.access_token_value) or None,
+                refresh=self._text(self._component.refresh_token) or None,
+                expires=_moment(expires, ConfigurationError) if expires else 0.0,
+            )
+        expires = _configured(self._config, updater.token_expiry_date_config_path)
+        return Tokens(
+            access=_configured(self._config, updater.access_token_config_path) or None,
+            refresh=_configured(self._config, updater.refresh_token_config_path) or None,
+            expires=_moment(expires, ConfigurationError) if expires else 0.0,
+        )
+
+    def _grant_type(self) -> str:
+        if self._by_assertion:
+            return _BY_ASSERTION
+        return self._named(self._component.grant_type, "refresh_token")
+
+    def _client(self, name: str, template: str | None) -> str:
+        """A client's id or secret; with rotating tokens the config's usual place comes first."""
+        if self._component.refresh_token_updater is not None:
+            configured = _configured(self._config, ["credentials", name])
+            if configured:
+                return configured
+        return self._text(template)
+
+    def _arguments(self, headers: Mapping[str, Any]) -> dict[str, Any]:
+        """What a refresh says."""
+        component = self._component
+        grant_name = self._named(component.grant_type_name, "grant_type")
+        if self._by_assertion and self._assertion is not None:
+            return {grant_name: self._grant_type(), "assertion": self._assertion()}
+        arguments: dict[str, Any] = {grant_name: self._grant_type()}
+        if not any(name.lower() == "authorization" for name in headers):
+            client_id = self._client("client_id", component.client_id)
+            if not client_id:
+                raise ConfigurationError(
+                    "OAuth's client_id is empty.", hint="Give one in the configuration."
+                )
+            arguments[self._named(component.client_id_name, "client_id")] = client_id
+            arguments[self._named(component.client_secret_name, "client_secret")] = self._client(
+                "client_secret", component.client_secret
+            )
+        arguments[self._refresh_name()] = self._tokens.refresh
+        if component.scopes:
+            arguments["scopes"] = component.scopes
+        return as_mapping(component.refresh_request_body or {}, self._context) | arguments
+
+    def _refresh_name(self) -> str:
+        updater = self._component.refresh_token_updater
+        if updater is not None:
+            return updater.refresh_token_name
+        return self._named(self._component.refresh_token_name, "refresh_token")
+
+    def _adopt(self, known: Mapping[str, Any] | None) -> None:
+        """Go on with tokens that are remembered, if they come from the one in the config."""
+        if known is not None and known.get("origin") == self._origin:
+            self._tokens = _restored(known)
+
+    def _refresh(self, spent: str | None = None) -> None:
+        """Get an access token that is good, and not the one that was refused."""
+        if self._memory is None:
+            self._exchange()
+        else:
+            self._memory.renewed(self._name, partial(self._later, spent))
+
+    def _later(self, spent: str | None, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """What is to be remembered in place of what is."""
+        self._adopt(known)
+        is_of_use = self._tokens.good(self._network.now()) and self._tokens.access != spent
+        if known is not None and known.get("origin") == self._origin and is_of_use:
+            return known
+        self._exchange()
+        return {
+            "origin": self._origin,
+            "access_token": self._tokens.access,
+            "refresh_token": self._tokens.refresh,
+            "expires": self._tokens.expires,
+        }
+
+    def _exchange(self) -> None:
+        """Fetch the next tokens."""
+        headers = as_mapping(self._component.refresh_request_headers or {}, self._context)
+        arguments = self._arguments(headers)
+        if self._component.send_refresh_request_as_query_params and not self._by_assertion:
+            request = Request("POST", self._endpoint, params=arguments, headers=headers)
+        else:
+            request = Request("POST", self._endpoint, data=arguments, headers=headers)
+        value = self._answered(request, arguments.keys())
+        access = _found(value, self._named(self._component.access_token_name, "access_token"))
+        if not access:
+            raise SourceError(
+                "OAuth: the server's answer holds no access token.",
+                hint="Check the manifest's access_token_name.",
+            )
+        updater = self._component.refresh_token_updater
+        refresh = _found(value, self._refresh_name()) if updater is not None else None
+        self._tokens = Tokens(
+            access=str(access),
+            refresh=str(refresh) if refresh else self._tokens.refresh,
+            expires=self._expiry(value),
+        )
+
+    def _expiry(self, value: Any) -> float:
+        now = self._network.now()
+        told_expiry = _found(value, self._named(self._component.expires_in_name, "expires_in"))
+        if told_expiry is None:
+            return self._tokens.expires if self._tokens.good(now) else now + _HOUR
+        if self._component.token_expiry_date_format:
+            return _moment(str(told_expiry), SourceError)
+        try:
+            return now + int(float(str(told_expiry)))
+        except (ValueError, OverflowError) as error:
+            raise SourceError(
+                "OAuth: the server does not tell the access token's seconds as a number.",
+                hint="Give token_expiry_date_format if it tells a time.",
+            ) from error
+
+    def _answered(self, request: Request, hidden: Sequence[str] | Any) -> Any:
+        """The value of the server's answer."""
+        waited, attempt = 0.0, 0
+        while True:
+            attempt += 1
+            outcome: Answer | httpx.RequestError
+            try:
+                outcome = exchanged(self._network, encoded(request), attempt=attempt, hidden=hidden)
+            except httpx.RequestError as error:
+                outcome = error
+            else:
+                if outcome.ok:
+                    return _value(outcome)
+                if outcome.status != _TOO_MANY and outcome.status < _SERVER_ERROR:
+                    raise _refused(outcome)
+            seconds = float(2 ** (attempt - 1))
+            if waited + seconds > _PATIENCE:
+                raise _unanswered(outcome, attempt)
+            self._network.wait(seconds)
+            waited += seconds
+
+
+def _configured(config: Mapping[str, Any], path: Sequence[str]) -> str:
+    value = looked_up(dict(config), path)
+    return "" if value is MISSING or value is None else str(value)
+
+
+def _restored(known: Mapping[str, Any]) -> Tokens:
+    return Tokens(
+        access=known.get("access_token"),
+        refresh=known.get("refresh_token"),
+        expires=float(known.get("expires") or 0.0),
+    )
+
+
+def _digest(token: str | None) -> str:
+    """Tells one token of the config from another without telling the token."""
+    return hashlib.sha256((token or "").encode()).hexdigest()
+
+
+def _moment(text: str, refusal: type[ConfigurationError | SourceError]) -> float:
+    """Seconds since 1970, from those or from a date."""
+    if text.isdigit() and len(text) <= _EPOCH_DIGITS:
+        return float(text)
+    try:
+        moment = parser.parse(text)
+    except (ValueError, OverflowError) as error:
+        raise refusal(
+            "OAuth: the time at which the access token expires is none.",
+            hint="Give a date and a time in ISO 8601, or seconds since 1970.",
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+def _found(value: Any, key: str, depth: int = 0) -> Any:
+    """The first value of a key, wherever in an answer it stands."""
+    if depth > _DEPTH:
+        return None
+    if isinstance(value, dict):
+        if key in value:
+            return value[key]
+        inner = list(value.values())
+    elif isinstance(value, list):
+        inner = value
+    else:
+        return None
+    found = (_found(one, key, depth + 1) for one in inner)
+    return next((one for one in found if one is not None), None)
+
+
+def _value(answer: Answer) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise SourceError(
+            "OAuth: the server's answer is no JSON.",
+            hint="Check the manifest's token_refresh_endpoint.",
+        ) from error
+
+
+def _refused(answer: Answer) -> SourceError:
+    try:
+        code = looked_up(answer.json(), ("error",))
+    except ValueError:
+        code = None
+    told_code = f", {code}" if isinstance(code, str) and code in _REFUSALS else ""
+    return SourceError(
+        f"OAuth: the server refuses to give an access token (status {answer.status}{told_code}).",
+        hint="Sign in again, and put the new credentials into the configuration.",
+    )
+
+
+def _unanswered(outcome: Answer | httpx.RequestError, attempts: int) -> SourceError:
+    why = f"status {outcome.status}" if isinstance(outcome, Answer) else told(outcome)
+    return SourceError(
+        f"OAuth: the server gives no access token in {attempts} attempts ({why}).",
+        hint="Read again later.",
+    )

@@ -1,0 +1,385 @@
+"""Origins that may be contacted, and connections to them.
+
+Origins: which servers a request's credentials are meant for, and which hosts are refused.
+
+An origin is a scheme, a host and a port, as browsers have it. Credentials are meant for the origins
+that the manifest and the configuration name, and for no other: an API's answers choose the URL of
+the next page, of a redirect or of a download, and must not choose who gets the credentials.
+
+Connections to servers: none to addresses that are refused, and none that takes for ever.
+
+What a name resolves to is looked at where the connection is made, and the connection goes to the
+address that was looked at: a name cannot resolve to another one in between.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import httpcore
+import httpx
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.templating.templates import as_text, variables_of
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from httpcore._backends.base import SOCKET_OPTION
+
+    from chronolake.source.declarative.models.requests import HttpRequester
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_PORTS: Final = {"http": 80, "https": 443}
+#: Stands for a part of a URL that an answer may have chosen. No host has this sign.
+_UNKNOWN: Final = "\ue000"
+_LABEL: Final = "[a-z0-9_-]+"
+#: The parts of a domain that a manifest has to name for a host in it to be its own.
+_NAMED_PARTS: Final = 2
+#: Addresses of metadata services that are not link-local.
+_METADATA: Final = frozenset(
+    map(
+        ipaddress.ip_address,
+        ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd00:ec2::23",
+         "fd20:ce::254", "fd00:c1::a9fe:a9fe"),
+    )
+)  # fmt: skip
+_METADATA_NAMES: Final = frozenset({"metadata", "metadata.google.internal", "metadata.goog"})
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_LOW_32: Final = 0xFFFFFFFF
+
+
+class Origin(NamedTuple):
+    """Scheme, host and port; two URLs are of one origin if all three are equal."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = _PORTS.get(self.scheme) == self.port
+        return f"{self.scheme}://{host}" if usual else f"{self.scheme}://{host}:{self.port}"
+
+
+def origin_of(url: str) -> Origin | None:
+    """Return the origin of a URL, or None if it is not a URL of a web server."""
+    # The reading of the client that makes the request: another could find another host.
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        return None
+    if parts.scheme not in _PORTS or not parts.host:
+        return None
+    return Origin(parts.scheme, parts.host.lower(), parts.port or _PORTS[parts.scheme])
+
+
+def is_host_listed(allowed: Collection[str], origin: Origin) -> bool:
+    """Return whether `allowed_hosts` has the origin's host, by a pattern, or the origin itself."""
+    return any(
+        origin_of(entry) == origin
+        if "://" in entry
+        else fnmatchcase(origin.host.rstrip("."), entry.lower().rstrip("."))
+        for entry in allowed
+    )
+
+
+def is_origin_listed(allowed: Collection[str], origin: Origin) -> bool:
+    """Return whether `allowed_hosts` names the origin itself, which then gets credentials."""
+    return any("://" in entry and origin_of(entry) == origin for entry in allowed)
+
+
+def is_named(allowed: Collection[str], host: str) -> bool:
+    """Return whether `allowed_hosts` names a host or address in full; a pattern does not count."""
+    own = host.lower().rstrip(".")
+    for entry in allowed:
+        origin = origin_of(entry) if "://" in entry else None
+        if own == (entry.lower().rstrip(".") if origin is None else origin.host):
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------- refused addresses
+
+
+def is_refused_name(host: str) -> bool:
+    """Return whether a host is the name of a metadata service, or an address that is refused."""
+    if host.lower().rstrip(".") in _METADATA_NAMES:
+        return True
+    try:
+        return is_refused_address(host)
+    except ValueError:
+        return False
+
+
+def is_refused_address(text: str) -> bool:
+    """Return whether an address is link-local or a metadata service's.
+
+    IPv4 addresses within IPv6 ones (mapped, 6to4, NAT64, Teredo) count as what is within.
+
+    Raises:
+        ValueError: the text is not an address.
+    """
+    return _is_refused(ipaddress.ip_address(text.partition("%")[0]))
+
+
+def _is_refused(address: Address) -> bool:
+    if address.is_link_local or address in _METADATA:
+        return True
+    return isinstance(address, ipaddress.IPv6Address) and any(map(_is_refused, _within(address)))
+
+
+def _within(address: ipaddress.IPv6Address) -> list[Address]:
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address in _NAT64 or int(address) <= _LOW_32:
+        found.append(ipaddress.IPv4Address(int(address) & _LOW_32))
+    return [one for one in found if one is not None]
+
+
+# --------------------------------------------------------------------------- a requester's own
+
+
+class _Unknown(str):
+    """A value that an answer may have chosen: whatever a template takes of it is unknown, too."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Self:
+        return super().__new__(cls, _UNKNOWN)
+
+    def __getattr__(self, name: str) -> _Unknown:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, _: Any) -> _Unknown:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> _Unknown:
+        return self
+
+
+def own_origins(
+    requester: HttpRequester, context: Mapping[str, Any], url: str
+) -> frozenset[Origin]:
+    """Return the origins that a requester's credentials are meant for.
+
+    They are what `url_base` (or `url`) says with the configuration alone. A part of the host that
+    comes from elsewhere, as in `https://{{ stream_slice['region'] }}.example.com`, is taken from
+    the request's own URL if the manifest names the domain that it is in.
+
+    Args:
+        requester: whose templates are evaluated.
+        context: all variables of the request.
+        url: the request's.
+    """
+    if requester.is_from_api:
+        return frozenset()
+    template = requester.url_base or requester.url or requester.path or ""
+    own = {name: context[name] for name in ("config", "parameters") if name in context}
+    others = context.keys() - own.keys()
+    if variables_of(template) <= {"config", "parameters"}:
+        origin = origin_of(_evaluated(template, own))
+        return frozenset() if origin is None else frozenset({origin})
+    unknown: tuple[Any, ...] = (_Unknown(), None, {})
+    texts = [_evaluated(template, dict.fromkeys(others, one) | own) for one in unknown]
+    found = {_matching(text, url) for text in texts}
+    return frozenset(one for one in found if one is not None)
+
+
+def _evaluated(template: str, variables: Mapping[str, Any]) -> str:
+    try:
+        return as_text(template, variables)
+    except ConfigurationError:
+        return ""
+
+
+def _matching(text: str, url: str) -> Origin | None:
+    """The origin of a text, with its unknown parts as a URL has them; None: it has another one."""
+    if _UNKNOWN not in re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]:
+        return None if text.startswith(_UNKNOWN) else origin_of(text)
+    actual, pattern = origin_of(url), origin_of(text.replace(_UNKNOWN, "unknown-part"))
+    host = text.partition("://")[2].partition("/")[0].partition(":")[0].lower()
+    named = host.rpartition(_UNKNOWN)[2]
+    # What follows the unknown part has to be a domain by itself, as ".example.com" is.
+    parts = named.split(".")
+    if actual is None or pattern is None or parts[0] or len(parts) <= _NAMED_PARTS:
+        return None
+    fits = _LABEL.join(map(re.escape, host.split(_UNKNOWN)))
+    same = (actual.scheme, actual.port) == (pattern.scheme, pattern.port)
+    return actual if same and re.fullmatch(fits, actual.host) else None
+
+
+_ends: ContextVar[float | None] = ContextVar("ends", default=None)
+_NO_TIMEOUT: Final = None
+
+
+class DeadlineError(Exception):
+    """An answer took longer than it may take as a whole."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Let everything that this thread does with connections within the block end in time.
+
+    Raises:
+        DeadlineError: in the block, where something is still going on after so many seconds.
+    """
+    token = _ends.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _ends.reset(token)
+
+
+def time_left(timeout: float | None) -> float | None:
+    """Return the seconds that a step may take: its own timeout, or what the deadline leaves.
+
+    Raises:
+        DeadlineError: there is no time left.
+    """
+    ends = _ends.get()
+    if ends is None:
+        return timeout
+    left = ends - time.monotonic()
+    if left <= 0:
+        raise DeadlineError
+    return left if timeout is None else min(timeout, left)
+
+
+def guarded(client: httpx.Client, allowed: Collection[str]) -> httpx.Client:
+    """Return a client whose connections keep to the rules of this module.
+
+    Args:
+        client: it has made no request yet.
+        allowed: `allowed_hosts`: what it names in full is not refused.
+    """
+    # httpx takes no network backend; giving it a transport would turn off proxies.
+    transports = [(client._transport, False)]  # noqa: SLF001
+    transports += [(one, True) for one in client._mounts.values() if one is not None]  # noqa: SLF001
+    for transport, is_proxy in transports:
+        pool = transport._pool  # type: ignore[attr-defined]  # noqa: SLF001
+        inner = pool._network_backend  # noqa: SLF001
+        pool._network_backend = _Backend(inner, None if is_proxy else allowed)  # noqa: SLF001
+    return client
+
+
+class _Backend(httpcore.NetworkBackend):
+    """Makes connections.
+
+    Args:
+        inner: makes them.
+        allowed: names and addresses that are not refused; None: nothing is, as they go to a proxy,
+            which the environment names, and which resolves names itself.
+    """
+
+    def __init__(self, inner: httpcore.NetworkBackend, allowed: Collection[str] | None) -> None:
+        self._inner = inner
+        self._allowed = allowed
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = _NO_TIMEOUT,
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        problem: Exception | None = None
+        for address in self._addresses(host, port):
+            try:
+                stream = self._inner.connect_tcp(
+                    address, port, time_left(timeout), local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as failure:
+                time_left(timeout)
+                problem = failure
+            else:
+                return _Stream(stream)
+        raise problem or httpcore.ConnectError("the name has no address")
+
+    def sleep(self, seconds: float) -> None:
+        self._inner.sleep(seconds)
+
+    def _addresses(self, host: str, port: int) -> list[str]:
+        if self._allowed is None:
+            return [host]
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as failure:
+            raise httpcore.ConnectError(str(failure)) from failure
+        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+        for address in addresses:
+            if is_refused_address(address) and not (
+                is_named(self._allowed, host) or is_named(self._allowed, address)
+            ):
+                raise refused_host(host)
+        return addresses
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection of which each step ends by the deadline."""
+
+    def __init__(self, inner: httpcore.NetworkStream) -> None:
+        self._inner = inner
+
+    def read(self, max_bytes: int, timeout: float | None = _NO_TIMEOUT) -> bytes:
+        try:
+            return self._inner.read(max_bytes, time_left(timeout))
+        except httpcore.ReadTimeout:
+            time_left(timeout)
+            raise
+
+    def write(self, buffer: bytes, timeout: float | None = _NO_TIMEOUT) -> None:
+        try:
+            self._inner.write(buffer, time_left(timeout))
+        except httpcore.WriteTimeout:
+            time_left(timeout)
+            raise
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = _NO_TIMEOUT,
+    ) -> httpcore.NetworkStream:
+        try:
+            return _Stream(self._inner.start_tls(ssl_context, server_hostname, time_left(timeout)))
+        except httpcore.ConnectTimeout:
+            time_left(timeout)
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+def refused_host(host: str) -> SourceError:
+    """Return the error for a host that is link-local or a metadata service."""
+    return SourceError(
+        f"Requests may not go to {host!r}, which is a link-local address or a machine's metadata "
+        "service.",
+        hint="If that is where the data is, name it in the source's allowed_hosts.",
+    )
+
+
+def expect_allowed(host: str, allowed: Collection[str]) -> None:
+    """Refuse a host that by its name is link-local or a metadata service.
+
+    Raises:
+        SourceError: it is, and `allowed_hosts` does not name it in full.
+    """
+    if is_refused_name(host) and not is_named(allowed, host):
+        raise refused_host(host)

@@ -1,0 +1,513 @@
+"""Requests built from a requester's templates and injected options.
+
+What is put into a request besides what its requester says: cursors, pages, partitions, keys.
+
+Requests, as a requester's templates and what is injected make them.
+
+`request_of` says what to ask for, `encoded` how that is spelled on the wire; nothing is sent here.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlencode, urljoin, urlsplit, urlunsplit
+
+import requests
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.http.origins import own_origins
+from chronolake.source.declarative.models.requests import RequestBodyGraphQL, RequestBodyJsonObject
+from chronolake.source.declarative.templating.templates import (
+    as_nested,
+    as_text,
+    evaluated,
+    is_template,
+    variables_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from chronolake.source.declarative.http.origins import Origin
+    from chronolake.source.declarative.models.requests import HttpRequester, RequestOption
+    from chronolake.source.declarative.stream_slice import StreamSlice
+    from chronolake.source.declarative.templating.templates import Context
+
+
+_AGAIN = "Put each value into a request once."
+
+
+@dataclass
+class Injection:
+    """Values for the four places of a request.
+
+    Attributes:
+        place: who puts them there, as an error message says it, e.g. "the paginator".
+    """
+
+    params: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, Any] = field(default_factory=dict)
+    body_data: dict[str, Any] | str = field(default_factory=dict)
+    body_json: dict[str, Any] = field(default_factory=dict)
+    place: str = "the stream"
+
+    def put(
+        self, option: RequestOption, value: Any, config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Puts a value where an option says.
+
+        Args:
+            option: the place; names in it may be templates.
+            value: any value; None stays None and is not sent.
+            config: for templates in the option.
+
+        Raises:
+            ConfigurationError: the option's path leads through something that is no object, or
+                its name is a template and there is no config.
+        """
+        target = self._target(option)
+        texts = option.field_path or [str(option.field_name)]
+        names = [_name(text, option, config) for text in texts]
+        for name in names[:-1]:
+            target = target.setdefault(name, {})
+            if not isinstance(target, dict):
+                raise _collision(".".join(names), self.place, self.place)
+        target[names[-1]] = value
+
+    def _target(self, option: RequestOption) -> dict[str, Any]:
+        if option.inject_into == "request_parameter":
+            return self.params
+        if option.inject_into == "header":
+            return self.headers
+        if option.inject_into == "body_json":
+            return self.body_json
+        if isinstance(self.body_data, str):
+            raise _text_and_more(self.place, self.place)
+        return self.body_data
+
+
+def merged(injections: Iterable[Injection]) -> Injection:
+    """All of them in one.
+
+    Args:
+        injections: in the order in which their keys are to be sent; none of them is changed.
+
+    Raises:
+        ConfigurationError: two put the same key in the same place. In JSON bodies two may say the
+            same, and objects are merged.
+    """
+    result = Injection()
+    places: dict[str, dict[str, str]] = {"params": {}, "headers": {}, "body_data": {}}
+    json_places: dict[str, str] = {}
+    text_from: str | None = None
+    for one in injections:
+        for kind, taken in places.items():
+            values = getattr(one, kind)
+            if isinstance(values, str):
+                text_from = _kept_alone(text_from, taken, one)
+                result.body_data = values
+                continue
+            if values and kind == "body_data" and text_from is not None:
+                raise _text_and_more(text_from, one.place)
+            _add(getattr(result, kind), values, taken, one.place)
+        _add_json(result.body_json, one.body_json, (), json_places, one.place)
+    return result
+
+
+def _name(text: str, option: RequestOption, config: Mapping[str, Any] | None) -> str:
+    if not is_template(text):
+        return text
+    if config is None:
+        raise ConfigurationError(
+            f"The name {text!r} of a request option is a template, which cannot be used here.",
+            hint="Write the name out.",
+        )
+    return as_text(text, {"config": config, "parameters": option.parameters})
+
+
+def _kept_alone(text_from: str | None, taken: Mapping[str, str], one: Injection) -> str:
+    other = text_from or next(iter(taken.values()), None)
+    if other is not None:
+        raise _text_and_more(other, one.place)
+    return one.place
+
+
+def _add(
+    target: dict[str, Any], values: Mapping[str, Any], taken: dict[str, str], place: str
+) -> None:
+    for key, value in values.items():
+        if key in target:
+            raise _collision(key, taken[key], place)
+        target[key] = value
+        taken[key] = place
+
+
+def _add_json(
+    target: dict[str, Any],
+    values: Mapping[str, Any],
+    path: tuple[str, ...],
+    taken: dict[str, str],
+    place: str,
+) -> None:
+    for key, value in values.items():
+        here = (*path, str(key))
+        if key not in target:
+            target[key] = deepcopy(value)
+            taken[".".join(here)] = place
+        elif isinstance(target[key], dict) and isinstance(value, dict):
+            _add_json(target[key], value, here, taken, place)
+        elif target[key] != value:
+            raise _collision(".".join(here), _first(taken, here), place)
+
+
+def _first(taken: Mapping[str, str], path: tuple[str, ...]) -> str:
+    """Who put the value of a path: the one that put it, or an object around it."""
+    return next(
+        taken[".".join(path[:end])]
+        for end in range(len(path), 0, -1)
+        if ".".join(path[:end]) in taken
+    )
+
+
+def _collision(key: str, first: str, second: str) -> ConfigurationError:
+    where = f"twice by {first}" if first == second else f"by {first} and by {second}"
+    return ConfigurationError(f"The key {key!r} of a request is set {where}.", hint=_AGAIN)
+
+
+def _text_and_more(first: str, second: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The body of a request is a text by {first}, and {second} adds to it.", hint=_AGAIN
+    )
+
+
+#: What a parameter's value may be; other literals stay text ("2.10" is no number).
+_VALUES: Final = (str, list)
+_REQUESTER: Final = "the requester"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. Parameters, headers and bodies are not encoded yet.
+
+    Attributes:
+        origins: where all of it may be sent; elsewhere only the URL is. None: the URL itself comes
+            from the configuration.
+        is_mixed: whether the URL has values of the configuration beside what an answer says.
+        is_public: whether what proves who sends it was left out, because of where it goes.
+    """
+
+    method: str
+    url: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    json: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] | str = field(default_factory=dict)
+    origins: frozenset[Origin] | None = None
+    is_mixed: bool = False
+    is_public: bool = False
+
+    def with_injection(self, injection: Injection) -> Request:
+        """This request with more values in it.
+
+        Raises:
+            ConfigurationError: the request has one of the keys already.
+        """
+        own = Injection(
+            params=dict(self.params),
+            headers=dict(self.headers),
+            body_data=self.data if isinstance(self.data, str) else dict(self.data),
+            body_json=dict(self.json),
+            place="the request",
+        )
+        whole = merged([own, injection])
+        return replace(
+            self,
+            params=whole.params,
+            headers=whole.headers,
+            json=whole.body_json,
+            data=whole.body_data,
+        )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A request as it goes over the wire.
+
+    Attributes:
+        is_public: whether what proves who sends it was left out, because of where it goes.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes | None
+    is_public: bool = False
+
+
+def request_of(
+    requester: HttpRequester,
+    config: Mapping[str, Any],
+    *,
+    stream_slice: StreamSlice | None,
+    next_page_token: Mapping[str, Any] | None,
+    injected: Sequence[Injection] = (),
+    path: str | None = None,
+    is_mixed: bool = False,
+    trusted: frozenset[Origin] = frozenset(),
+) -> Request:
+    """The request for one page, without credentials.
+
+    Args:
+        requester: whose templates are evaluated.
+        config: the connection's configuration.
+        stream_slice: the part of the stream that is read.
+        next_page_token: what the paginator has for templates.
+        injected: what the paginator, the cursor and the partitions add.
+        path: the next page's path or URL, in place of the requester's own path.
+        is_mixed: whether the manifest puts values of the configuration into that path.
+        trusted: origins besides the requester's own that may get all of the request.
+
+    Raises:
+        ConfigurationError: a template fails, a key comes from two places, or a parameter is an
+            object.
+    """
+    context: dict[str, Any] = {
+        **({} if stream_slice is None else stream_slice.extra_fields),
+        "config": config,
+        "parameters": requester.parameters,
+        "stream_slice": stream_slice,
+        "next_page_token": next_page_token,
+    }
+    own = Injection(
+        params=_params(requester, context, stream_slice),
+        headers=_headers(requester, context),
+        body_data=_body_data(requester, context),
+        body_json=_body_json(requester, context),
+        place=_REQUESTER,
+    )
+    whole = merged([own, *injected])
+    for name, value in whole.params.items():
+        if isinstance(value, dict):
+            raise ConfigurationError(
+                f"The request parameter {name!r} is an object.",
+                hint="Give a text, a number or a list.",
+            )
+    url = _url(requester, context, path)
+    return Request(
+        method=requester.http_method,
+        url=url,
+        params=whole.params,
+        headers=whole.headers,
+        json=whole.body_json,
+        data=whole.body_data,
+        origins=own_origins(requester, context, url) | trusted,
+        is_mixed=is_mixed or _mixes(requester, path),
+    )
+
+
+def encoded(request: Request) -> Encoded:
+    """The request's spelling on the wire.
+
+    Parameters that the URL has already with the same value are left out, as are values that are
+    None. A GET has its body, too.
+
+    Raises:
+        ConfigurationError: there are two bodies, a body that is no JSON, or a header that cannot
+            be sent, or the URL is none.
+    """
+    headers = _header_fields(request.headers)
+    try:
+        url = as_sent(_with_params(request.url, request.params))
+    except ValueError as error:
+        raise _no_url() from error
+    body, kind = _body(request)
+    if kind is not None and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = kind
+    return Encoded(request.method, url, headers, body, request.is_public)
+
+
+def _url(requester: HttpRequester, context: Context, path: str | None) -> str:
+    base = as_text(requester.url_base or "", context) or as_text(requester.url or "", context)
+    path = path or as_text(requester.path or "", context).lstrip("/")
+    if not path:
+        return base
+    try:
+        return urljoin(base if base.endswith("/") else f"{base}/", path)
+    except ValueError as error:
+        raise _no_url() from error
+
+
+def as_sent(url: str) -> str:
+    """Return a URL with everything percent-encoded that RFC 3986 reserves no place for.
+
+    What is encoded already stays so. A URL that is not one comes back as it is.
+    """
+    prepared = requests.PreparedRequest()
+    try:
+        prepared.prepare_url(url, None)
+    except (requests.RequestException, ValueError):
+        return url
+    return prepared.url or url
+
+
+def _mixes(requester: HttpRequester, path: str | None) -> bool:
+    """Whether templates put both the configuration and what an answer says into a URL."""
+    base = variables_of(requester.url_base or requester.url or "")
+    own = frozenset[str]() if path else variables_of(requester.path or "")
+    others = (base | own) - {"config", "parameters"}
+    return bool(others) and "config" in (base | own if base & others else own)
+
+
+def _no_url() -> ConfigurationError:
+    return ConfigurationError(
+        "The URL of a request is no URL.", hint="Give one that begins with https://."
+    )
+
+
+def _params(
+    requester: HttpRequester, context: Context, stream_slice: StreamSlice | None
+) -> dict[str, Any]:
+    inputs = requester.request_parameters or {}
+    if isinstance(inputs, str):
+        whole = _whole(inputs, context)
+        return _sent(whole) if isinstance(whole, dict) else {}
+    plain = {name: value for name, value in inputs.items() if not _is_query_properties(value)}
+    params = _named(plain, context)
+    for name in inputs.keys() - plain.keys():
+        extra = {} if stream_slice is None else stream_slice.extra_fields
+        properties = extra.get("query_properties")
+        if not isinstance(properties, list):
+            raise ConfigurationError(
+                f"The request parameter {name!r} asks for properties, and the stream has none.",
+                hint="Give the stream's requester its query_properties.",
+            )
+        params[name] = ",".join(map(str, properties))
+    return params
+
+
+def _headers(requester: HttpRequester, context: Context) -> dict[str, Any]:
+    inputs = requester.request_headers or {}
+    if isinstance(inputs, dict):
+        return _sent(
+            {evaluated(name, context): evaluated(value, context) for name, value in inputs.items()}
+        )
+    whole = _whole(inputs, context)
+    if whole and not isinstance(whole, dict):
+        raise ConfigurationError(
+            "request_headers evaluates to something that is no object.",
+            hint="Give names and values.",
+        )
+    return _sent(whole or {})
+
+
+def _body_data(requester: HttpRequester, context: Context) -> dict[str, Any] | str:
+    body = requester.request_body
+    inputs: Any = requester.request_body_data
+    if body is not None and not isinstance(body, RequestBodyJsonObject | RequestBodyGraphQL):
+        inputs = body.value
+    if isinstance(inputs, dict):
+        return _named(inputs, context)
+    whole = _whole(inputs, context) if inputs else {}
+    if isinstance(whole, dict):
+        return _sent(whole)
+    return str(evaluated(inputs, context, default=inputs, kinds=(str,)))
+
+
+def _body_json(requester: HttpRequester, context: Context) -> dict[str, Any]:
+    body = requester.request_body
+    inputs: Any = requester.request_body_json
+    if isinstance(body, RequestBodyJsonObject):
+        inputs = body.value
+    elif isinstance(body, RequestBodyGraphQL):
+        inputs = body.value.model_dump(exclude_none=True)
+    is_text = isinstance(inputs, str)
+    whole = _whole(inputs, context) if is_text else as_nested(inputs or {}, context)
+    if whole and not isinstance(whole, dict):
+        raise ConfigurationError(
+            "request_body_json evaluates to something that is no object.",
+            hint="Give a JSON object.",
+        )
+    return whole or {}
+
+
+def _whole(template: str, context: Context) -> Any:
+    return evaluated(template, context, default=template)
+
+
+def _named(inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    return _sent(
+        {
+            evaluated(name, context, kinds=(str,)): evaluated(value, context, kinds=_VALUES)
+            for name, value in inputs.items()
+        }
+    )
+
+
+def _sent(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """What is sent of names and values: a template that gives nothing takes its name with it."""
+    return {str(name): value for name, value in values.items() if value is not None}
+
+
+def _is_query_properties(value: object) -> bool:
+    return isinstance(value, dict) and value.get("type") == "QueryProperties"
+
+
+def _with_params(url: str, params: Mapping[str, Any]) -> str:
+    parts = urlsplit(url)
+    there = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    pairs = [
+        (name, one)
+        for name, value in params.items()
+        if there.get(name) != str(value)
+        for one in (value if isinstance(value, list | tuple | set) else [value])
+        if one is not None
+    ]
+    query = "&".join(text for text in (parts.query, urlencode(pairs, doseq=True)) if text)
+    return urlunsplit(parts._replace(query=query))
+
+
+def _header_fields(headers: Mapping[str, Any]) -> dict[str, str]:
+    """Headers by their names; names that differ in case only are one, and the last one counts."""
+    fields: dict[str, tuple[str, str]] = {}
+    for name, value in headers.items():
+        text = str(value).strip(" \t")
+        if any(sign in text or sign in name for sign in "\r\n\0") or not name.isascii():
+            raise ConfigurationError(
+                f"The request header {name!r} holds what no header may hold.",
+                hint="Look for line breaks in its value.",
+            )
+        if value is not None:
+            fields[name.lower()] = (name, text)
+    return dict(fields.values())
+
+
+def _body(request: Request) -> tuple[bytes | None, str | None]:
+    """The body and its content type; a body of text has none of its own."""
+    if request.json and request.data:
+        raise ConfigurationError(
+            "A request has a JSON body and another one.",
+            hint="Use either request_body_json or request_body_data.",
+        )
+    if request.json:
+        try:
+            text = json.dumps(request.json, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                "The JSON body of a request holds a value that JSON does not know.",
+                hint="Give texts, numbers, truth values, lists and objects.",
+            ) from error
+        return text.encode(), "application/json"
+    if isinstance(request.data, str):
+        return (request.data.encode() or None), None
+    pairs = [
+        (name, one)
+        for name, value in request.data.items()
+        for one in (value if isinstance(value, list | tuple) else [value])
+        if one is not None
+    ]
+    if not pairs:
+        return None, None
+    return urlencode(pairs, doseq=True).encode(), "application/x-www-form-urlencoded"

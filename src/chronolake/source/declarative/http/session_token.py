@@ -1,0 +1,178 @@
+"""Sessions: a login gives a token, which proves who sends the requests after it.
+
+Source: `specs/airbyte-declarative.md` (1.7).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.http.auth import PLACE, Authentication, credential
+from chronolake.source.declarative.http.request_builder import Injection, Request, request_of
+from chronolake.source.declarative.models.records import JsonDecoder
+from chronolake.source.declarative.models.requests import SessionTokenRequestBearerAuthenticator
+from chronolake.source.declarative.records.decoders import decoded
+from chronolake.source.declarative.records.field_paths import MISSING, looked_up, only_value
+from chronolake.source.declarative.templating.times import seconds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chronolake.source.declarative.http.client import Sender
+    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.http.transport import Network
+    from chronolake.source.declarative.models.records import Decoder
+    from chronolake.source.declarative.models.requests import (
+        LegacySessionTokenAuthenticator,
+        SessionTokenAuthenticator,
+    )
+
+_SESSION: Final = "a session's expiration_duration"
+#: A login's token is asked for anew after a day, if nothing says how long it is good for.
+_DAY: Final = 86_400.0
+
+
+@dataclass
+class SessionAuthentication(Authentication):
+    """A login's token, for as long as it is good; without a duration each request logs in.
+
+    Attributes:
+        sender: sends the login.
+        now: of the network.
+    """
+
+    component: SessionTokenAuthenticator
+    config: Mapping[str, Any]
+    sender: Sender
+    network: Network
+    _token: str | None = None
+    _until: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def injection(self) -> Injection:
+        """The token, from a login if need be.
+
+        Raises:
+            SourceError: the login fails, or gives no token.
+            ConfigurationError: the login cannot be made as the manifest has it.
+        """
+        token = self._current()
+        wanted = self.component.request_authentication
+        credentials = Injection(place=PLACE)
+        if isinstance(wanted, SessionTokenRequestBearerAuthenticator):
+            credentials.headers["Authorization"] = f"Bearer {token}"
+            return credentials
+        context = {
+            "config": self.config,
+            "parameters": self.component.parameters,
+            "session_token": token,
+        }
+        credentials.put(wanted.inject_into, credential(wanted.api_token, context), self.config)
+        return credentials
+
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
+        """Logs in anew with the next request."""
+        with self._lock:
+            self._until = 0.0
+        return True
+
+    def _current(self) -> str:
+        with self._lock:
+            now = self.network.now()
+            if self._token is None or now >= self._until:
+                self._token = self._logged_in()
+                span = self.component.expiration_duration
+                self._until = now + (seconds_of(span, _SESSION) if span else 0.0)
+            return self._token
+
+    def _logged_in(self) -> str:
+        request = request_of(
+            self.component.login_requester, self.config, stream_slice=None, next_page_token=None
+        )
+        answer = self.sender.send(request)
+        decoder = self.component.decoder or JsonDecoder(type="JsonDecoder")
+        value = _first(decoder, answer)
+        token = only_value(value, self.component.session_token_path)
+        if token is MISSING or token is None:
+            raise SourceError(
+                f"The login gives no token at {'.'.join(self.component.session_token_path)}.",
+                hint="Check the credentials and the manifest's session_token_path.",
+            )
+        return str(token)
+
+
+@dataclass
+class LegacySessionAuthentication(Authentication):
+    """The config's session token while the API takes it, else the one that a login gives.
+
+    Attributes:
+        api_url: what the login's path is put behind.
+    """
+
+    component: LegacySessionTokenAuthenticator
+    config: Mapping[str, Any]
+    api_url: str
+    sender: Sender
+    network: Network
+    _token: str | None = None
+    _until: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def injection(self) -> Injection:
+        """The token in its header.
+
+        Raises:
+            SourceError: neither the token nor the login is accepted.
+            ConfigurationError: the config has neither.
+        """
+        with self._lock:
+            now = self.network.now()
+            if self._token is None or now >= self._until:
+                self._token = self._given() or self._logged_in()
+                self._until = now + _DAY
+        return Injection(headers={self._text(self.component.header): self._token}, place=PLACE)
+
+    def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
+        """Logs in anew with the next request."""
+        with self._lock:
+            self._until = 0.0
+        return True
+
+    def _text(self, template: str | None) -> str:
+        return credential(
+            template, {"config": self.config, "parameters": self.component.parameters}
+        )
+
+    def _given(self) -> str | None:
+        token = self._text(self.component.session_token)
+        if not token:
+            return None
+        url = f"{self.api_url}{self._text(self.component.validate_session_url)}"
+        header = self._text(self.component.header)
+        answer = self.sender.send(Request("GET", url, headers={header: token}))
+        return token if answer is not None else None
+
+    def _logged_in(self) -> str:
+        user, password = self._text(self.component.username), self._text(self.component.password)
+        if not (user and password):
+            raise ConfigurationError(
+                "The session's token is not accepted, and there are no user and password.",
+                hint="Give a session token that is good, or a user and a password.",
+            )
+        url = f"{self.api_url}{self._text(self.component.login_url)}"
+        answer = self.sender.send(
+            Request("POST", url, json={"username": user, "password": password})
+        )
+        key = self._text(self.component.session_token_response_key)
+        token = looked_up(_first(JsonDecoder(type="JsonDecoder"), answer), (key,))
+        if token is MISSING or token is None:
+            raise SourceError(f"The login gives no {key!r}.", hint="Check the credentials.")
+        return str(token)
+
+
+def _first(decoder: Decoder, answer: Answer | None) -> Any:
+    """The first body of a login's answer, or None if there is none."""
+    return next(iter(decoded(decoder, answer)), None) if answer is not None else None

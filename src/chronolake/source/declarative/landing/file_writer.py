@@ -1,0 +1,363 @@
+"""Writes records of slices to files.
+
+Records on their way into the raw lake: in files, until enough of them wait.
+
+What a slice has brought waits in files of its own, each with one set of columns. A journal names
+those of finished slices together with the state that they lead to: a run that dies after that
+leaves them to the next one, which does not ask for them again.
+
+The records of slices, written to files while they are read.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import orjson
+import pyarrow as pa
+
+from chronolake.arrow_tasks import ArrowRows, to_spark
+from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE
+from chronolake.errors import SourceError
+from chronolake.landing import widened
+from chronolake.types import Column, ColumnType, Kind, now_micros, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.source.declarative.landing.record_schema import Identity, Shape
+    from chronolake.source.declarative.records.transformations import Record
+    from chronolake.source.declarative.stream_reader import Slice
+
+
+_JOURNAL: Final = "journal.json"
+_FACTS: Final = {
+    MODIFIED: (pa.int64(), "bigint"),
+    SEQUENCE: (pa.string(), "string"),
+    DELETED_AT: (pa.int64(), "bigint"),
+    PURGED_AT: (pa.int64(), "bigint"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of records.
+
+    Attributes:
+        file: where.
+        columns: their data columns.
+        rows: how many there are.
+        bytes: the file's size.
+        earliest: when the first of them was changed, in microseconds since 1970; None: one does not
+            say when.
+        is_undated: whether one does not say when it was changed, though it should.
+    """
+
+    file: Path
+    columns: tuple[Column, ...]
+    rows: int
+    bytes: int
+    earliest: int | None = None
+    is_undated: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file is there as it was written."""
+        return self.file.is_file() and self.file.stat().st_size == self.bytes
+
+
+class PartWriter:
+    """The records of one slice, written page by page; one thread uses it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parts: list[Part] = []
+        self._columns: tuple[Column, ...] = ()
+        self._writer: pa.RecordBatchFileWriter | None = None
+        self._file = Path()
+        self._rows = 0
+        self._times: list[int | None] = []
+        self._is_undated = False
+
+    def add(
+        self,
+        columns: Sequence[Column],
+        arrays: Sequence[pa.Array],
+        facts: Mapping[str, pa.Array],
+        *,
+        earliest: int | None = None,
+        is_undated: bool = False,
+    ) -> None:
+        """Write the records of a page.
+
+        Args:
+            columns: their data columns.
+            arrays: the columns' values.
+            facts: `MODIFIED` and `SEQUENCE` (`chronolake.change_set`).
+            earliest: as of `Part`.
+            is_undated: as of `Part`.
+        """
+        rows = len(facts[MODIFIED])
+        never = pa.nulls(rows, pa.int64())
+        whole = [*arrays, *(facts.get(name, never) for name in _FACTS)]
+        batch = pa.record_batch(whole, names=[*(one.name for one in columns), *_FACTS])
+        if self._writer is None or tuple(columns) != self._columns:
+            self._end()
+            self._columns = tuple(columns)
+            self._file = self._folder / f"{uuid4().hex}.arrow"
+            self._writer = pa.ipc.new_file(self._file, batch.schema)
+        self._writer.write_batch(batch)
+        self._rows += rows
+        self._times.append(earliest)
+        self._is_undated = self._is_undated or is_undated
+
+    def _end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            size = self._file.stat().st_size
+            known = [one for one in self._times if one is not None]
+            earliest = min(known) if len(known) == len(self._times) else None
+            self._parts.append(
+                Part(self._file, self._columns, self._rows, size, earliest, self._is_undated)
+            )
+            self._writer, self._rows, self._times, self._is_undated = None, 0, [], False
+
+    def close(self) -> list[Part]:
+        """All has been written; gives the files."""
+        self._end()
+        return self._parts
+
+    def discard(self) -> None:
+        """Nothing of the slice is wanted."""
+        for part in self.close():
+            part.file.unlink(missing_ok=True)
+
+
+@dataclass
+class Waiting:
+    """The records of finished slices of a stream, which wait to be landed.
+
+    Attributes:
+        folder: where; it outlives a run that dies.
+        parts: the files.
+        bytes: their size.
+    """
+
+    folder: Path
+    parts: list[Part] = field(default_factory=list)
+    bytes: int = 0
+
+    @classmethod
+    def left(cls, folder: Path) -> tuple[Waiting, dict[str, Any] | None]:
+        """What a run has left that died: finished slices, and the state that they lead to."""
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            journal = orjson.loads((folder / _JOURNAL).read_bytes())
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            # A machine that lost its power may have kept the name of a file and not what is in it.
+            journal = {"parts": [], "state": None}
+        waiting = cls(folder)
+        waiting.add([_part_from(folder, told) for told in journal["parts"]])
+        known = {part.file for part in waiting.parts}
+        for file in folder.glob("*.arrow"):
+            # A slice that was not finished is read again.
+            if file not in known:
+                file.unlink()
+        if not all(part.is_whole for part in waiting.parts):
+            # They have landed, and only the journal was still there; or they never were whole.
+            waiting.landed()
+            return waiting, None
+        return waiting, journal["state"]
+
+    def add(self, parts: Sequence[Part]) -> None:
+        """What one more slice has brought."""
+        self.parts += parts
+        self.bytes += sum(part.bytes for part in parts)
+
+    def note(self, state: Mapping[str, Any]) -> None:
+        """Make the files outlive this run, with the state that they lead to."""
+        told = {"parts": [_part_as_json(part) for part in self.parts], "state": state}
+        file = self.folder / f"{_JOURNAL}.new"
+        file.write_bytes(orjson.dumps(told))
+        file.replace(self.folder / _JOURNAL)
+
+    def landed(self) -> None:
+        """The files have landed, and the state with them."""
+        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        for part in self.parts:
+            part.file.unlink(missing_ok=True)
+        self.parts, self.bytes = [], 0
+
+    def discard(self) -> None:
+        """Forget everything that waits."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.parts, self.bytes = [], 0
+
+
+def rows_of(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
+    """The records of files with the same columns, as `rawlake.land` takes them."""
+    names = [f"{quoted(one.name)} {one.type.sql}" for one in parts[0].columns]
+    names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
+    tasks = max(1, min(len(parts), spark.sparkContext.defaultParallelism))
+    listed = pa.table({"file": [str(part.file) for part in parts]})
+    places = spark.createDataFrame(listed).repartition(tasks)
+    return ArrowRows(places, _read, ", ".join(names))
+
+
+def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The records of files, in an executor."""
+    for batch in batches:
+        for name in batch["file"].to_pylist():
+            with pa.ipc.open_file(pa.memory_map(name)) as file:
+                for number in range(file.num_record_batches):
+                    yield file.get_batch(number)
+
+
+def records_of(
+    spark: SparkSession, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
+) -> DataFrame:
+    """The records of files with any columns, all in the same ones.
+
+    Args:
+        spark: the session.
+        parts: the files.
+        columns: the columns; each is at least as wide as in every file.
+        facts: whether they are record versions, with what these have beside the data columns.
+    """
+    known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
+    if not parts:
+        every = [f"{quoted(one.name)} {one.type.sql}" for one in columns]
+        every += [f"{name} {kind}" for name, kind in known.items()]
+        return spark.createDataFrame([], ", ".join(every))
+    frames = []
+    for given, group in by_columns(parts):
+        types = {one.name: one for one in given}
+        cells = (f"{_cell(types.get(one.name), one.type)} AS {quoted(one.name)}" for one in columns)
+        frames.append(to_spark(rows_of(spark, group)).selectExpr(*cells, *known))
+    return reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def _cell(given: Column | None, kind: ColumnType) -> str:
+    """A column's value in a type that is at least as wide, as SQL."""
+    if given is None:
+        return f"CAST(NULL AS {kind.sql})"
+    return widened(given, kind)
+
+
+def by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:
+    """The files with the same columns together."""
+    found: dict[tuple[Column, ...], list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.columns, []).append(part)
+    return list(found.items())
+
+
+def _part_as_json(part: Part) -> dict[str, Any]:
+    return {
+        "file": part.file.name,
+        "rows": part.rows,
+        "bytes": part.bytes,
+        "earliest": part.earliest,
+        "is_undated": part.is_undated,
+        "columns": [
+            [one.name, one.type.kind, one.type.precision, one.type.scale, one.primary_key]
+            for one in part.columns
+        ],
+    }
+
+
+def _part_from(folder: Path, told: Mapping[str, Any]) -> Part:
+    columns = tuple(
+        Column(name, ColumnType(Kind(kind), precision, scale), key)
+        for name, kind, precision, scale, key in told["columns"]
+    )
+    return Part(
+        folder / Path(told["file"]).name,
+        columns,
+        told["rows"],
+        told["bytes"],
+        # A run of an earlier version has not noted it.
+        told.get("earliest"),
+        told.get("is_undated", False),
+    )
+
+
+def unforeseen(failure: Exception, mask: Callable[[str], str]) -> SourceError:
+    """What nobody has thought of, as the failure of one stream or slice."""
+    return SourceError(
+        f"It could not be read: {type(failure).__name__}: {mask(str(failure))}",
+        hint="Other streams are not concerned. If it stays so, it is a fault of Chronolake's.",
+    )
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one slice has brought.
+
+    Attributes:
+        parts: its records.
+        latest: the cursor of the latest of them (`Slice.latest`).
+        is_undated: whether a record did not tell when it was changed, though it should.
+    """
+
+    parts: list[Part]
+    latest: Any
+    is_undated: bool = False
+
+
+@dataclass(frozen=True)
+class SliceFiles:
+    """Writes the records of a stream's slices; any number of threads may use it.
+
+    Attributes:
+        folder: where the files are.
+        identity: what tells the records apart.
+        shape: their columns so far.
+        ahead_micros: how much the driver's clock is ahead of this one.
+    """
+
+    folder: Path
+    identity: Identity
+    shape: Shape
+    ahead_micros: int = 0
+
+    def columns(self) -> list[Column]:
+        """The columns so far, with the key."""
+        return self.shape.columns(self.identity.columns)
+
+    def read(self, one: Slice) -> Read:
+        """Read a slice into files of its own.
+
+        Raises:
+            SourceError: it cannot be read; nothing is left of it. So with all that is raised.
+            ConfigurationError: the manifest and the configuration make no request.
+        """
+        writer = PartWriter(self.folder)
+        try:
+            for records in one.pages():
+                if records:
+                    self._write(writer, one, records)
+        except BaseException:
+            writer.discard()
+            raise
+        return Read(writer.close(), one.latest, one.is_undated)
+
+    def _write(self, writer: PartWriter, one: Slice, records: list[Record]) -> None:
+        # All that read a stream go by one clock: the later answer counts.
+        now = now_micros() + self.ahead_micros
+        columns, arrays = self.shape.cells(self.identity.added(records), self.identity.columns)
+        facts = {
+            MODIFIED: pa.array([now if at is None else at for at in one.times], pa.int64()),
+            # Of two answers the later one counts, and in an answer the later record.
+            SEQUENCE: pa.array([f"{now:016x}{number:08x}" for number in range(len(records))]),
+        }
+        known = [at for at in one.times if at is not None]
+        earliest = min(known) if len(known) == len(records) else None
+        writer.add(columns, arrays, facts, earliest=earliest, is_undated=one.is_undated)

@@ -1,0 +1,172 @@
+"""What chronolake.yml says of single streams of an API, and whether a stream can do that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from chronolake.config import Nested, StreamConfig, is_never
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.landing.record_schema import (
+    Identity,
+    Nesting,
+    Shape,
+    declared_columns,
+    has_texts_only,
+)
+from chronolake.source.declarative.manifests.capabilities import cursor_field_of, cursor_of
+from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.parent_streams import chosen, parents_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from chronolake.config import PipelineConfig, Project
+    from chronolake.source.declarative.models.streams import AnyStream, DeclarativeStream
+    from chronolake.types import ColumnType
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a stream is kept, as far as its source decides about it.
+
+    Attributes:
+        detect_deletes: how often it is compared with all that the API has; None: never.
+        may_become_empty: whether such a comparison may delete everything.
+        nests: whether declared fields of objects are columns.
+        cursor: the cursor's field, if it is part of the key.
+    """
+
+    detect_deletes: str | None = None
+    may_become_empty: bool = False
+    nests: bool = False
+    cursor: str | None = None
+
+    @classmethod
+    def of(
+        cls, project: Project, pipeline: str, stream: AnyStream, api_config: Mapping[str, Any]
+    ) -> Self:
+        """The settings of a stream.
+
+        Args:
+            project: the configuration.
+            pipeline: the pipeline.
+            stream: the stream.
+            api_config: what the user has set for the manifest.
+
+        Raises:
+            ConfigurationError: the stream cannot do what is wanted of it.
+        """
+        config = project.pipelines[pipeline]
+        own = config.streams.get(stream.name, StreamConfig())
+        asked = _Asked(project, pipeline, stream, own)
+        return cls(
+            asked.detect_deletes(config),
+            own.may_become_empty,
+            (own.nested or config.nested) is Nested.COLUMNS,
+            asked.cursor(api_config),
+        )
+
+    def identity_of(self, stream: DeclarativeStream) -> Identity:
+        """What tells the records of a stream apart."""
+        return Identity.of(stream, self.cursor)
+
+    def shape_of(
+        self,
+        stream: DeclarativeStream,
+        schema: Mapping[str, Any],
+        known: Mapping[str, ColumnType] | None = None,
+    ) -> Shape:
+        """The columns of a stream's records.
+
+        Args:
+            stream: the stream.
+            schema: of its records.
+            known: the types that columns had so far.
+
+        Raises:
+            ConfigurationError: two fields would be one column.
+        """
+        identity = self.identity_of(stream)
+        nesting = Nesting(stream.name, schema, identity.columns) if self.nests else None
+        declared = declared_columns(schema) if nesting is None else nesting.declared
+        typed = identity.typed(declared)
+        return Shape(
+            {**typed, **(known or {})},
+            frozenset(declared) & typed.keys(),
+            nesting,
+            stream.name,
+            has_texts_only(stream),
+        )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of a stream, and what it can do."""
+
+    project: Project
+    pipeline: str
+    stream: AnyStream
+    own: StreamConfig
+
+    def detect_deletes(self, config: PipelineConfig) -> str | None:
+        """How often the stream is compared."""
+        reason = self._reason_against_comparisons()
+        if self.own.detect_deletes is None:
+            # What the pipeline says holds for the streams that can do it.
+            wanted = config.detect_deletes if reason is None else None
+        else:
+            wanted = self.own.detect_deletes
+        if is_never(wanted):
+            return None
+        if reason is not None:
+            raise self._refused("detect_deletes", *reason)
+        return wanted
+
+    def _reason_against_comparisons(self) -> tuple[str, str] | None:
+        """Why the stream is not compared, and what to do; None: it can be."""
+        leave = f"Leave streams.{self.stream.name}.detect_deletes out."
+        if cursor_of(self.stream) is None:
+            return "it has no cursor, so that each run reads and compares all of it already", leave
+        if not self._identity.paths:
+            return (
+                "it has no primary key, so that a record that has changed would look deleted",
+                "Give it a primary_key in the manifest, or leave detect_deletes out.",
+            )
+        for parent in parents_of(self.stream):
+            if isinstance(cursor_of(parent), DatetimeBasedCursor):
+                reason = (
+                    f"its parent {parent.name} is read from a time on, so that records of earlier "
+                    "parents would look deleted"
+                )
+                return reason, leave
+        if self.own.cursor_in_key:
+            reason = "its cursor is part of its key, so that a changed record would look deleted"
+            return reason, "Take one of cursor_in_key and detect_deletes."
+        return None
+
+    def cursor(self, config: Mapping[str, Any]) -> str | None:
+        """The cursor's field, if it is to be part of the key."""
+        if not self.own.cursor_in_key:
+            return None
+        model = cursor_of(self.stream)
+        leave = f"Leave streams.{self.stream.name}.cursor_in_key out."
+        if not isinstance(model, DatetimeBasedCursor):
+            raise self._refused("cursor_in_key", "it has no cursor over time", leave)
+        if not self._identity.paths:
+            reason = "it has no primary key: all that a record says is its key"
+            raise self._refused("cursor_in_key", reason, leave)
+        return cursor_field_of(self.stream, config)
+
+    @property
+    def _identity(self) -> Identity:
+        return Identity.of(chosen(self.stream, {"": ""}))
+
+    def _refused(self, key: str, reason: str, hint: str) -> ConfigurationError:
+        name = self.stream.name
+        return ConfigurationError(
+            f"{self.project.file}: pipelines.{self.pipeline}.streams.{name}.{key}: the stream "
+            f"{name} cannot have it: {reason}.",
+            hint=hint,
+        )

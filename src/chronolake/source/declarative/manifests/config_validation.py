@@ -1,0 +1,485 @@
+"""Validation of a source's configuration against its specification (JSON schema).
+
+Whether a value is what a JSON schema says.
+
+A source's configuration, as the manifest's specification describes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final, assert_never
+from urllib.parse import quote, quote_plus
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.manifests.manifest import rules_of
+from chronolake.source.declarative.models.spec import (
+    ConfigAddFields,
+    ConfigRemapField,
+    ConfigRemoveFields,
+    CustomConfigTransformation,
+    PredicateValidator,
+)
+from chronolake.source.declarative.records.field_paths import path_of, places, put, removed
+from chronolake.source.declarative.records.transformations import KINDS
+from chronolake.source.declarative.templating.templates import (
+    as_mapping,
+    as_truth,
+    evaluated,
+    is_template,
+)
+
+if TYPE_CHECKING:
+    from chronolake.source.declarative.manifests.manifest import Manifest
+    from chronolake.source.declarative.models.spec import ConfigTransformation, DpathValidator
+
+
+#: Where a value does not fit, and what is asked of it there.
+Misfit = tuple[str, str]
+_Check = Callable[[Any, Any, Mapping[str, Any], Any], Iterator[Misfit]]
+
+_TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: _is_number(value) and float(value).is_integer(),
+}
+
+
+def misfit_of(value: Any, schema: Any) -> Misfit | None:
+    """Where a value does not fit a schema first, and what is asked of it there; or None.
+
+    Nothing of the value itself is told. `format` is a remark, as in JSON Schema.
+
+    Raises:
+        ConfigurationError: the schema is none, or refers to another document.
+    """
+    try:
+        return next(_misfits(value, schema, schema), None)
+    except (AttributeError, TypeError, ValueError, RecursionError, re.error) as failure:
+        raise ConfigurationError(
+            "A JSON schema that a value has to fit is none.", hint="Correct it in the manifest."
+        ) from failure
+
+
+def _misfits(value: Any, schema: Any, whole: Any) -> Iterator[Misfit]:
+    if isinstance(schema, bool):
+        if not schema:
+            yield "", "nothing may be there"
+        return
+    if "$ref" in schema:
+        yield from _misfits(value, _referred(schema["$ref"], whole), whole)
+    for keyword, asked in schema.items():
+        applies_to, check = _CHECKS.get(keyword, _NO_CHECK)
+        if applies_to(value):
+            yield from check(value, asked, schema, whole)
+
+
+def _fits(value: Any, schema: Any, whole: Any) -> bool:
+    return next(_misfits(value, schema, whole), None) is None
+
+
+def _within(key: object, value: Any, schema: Any, whole: Any) -> Iterator[Misfit]:
+    for place, message in _misfits(value, schema, whole):
+        yield f"/{key}{place}", message
+
+
+def _referred(reference: str, whole: Any) -> Any:
+    found = whole
+    if not reference.startswith("#"):
+        raise ConfigurationError(
+            f"A JSON schema refers to {reference}, which is not read.",
+            hint="Put all of the schema into the manifest.",
+        )
+    for part in filter(None, reference[1:].split("/")):
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        except (KeyError, IndexError) as missing:
+            raise ValueError(reference) from missing
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return _TYPES["number"](value)
+
+
+def _is_any(_: Any) -> bool:
+    return True
+
+
+def _same(one: Any, other: Any) -> bool:
+    """As JSON has it: true is not 1, and 1.0 is."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _typed(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
+    kinds = [asked] if isinstance(asked, str) else asked
+    if not any(_TYPES[kind](value) for kind in kinds if kind in _TYPES):
+        yield "", f"it has to be of the type {' or '.join(kinds)}"
+
+
+def _told(holds: Callable[[Any, Any], bool], words: str) -> _Check:
+    """A check of the value against what the keyword says, and nothing else."""
+
+    def check(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
+        if not holds(value, asked):
+            yield "", words.format(asked)
+
+    return check
+
+
+def _required(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
+    yield from (("", f"it lacks {name}") for name in asked if name not in value)
+
+
+def _dependent(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    for name, needs in asked.items():
+        if name not in value:
+            continue
+        if isinstance(needs, list):
+            yield from _required(value, needs, None, None)
+        else:
+            yield from _misfits(value, needs, whole)
+
+
+def _properties(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    for name, schema in asked.items():
+        if name in value:
+            yield from _within(name, value[name], schema, whole)
+
+
+def _patterns(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    for pattern, schema in asked.items():
+        for name in value:
+            if re.search(pattern, name):
+                yield from _within(name, value[name], schema, whole)
+
+
+def _others(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+    patterns = schema.get("patternProperties", {})
+    for name in value:
+        if name in schema.get("properties", {}):
+            continue
+        if not any(re.search(pattern, name) for pattern in patterns):
+            yield from _within(name, value[name], asked, whole)
+
+
+def _names(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    for name in value:
+        yield from _within(name, name, asked, whole)
+
+
+def _items(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+    if isinstance(asked, list):
+        yield from _first_items(value, asked, schema, whole)
+        return
+    before = len(schema.get("prefixItems", ()))
+    for number, item in enumerate(value[before:], before):
+        yield from _within(number, item, asked, whole)
+
+
+def _first_items(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    for number, (item, schema) in enumerate(zip(value, asked, strict=False)):
+        yield from _within(number, item, schema, whole)
+
+
+def _more_items(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+    before = schema.get("items")
+    if isinstance(before, list):
+        for number, item in enumerate(value[len(before) :], len(before)):
+            yield from _within(number, item, asked, whole)
+
+
+def _contains(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    if not any(_fits(item, asked, whole) for item in value):
+        yield "", "it lacks an item that has to be there"
+
+
+def _all(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    for schema in asked:
+        yield from _misfits(value, schema, whole)
+
+
+def _some(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    if not any(_fits(value, schema, whole) for schema in asked):
+        yield "", "it is none of the things that it may be"
+
+
+def _one(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    if sum(_fits(value, schema, whole) for schema in asked) != 1:
+        yield "", "it is not exactly one of the things that it may be"
+
+
+def _none(value: Any, asked: Any, _: Any, whole: Any) -> Iterator[Misfit]:
+    if _fits(value, asked, whole):
+        yield "", "it is what it may not be"
+
+
+def _depending(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) -> Iterator[Misfit]:
+    way = "then" if _fits(value, asked, whole) else "else"
+    yield from _misfits(value, schema.get(way, True), whole)
+
+
+def _distinct(values: list[Any]) -> bool:
+    return not any(_same(one, other) for at, one in enumerate(values) for other in values[at + 1 :])
+
+
+_object, _array, _text = _TYPES["object"], _TYPES["array"], _TYPES["string"]
+
+_CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], _Check]]] = {
+    "type": (_is_any, _typed),
+    "enum": (
+        _is_any,
+        _told(lambda value, asked: any(_same(value, one) for one in asked), "it is none of {}"),
+    ),
+    "const": (_is_any, _told(_same, "it is not {}")),
+    "allOf": (_is_any, _all),
+    "anyOf": (_is_any, _some),
+    "oneOf": (_is_any, _one),
+    "not": (_is_any, _none),
+    "if": (_is_any, _depending),
+    "required": (_object, _required),
+    "dependencies": (_object, _dependent),
+    "dependentRequired": (_object, _dependent),
+    "dependentSchemas": (_object, _dependent),
+    "properties": (_object, _properties),
+    "patternProperties": (_object, _patterns),
+    "additionalProperties": (_object, _others),
+    "propertyNames": (_object, _names),
+    "minProperties": (_object, _told(lambda value, n: len(value) >= n, "it has less than {} keys")),
+    "maxProperties": (_object, _told(lambda value, n: len(value) <= n, "it has more than {} keys")),
+    "items": (_array, _items),
+    "prefixItems": (_array, _first_items),
+    "additionalItems": (_array, _more_items),
+    "contains": (_array, _contains),
+    "minItems": (_array, _told(lambda value, n: len(value) >= n, "it has less than {} items")),
+    "maxItems": (_array, _told(lambda value, n: len(value) <= n, "it has more than {} items")),
+    "uniqueItems": (_array, _told(lambda value, n: not n or _distinct(value), "it repeats items")),
+    "minLength": (_text, _told(lambda value, n: len(value) >= n, "it has less than {} letters")),
+    "maxLength": (_text, _told(lambda value, n: len(value) <= n, "it has more than {} letters")),
+    "pattern": (
+        _text,
+        _told(lambda value, one: bool(re.search(one, value)), "it does not match {}"),
+    ),
+    "minimum": (_is_number, _told(lambda value, n: value >= n, "it is less than {}")),
+    "maximum": (_is_number, _told(lambda value, n: value <= n, "it is greater than {}")),
+    "exclusiveMinimum": (_is_number, _told(lambda value, n: value > n, "it is not over {}")),
+    "exclusiveMaximum": (_is_number, _told(lambda value, n: value < n, "it is not under {}")),
+    "multipleOf": (_is_number, _told(lambda value, n: value % n == 0, "it is no multiple of {}")),
+}
+_NO_CHECK: Final[tuple[Callable[[Any], bool], _Check]] = (lambda _: False, _all)
+
+
+_HIDDEN: Final = "****"
+_SECRET: Final = "airbyte_secret"  # noqa: S105 - a key of the specification
+#: A shorter secret would hide parts of harmless words.
+_SHORTEST: Final = 3
+
+
+def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+    """The configuration as the manifest's rules make it, and find it right.
+
+    Args:
+        config: what the user has set; it stays as it is.
+        manifest: the manifest, whose `spec` has the rules.
+
+    Raises:
+        ConfigurationError: a rule cannot be used, or the configuration is not as it has to be.
+    """
+    rules, wrong = rules_of(manifest.content)
+    if wrong:
+        line = "" if wrong[0].line is None else f", line {wrong[0].line}"
+        raise ConfigurationError(
+            f"{manifest.file}{line}: {wrong[0].path}: {wrong[0].message}.",
+            hint="The manifest's `spec` says what is done to the configuration.",
+        )
+    ready = deepcopy(dict(config))
+    if rules is None:
+        return ready
+    migrations = [one for migration in rules.config_migrations for one in migration.transformations]
+    for step in (*migrations, *rules.transformations):
+        # What is not run only rewrites configurations that were made for older manifests.
+        if not isinstance(step, CustomConfigTransformation):
+            _transform(ready, step)
+    for asked in rules.validations:
+        _validate(ready, asked)
+    return ready
+
+
+def _transform(config: dict[str, Any], step: ConfigTransformation) -> None:
+    variables: dict[str, Any] = {"config": config, "parameters": {}}
+    match step:
+        case ConfigRemapField():
+            _remap(config, step)
+        case ConfigRemoveFields():
+            if step.condition and not as_truth(step.condition, variables):
+                return
+            for pointer in filter(None, step.field_pointers):
+                for place in tuple(places(config, pointer)):
+                    removed(place)
+        case ConfigAddFields():
+            for added in step.fields:
+                kinds = (KINDS[added.value_type],) if added.value_type else ()
+                value = evaluated(
+                    added.value,
+                    {"config": config, "parameters": added.parameters},
+                    default=added.value,
+                    kinds=kinds,
+                )
+                told = {**variables, "value": value, "path": added.path}
+                if not step.condition or as_truth(step.condition, told):
+                    _put(config, added.path, value)
+        case _:
+            assert_never(step)
+
+
+def _remap(config: dict[str, Any], step: ConfigRemapField) -> None:
+    *above, name = path_of(step.field_path, config, {})
+    holder: Any = config
+    for segment in above:
+        holder = holder.get(segment) if isinstance(holder, dict) else None
+    if not isinstance(holder, dict) or not isinstance(holder.get(name), Hashable):
+        return
+    table = as_mapping(step.map, {"config": config, "parameters": {}})
+    if name in holder and holder[name] in table:
+        holder[name] = table[holder[name]]
+
+
+def _put(config: dict[str, Any], path: list[str], value: Any) -> None:
+    try:
+        put(config, path, value)
+    except SourceError as failure:
+        raise ConfigurationError(
+            f"The manifest cannot add {'.'.join(path)} to the configuration: something else "
+            "stands on its path.",
+            hint="The manifest's `spec` says what each field of the configuration is.",
+        ) from failure
+
+
+def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator) -> None:
+    if isinstance(asked, PredicateValidator):
+        what = "What the manifest makes of the configuration"
+        told = asked.value
+        if is_template(told):
+            told = evaluated(told, {"config": config, "parameters": {}})
+        values = [told]
+    else:
+        path = path_of(asked.field_path, {}, {})
+        what = f"The configuration's {'.'.join(map(str, path))}"
+        values = [place.value for place in places(config, path)]
+    for value in values:
+        if misfit := _misfit(value, asked.validation_strategy.base_schema):
+            place, words = misfit
+            where = f" at {place}" if place else ""
+            raise ConfigurationError(
+                f"{what} is not as the manifest wants it{where}: {words}.",
+                hint="The manifest's `spec` says what each field of the configuration is.",
+            )
+
+
+def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
+    if isinstance(value, str):
+        # A text has to be JSON, of which the schema speaks.
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return "", "it is a text, and no JSON"
+    return misfit_of(value, schema)
+
+
+def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -> None:
+    """Refuse a configuration that lacks what the specification requires.
+
+    Args:
+        config: what the user has set.
+        manifest: the manifest.
+        where: the place of the configuration, as the error says it.
+
+    Raises:
+        ConfigurationError: it lacks something.
+    """
+    if missing := missing_in(config, manifest):
+        raise ConfigurationError(
+            f"{where} lacks {', '.join(missing)}.",
+            hint="The manifest's `spec` says what each of them is.",
+        )
+
+
+def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
+    """The keys that the specification requires, and the configuration does not get by the rules."""
+    required = manifest.specification.get("required")
+    missing = [
+        str(name)
+        for name in (required if isinstance(required, list) else [])
+        if config.get(name) is None
+    ]
+    if missing:
+        # What is missing tells more than rules that fail for it, or make an empty text of it.
+        with suppress(ConfigurationError):
+            ready = made_ready(config, manifest)
+            return [name for name in missing if ready.get(name) is None or ready[name] == ""]
+    return missing
+
+
+def masking(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], str]:
+    """What hides the configuration's secrets in a text.
+
+    Args:
+        config: what the user has set.
+        manifest: its specification says by `airbyte_secret` what is secret.
+    """
+    told = [*secrets_in(config, manifest.specification)]
+    with suppress(ConfigurationError):
+        # The rules may bring a secret to where the specification knows it.
+        told += secrets_in(made_ready(config, manifest), manifest.specification)
+    spelled = {form(text) for text in told for form in (str, quote, quote_plus)}
+    found = {text for text in spelled if len(text) >= _SHORTEST}
+    secrets = sorted(found, key=len, reverse=True)
+
+    def mask(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, _HIDDEN)
+        return text
+
+    return mask
+
+
+def secrets_in(value: Any, schema: Mapping[str, Any]) -> Iterator[str]:
+    """The secrets in a value, by its JSON schema."""
+    if schema.get(_SECRET):
+        yield from _texts_in(value)
+        return
+    for union in ("oneOf", "anyOf", "allOf"):
+        for one in schema.get(union) or ():
+            if isinstance(one, dict):
+                yield from secrets_in(value, one)
+    if isinstance(value, dict):
+        for name, inner in (schema.get("properties") or {}).items():
+            if name in value and isinstance(inner, dict):
+                yield from secrets_in(value[name], inner)
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for item in value:
+            yield from secrets_in(item, schema["items"])
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_in(inner)
+    elif value is not None:
+        yield str(value)

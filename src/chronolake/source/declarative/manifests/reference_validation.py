@@ -1,0 +1,600 @@
+"""Validation of references in templates: settings, slices, fields.
+
+What the texts of components mean: which are templates, and which variables those have.
+
+The variables are those that the reference gives each place (`interpolation_context` of its schema).
+
+What a stream looks up by name that is not there: settings, names of slices, fields of records.
+
+Templates that look into what is missing give an empty text, so that the stream asks for something
+else and fails nowhere. What only a class of the connector's own knows is left alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jinja2 import nodes
+
+from chronolake.source.declarative.templating.templates import is_template, looks_up, syntax_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from chronolake.source.declarative.manifests.problems import Problem, Spot
+
+
+_CONFIG: Final = frozenset({"config", "parameters"})
+_SLICE: Final = frozenset({"stream_slice", "stream_interval", "stream_partition"})
+_RECORD: Final = _CONFIG | _SLICE | {"record"}
+_REQUEST: Final = (
+    _CONFIG
+    | _SLICE
+    | {"next_page_token", "creation_response", "polling_response", "download_target"}
+    | {"query_properties"}
+)
+_ANSWER: Final = _CONFIG | {"response", "headers", "request_url"}
+_PAGE: Final = (
+    _CONFIG | _SLICE | {"headers", "last_page_size", "last_record", "page_size", "response"}
+)
+_JWT: Final = _CONFIG | {"json_loads"}
+_CHANGE: Final = _CONFIG | {"path", "value", "property"}
+_MADE: Final = _CONFIG | {"components_values", "stream_slice", "stream_template_config"}
+
+#: Templates of requests: they also see what partitions carry with them.
+REQUESTER: Final = "HttpRequester"
+
+#: The variables of templates, by the component and the fields that they stand in.
+VARIABLES: Final = {
+    (kind, field): variables
+    for kind, fields, variables in (
+        ("AddedFieldDefinition", "value", _RECORD),
+        ("AddFields", "condition", _RECORD | _CHANGE),
+        ("ApiKey", "api_token", _CONFIG | {"session_token"}),
+        ("ApiKeyAuthenticator", "api_token header", _CONFIG),
+        ("AsyncRetriever", "polling_job_timeout failed_retry_wait_time_in_seconds", _CONFIG),
+        ("BasicHttpAuthenticator", "username password", _CONFIG),
+        ("BearerAuthenticator", "api_token", _CONFIG),
+        ("ComponentMappingDefinition", "value field_path condition", _MADE),
+        ("ConcurrencyLevel", "default_concurrency max_concurrency", _CONFIG),
+        ("ConditionalStreams", "condition", _CONFIG),
+        ("ConfigAddFields", "condition", _CHANGE),
+        ("ConfigRemapField", "map field_path", _CONFIG),
+        ("ConfigRemoveFields", "condition", _CHANGE),
+        ("ConstantBackoffStrategy", "backoff_time_in_seconds", _CONFIG),
+        ("CursorPagination", "cursor_value stop_condition", _PAGE),
+        ("CursorPagination", "page_size", _CONFIG),
+        (
+            "DatetimeBasedCursor",
+            (
+                "cursor_field start_datetime end_datetime step lookback_window "
+                "partition_field_start partition_field_end is_client_side_incremental clamping"
+            ),
+            _CONFIG,
+        ),
+        ("DefaultErrorHandler", "max_retries", _CONFIG),
+        ("DpathExtractor", "field_path", _CONFIG),
+        ("DpathFlattenFields", "field_path key_transformation", _CONFIG),
+        ("DpathValidator", "field_path", _CONFIG),
+        ("ExponentialBackoffStrategy", "factor", _CONFIG),
+        ("HttpRequestRegexMatcher", "weight", _CONFIG),
+        (
+            REQUESTER,
+            (
+                "url_base url path request_parameters request_headers request_body_data "
+                "request_body_json request_body"
+            ),
+            _REQUEST,
+        ),
+        ("HttpResponseFilter", "predicate error_message", _ANSWER),
+        ("IncrementingCountCursor", "cursor_field start_value", _CONFIG),
+        ("JsonFileSchemaLoader", "file_path", _CONFIG),
+        (
+            "JwtAuthenticator",
+            (
+                "secret_key header_prefix passphrase base64_encode_secret_key jwt_headers "
+                "jwt_payload additional_jwt_headers additional_jwt_payload"
+            ),
+            _JWT,
+        ),
+        ("KeysReplace", "old new", _RECORD),
+        (
+            "LegacySessionTokenAuthenticator",
+            (
+                "header login_url session_token session_token_response_key username password "
+                "validate_session_url"
+            ),
+            _CONFIG,
+        ),
+        ("ListPartitionRouter", "cursor_field values", _CONFIG),
+        ("MinMaxDatetime", "datetime min_datetime max_datetime", _CONFIG),
+        (
+            "OAuthAuthenticator",
+            (
+                "client_id client_id_name client_secret client_secret_name refresh_token "
+                "refresh_token_name access_token_name access_token_value expires_in_name "
+                "grant_type grant_type_name refresh_request_body refresh_request_headers "
+                "token_expiry_date "
+                "token_refresh_endpoint use_profile_assertion"
+            ),
+            _CONFIG,
+        ),
+        ("OffsetIncrement", "page_size", _CONFIG | {"response"}),
+        ("PageIncrement", "page_size", _CONFIG),
+        (
+            "ParentStreamConfig",
+            "parent_key partition_field extra_fields lazy_read_pointer",
+            _CONFIG,
+        ),
+        ("ParentFieldPath", "parent_path record_path", _CONFIG),
+        ("PredicateValidator", "value", _CONFIG),
+        ("PropertiesFromEndpoint", "property_field_path", _CONFIG),
+        ("QuotaStatusSource", "url request_headers", _CONFIG),
+        ("Rate", "limit", _CONFIG),
+        ("RateLimitedMultipleTokenAuthenticator", "tokens max_wait_time", _CONFIG),
+        ("RecordExpander", "expand_records_from_field truncation_indicator_path", _CONFIG),
+        ("RecordFilter", "condition", _RECORD | {"next_page_token"}),
+        ("RemoveFields", "condition", _CONFIG | {"property"}),
+        ("RequestOption", "field_name field_path", _CONFIG),
+        ("SchemaTypeIdentifier", "schema_pointer key_pointer type_pointer", _CONFIG),
+        ("SchemaTypeIdentifier", "types_mapping", _CONFIG | {"raw_schema"}),
+        ("StateDelegatingStream", "api_retention_period", _CONFIG),
+        ("StreamConfig", "configs_pointer", _CONFIG),
+        ("UnionPartitionRouter", "partition_field", _CONFIG),
+        ("WaitTimeFromHeader", "header regex max_waiting_time_in_seconds", _CONFIG),
+        # Its wait_time_in_seconds may fail, as in the reference: others may know.
+        ("WaitTimeFromResponse", "max_waiting_time_in_seconds", _CONFIG),
+        (
+            "WaitUntilTimeFromHeader",
+            "header regex min_wait max_waiting_time_in_seconds",
+            _CONFIG,
+        ),
+    )
+    for field in fields.split()
+}
+
+#: Durations, maybe told by templates.
+DURATIONS: Final = frozenset(
+    {
+        ("DatetimeBasedCursor", "cursor_granularity"),
+        ("DatetimeBasedCursor", "lookback_window"),
+        ("DatetimeBasedCursor", "step"),
+        ("FixedWindowCallRatePolicy", "period"),
+        ("Rate", "interval"),
+        ("RateLimitedMultipleTokenAuthenticator", "max_wait_time"),
+        ("RequestWindowSplitting", "min_split_window"),
+        ("SessionTokenAuthenticator", "expiration_duration"),
+        ("StateDelegatingStream", "api_retention_period"),
+    }
+)
+#: Formats by which times are read.
+FORMATS: Final = frozenset(
+    {
+        ("DatetimeBasedCursor", "cursor_datetime_formats"),
+        ("MinMaxDatetime", "datetime_format"),
+        ("OAuthAuthenticator", "token_expiry_date_format"),
+    }
+)
+#: Whole numbers, maybe told by templates.
+WHOLE: Final = frozenset(
+    {
+        ("AsyncRetriever", "failed_retry_wait_time_in_seconds"),
+        ("AsyncRetriever", "polling_job_timeout"),
+        ("ConcurrencyLevel", "default_concurrency"),
+        ("CursorPagination", "page_size"),
+        ("DefaultErrorHandler", "max_retries"),
+        ("HttpRequestRegexMatcher", "weight"),
+        ("IncrementingCountCursor", "start_value"),
+        ("OffsetIncrement", "page_size"),
+        ("PageIncrement", "page_size"),
+        ("Rate", "limit"),
+    }
+)
+#: Regular expressions, maybe told by templates.
+PATTERNS: Final = frozenset(
+    {
+        ("HttpRequestRegexMatcher", "url_path_pattern"),
+        ("WaitTimeFromHeader", "regex"),
+        ("WaitUntilTimeFromHeader", "regex"),
+    }
+)
+#: Paths of keys, each a segment of its own.
+PATHS: Final = frozenset(
+    {
+        ("DpathExtractor", "field_path"),
+        ("DpathFlattenFields", "field_path"),
+        ("JsonItemsDecoder", "items_path"),
+        ("PropertiesFromEndpoint", "property_field_path"),
+        ("RecordExpander", "expand_records_from_field"),
+        ("SessionTokenAuthenticator", "session_token_path"),
+    }
+)
+#: Statuses of answers.
+STATUSES: Final = frozenset(
+    {
+        ("HTTPAPIBudget", "status_codes_for_ratelimit_hit"),
+        ("HttpResponseFilter", "http_codes"),
+        ("OAuthAuthenticator", "refresh_token_error_status_codes"),
+        ("QuotaStatusSource", "unavailable_status_codes"),
+        ("TokenQuota", "exhaustion_status_codes"),
+    }
+)
+ENCODINGS: Final = frozenset({("CsvDecoder", "encoding"), ("JsonItemsDecoder", "encoding")})
+METHODS: Final = frozenset({("HttpRequestRegexMatcher", "method")})
+URLS: Final = frozenset({(REQUESTER, "url"), (REQUESTER, "url_base"), ("QuotaStatusSource", "url")})
+
+#: What a component is that stands at a place and needs no `type` there.
+UNTYPED: Final = {
+    "FixedWindowCallRatePolicy.matchers": "HttpRequestRegexMatcher",
+    "MovingWindowCallRatePolicy.matchers": "HttpRequestRegexMatcher",
+    "MovingWindowCallRatePolicy.rates": "Rate",
+    "TokenQuota.matchers": "HttpRequestRegexMatcher",
+    "UnlimitedCallRatePolicy.matchers": "HttpRequestRegexMatcher",
+    "ConfigAddFields.fields": "AddedFieldDefinition",
+    "DynamicSchemaLoader.schema_type_identifier": "SchemaTypeIdentifier",
+}
+#: What is data, or a class's own business, and no component.
+OPAQUE: Final = frozenset(
+    {
+        "$parameters",
+        "base_schema",
+        "config_overrides",
+        "list_of_parameters_for_stream",
+        "schema",
+        "default_values",
+        "jwt_headers",
+        "jwt_payload",
+        "additional_jwt_headers",
+        "additional_jwt_payload",
+        "refresh_request_body",
+        "refresh_request_headers",
+        "request_body_data",
+        "request_body_json",
+        "request_headers",
+    }
+)
+
+
+_Keys = tuple[str | int, ...]
+_SLICES: Final = frozenset({"stream_slice", "stream_interval", "stream_partition"})
+#: What a slice has besides its names, and what dictionaries can do.
+_OF_SLICES: Final = frozenset({"parent_slice", "extra_fields", "partition", "cursor_slice"})
+_METHODS: Final = frozenset(dir(dict))
+#: Retrievers within a stream, whose slices are others.
+_OTHER_SLICES: Final = frozenset(
+    {"schema_loader", "truncated_list_retriever", "property_list", "components_resolver"}
+)
+_CURSORS: Final = ("DatetimeBasedCursor", "IncrementingCountCursor")
+#: Transformations after which nobody knows what the fields of a record are called.
+_RENAMING: Final = frozenset(
+    {
+        *("KeysToLower", "KeysToSnakeCase", "KeysReplace", "FlattenFields", "DpathFlattenFields"),
+        "CustomTransformation",
+    }
+)
+_NEAR: Final = 0.8
+#: Where a value that is missing leaves a field of a record empty, and the rest is read.
+_OF_RECORDS: Final = frozenset({"AddedFieldDefinition", "AddFields", "RemoveFields", "KeysReplace"})
+#: What a request is sent without if a setting is missing.
+_OPTIONAL: Final = frozenset({"request_headers", "request_parameters", "request_body_json"})
+
+
+def settings_of(content: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the names that a configuration can have; None: nobody knows them.
+
+    They are the manifest's `spec`, what its rules add, and where new tokens are kept.
+    """
+    spec = content.get("spec")
+    asked = spec.get("connection_specification") if isinstance(spec, dict) else None
+    if not isinstance(asked, dict) or not isinstance(asked.get("properties"), dict):
+        return None
+    found = set(_properties(asked))
+    left: list[Any] = [content]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            kind = node.get("type")
+            if kind == "CustomConfigTransformation":
+                return None
+            found.update(_made_by(node))
+            left += [one for name, one in node.items() if name != "connection_specification"]
+        elif isinstance(node, list):
+            left += node
+    return frozenset(found)
+
+
+def _made_by(node: Mapping[str, Any]) -> Iterator[str]:
+    """The settings that a component of a manifest makes itself."""
+    for one in [node, *(node.get("fields") or [])] if _is_of_settings(node.get("type")) else ():
+        path = one.get("path") or one.get("field_path") if isinstance(one, dict) else None
+        yield from map(str, path[:1] if isinstance(path, list) else ())
+    for name, value in node.items():
+        if name.endswith("_config_path") and isinstance(value, list):
+            yield from map(str, value[:1])
+
+
+def _is_of_settings(kind: object) -> bool:
+    return isinstance(kind, str) and kind in {"ConfigAddFields", "ConfigRemapField"}
+
+
+def _properties(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The names of an object's properties, in any of its forms."""
+    properties = schema.get("properties")
+    yield from properties if isinstance(properties, dict) else ()
+    for several in ("oneOf", "anyOf", "allOf"):
+        forms = schema.get(several)
+        for one in forms if isinstance(forms, list) else ():
+            if isinstance(one, dict):
+                yield from _properties(one)
+
+
+def problems_of_lookups(
+    described: Any, spot: Spot, stream: str, settings: Collection[str] | None
+) -> Iterator[Problem]:
+    """Report what a stream looks up in vain, as far as the manifest tells.
+
+    Args:
+        described: the stream, with what it inherits in its place.
+        spot: where it stands.
+        stream: its name.
+        settings: the names that a configuration can have; None: nobody knows them.
+    """
+    for keys, message, hint, is_warning in _in_node(described, (), None, None, settings):
+        yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)
+
+
+_Found = tuple[_Keys, str, str, bool]
+
+
+def _in_node(
+    node: Any, keys: _Keys, kind: str | None, slices: frozenset[str] | None, settings: Any
+) -> Iterator[_Found]:
+    if isinstance(node, list):
+        for number, one in enumerate(node):
+            yield from _in_node(one, (*keys, number), kind, slices, settings)
+        return
+    if not isinstance(node, dict):
+        return
+    told = node.get("type")
+    kind = told if isinstance(told, str) else kind
+    if kind is not None and kind.startswith("Custom"):
+        return
+    if "retriever" in node:
+        slices = _names_of_slices(node)
+        yield from _of_stream(node, keys)
+    for name, value in node.items():
+        here = (*keys, name)
+        if kind is not None and (kind, name) in VARIABLES:
+            yield from _in_field(value, here, (kind, name), slices, settings)
+        if name == "$parameters":
+            continue
+        inner = None if name in _OTHER_SLICES else slices
+        yield from _in_node(value, here, None, inner, settings)
+
+
+def _in_field(
+    value: Any,
+    keys: _Keys,
+    field: tuple[str, str],
+    slices: frozenset[str] | None,
+    settings: Collection[str] | None,
+) -> Iterator[_Found]:
+    kind, name = field
+    for text, within in _texts(value, ()):
+        for found in _looked_up(text):
+            may_lack = found.variable == "config" and name in _OPTIONAL and looks_up(text)
+            is_warning = kind in _OF_RECORDS or may_lack
+            yield from _unknown((*keys, *within), found, slices, settings, is_warning=is_warning)
+
+
+class _Lookup(NamedTuple):
+    """What a template looks up.
+
+    Attributes:
+        variable: `config`, or one of the names of a slice.
+        key: the name in it.
+        is_needed: whether the template can't do without.
+    """
+
+    variable: str
+    key: str
+    is_needed: bool
+
+
+def _unknown(
+    keys: _Keys,
+    found: _Lookup,
+    slices: frozenset[str] | None,
+    settings: Collection[str] | None,
+    *,
+    is_warning: bool,
+) -> Iterator[_Found]:
+    variable, key, is_needed = found
+    if variable == "config":
+        known: Collection[str] | None = settings
+        there = "the `spec` has no such setting"
+    else:
+        known = None if slices is None else slices | _OF_SLICES
+        there = f"the stream's slices have {_listed(slices or ())}"
+    if known is None or key in known or key in _METHODS:
+        return
+    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+    # What a template asks for and can do without may be a setting that nobody is asked for.
+    if variable == "config" and not is_needed and not near:
+        return
+    hint = f"Did you mean {near[0]!r}?" if near else "Name one that is there."
+    yield keys, f"`{variable}['{key}']` is not there: {there}", hint, is_warning
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "no names"
+
+
+def _texts(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
+    """The templates of a field; components in it report their own."""
+    if isinstance(value, str):
+        if is_template(value):
+            yield value, keys
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _texts(one, (*keys, number))
+    elif isinstance(value, dict) and "type" not in value:
+        for name, one in value.items():
+            yield from _texts(one, (*keys, name))
+
+
+def _looked_up(text: str) -> Iterator[_Lookup]:
+    """What a template looks up in the configuration and in slices."""
+    tree = syntax_of(text)
+    if tree is None:
+        return
+    own = {one.name for one in tree.find_all(nodes.Name) if one.ctx != "load"}
+    variables = (_SLICES | {"config"}) - own
+    tolerant = {
+        id(inner)
+        for one in tree.find_all((nodes.Test, nodes.Filter, nodes.Or, nodes.CondExpr, nodes.If))
+        for inner in one.find_all((nodes.Getattr, nodes.Getitem))
+    }
+    for one in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        name, key = _named_in(one)
+        if name in variables and key is not None:
+            yield _Lookup(name, key, id(one) not in tolerant)
+    for call in tree.find_all(nodes.Call):
+        name, method = _named_in(call.node)
+        first = call.args[0] if call.args else None
+        if name in variables and method == "get" and isinstance(first, nodes.Const):
+            yield _Lookup(name, str(first.value), is_needed=False)
+
+
+def _named_in(node: nodes.Node) -> tuple[str, str | None]:
+    """The variable and the key of a lookup; the key is None where it is no plain text."""
+    if isinstance(node, nodes.Getattr | nodes.Getitem) and isinstance(node.node, nodes.Name):
+        if isinstance(node, nodes.Getattr):
+            return node.node.name, node.attr
+        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+            return node.node.name, node.arg.value
+    return "", None
+
+
+def _names_of_slices(stream: Mapping[str, Any]) -> frozenset[str] | None:
+    """The names that a stream's slices have; None: a class or a template says what they are."""
+    retriever = stream.get("retriever")
+    if not isinstance(retriever, dict):
+        return None
+    cursor = stream.get("incremental_sync")
+    found: set[str] = set()
+    if isinstance(cursor, dict):
+        if cursor.get("type") not in _CURSORS:
+            return None
+        for key, default in (
+            ("partition_field_start", "start_time"),
+            ("partition_field_end", "end_time"),
+        ):
+            found.add(str(cursor.get(key) or default))
+        # A cursor that counts has `start` and no end.
+        found.add("start")
+    routers = retriever.get("partition_router") or []
+    for router in routers if isinstance(routers, list) else [routers]:
+        names = _names_of_router(router)
+        if names is None:
+            return None
+        found |= names
+    return None if any(map(is_template, found)) else frozenset(found)
+
+
+def _names_of_router(router: Any) -> set[str] | None:
+    match router:
+        case {"type": "ListPartitionRouter", "cursor_field": str(name)}:
+            return {name}
+        case {"type": "SubstreamPartitionRouter", "parent_stream_configs": list(parents)}:
+            names = {one.get("partition_field") for one in parents if isinstance(one, dict)}
+            return {one for one in names if isinstance(one, str)}
+        case {"type": "UnionPartitionRouter", "partition_field": str(name)}:
+            return {name}
+        case {"type": "GroupingPartitionRouter", "underlying_partition_router": inner}:
+            return _names_of_router(inner)
+    return None
+
+
+# ------------------------------------------------------------------ fields of records
+
+
+def _of_stream(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
+    """What is wrong with the parts of a stream together."""
+    cursor = stream.get("incremental_sync")
+    fields = _fields_of(stream)
+    if isinstance(cursor, dict) and cursor.get("type") in _CURSORS:
+        name = cursor.get("cursor_field")
+        place = (*keys, "incremental_sync", "cursor_field")
+        if isinstance(name, str) and not is_template(name):
+            yield from _of_cursor_field(name, place, fields)
+    yield from _of_dependencies(stream, keys)
+
+
+def _of_cursor_field(name: str, place: _Keys, fields: set[str] | None) -> Iterator[_Found]:
+    if fields is not None and name in fields:
+        return
+    if "." in name or "/" in name:
+        yield (
+            place,
+            f"the cursor_field {name!r} is one key, and no path into an object",
+            "Add the value to the records by an AddFields transformation, and name that field.",
+            False,
+        )
+        return
+    near = difflib.get_close_matches(name, fields or (), n=1, cutoff=_NEAR)
+    if near:
+        yield (
+            place,
+            f"the cursor_field {name!r} is not a field of the stream's schema",
+            f"Did you mean {near[0]!r}?",
+            True,
+        )
+
+
+def _fields_of(stream: Mapping[str, Any]) -> set[str] | None:
+    """The fields that a stream's records have by its schema; None: nobody knows them."""
+    loader = stream.get("schema_loader")
+    schema = loader.get("schema") if isinstance(loader, dict) else None
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or not properties:
+        return None
+    found = set(map(str, properties))
+    transformations = stream.get("transformations")
+    for one in transformations if isinstance(transformations, list) else ():
+        if not isinstance(one, dict):
+            continue
+        if one.get("type") in _RENAMING:
+            return None
+        for field in one.get("fields") or ():
+            path = field.get("path") if isinstance(field, dict) else None
+            found.update(map(str, path[:1] if isinstance(path, list) else ()))
+    return found
+
+
+def _of_dependencies(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
+    """Parents that are to be read incrementally, and can't be."""
+    retriever = stream.get("retriever")
+    routers = retriever.get("partition_router") if isinstance(retriever, dict) else None
+    for number, router in enumerate(routers if isinstance(routers, list) else [routers]):
+        parents = router.get("parent_stream_configs") if isinstance(router, dict) else None
+        within: _Keys = (*keys, "retriever", "partition_router")
+        if isinstance(routers, list):
+            within = (*within, number)
+        for at, parent in enumerate(parents if isinstance(parents, list) else ()):
+            if not isinstance(parent, dict) or not parent.get("incremental_dependency"):
+                continue
+            other = parent.get("stream")
+            reason = None
+            if not stream.get("incremental_sync"):
+                reason = "the stream has no cursor"
+            elif isinstance(other, dict) and "retriever" in other:
+                reason = None if other.get("incremental_sync") else "the parent has no cursor"
+            if reason is not None:
+                yield (
+                    (*within, "parent_stream_configs", at, "incremental_dependency"),
+                    f"incremental_dependency does nothing here: {reason}",
+                    "Give it an incremental_sync, or leave incremental_dependency out.",
+                    True,
+                )

@@ -1,0 +1,333 @@
+"""Validation of texts and keys of a manifest.
+
+The fields that components have, and keys that are nearly one of them.
+
+A key that no component knows is passed over, as in the reference, and may be there on purpose.
+
+What is wrong with the texts and keys of a manifest, as far as is known without reading anything.
+
+None of it keeps a stream from being read: a text that is never evaluated does no harm.
+"""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from chronolake.humanize import did_you_mean
+from chronolake.source.declarative.manifests.problems import is_open
+from chronolake.source.declarative.manifests.reference_validation import (
+    DURATIONS,
+    ENCODINGS,
+    FORMATS,
+    METHODS,
+    OPAQUE,
+    PATHS,
+    PATTERNS,
+    REQUESTER,
+    STATUSES,
+    UNTYPED,
+    URLS,
+    VARIABLES,
+    WHOLE,
+)
+from chronolake.source.declarative.models import requests, spec, streams
+from chronolake.source.declarative.models.base import Component
+from chronolake.source.declarative.templating.template_checks import (
+    Fault,
+    faults_of,
+    faults_of_duration,
+    faults_of_format,
+    faults_of_pattern,
+)
+from chronolake.source.declarative.templating.templates import is_template
+from chronolake.source.declarative.templating.times import parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from chronolake.source.declarative.manifests.problems import Problem, Spot
+
+
+#: Who imports these has all components.
+_MODULES: Final = (requests, spec, spec, streams, streams)
+#: How near a key has to be to a field to be taken for it.
+_CLOSE: Final = 0.8
+
+
+def misspelled_in(node: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
+    """Keys of a component that are no fields, each with the field that it is nearly.
+
+    Args:
+        node: the component, with what it inherits in its place.
+        kind: its `type`.
+    """
+    fields = _fields().get(kind)
+    if fields is None or kind.startswith("Custom"):
+        return
+    inherited = node.get("$parameters")
+    given = inherited if isinstance(inherited, dict) else {}
+    # A field that has to be there is told as missing, with the key that is near it.
+    left = [name for name, is_required in fields.items() if name not in node and not is_required]
+    for key in node:
+        if key in fields or key in given:
+            continue
+        if near := difflib.get_close_matches(key, left, n=1, cutoff=_CLOSE):
+            yield key, near[0]
+
+
+@cache
+def _fields() -> dict[str, dict[str, bool]]:
+    """The fields of each kind, and whether they have to be there."""
+    return {
+        name: {
+            field.alias or key: field.is_required() for key, field in component.model_fields.items()
+        }
+        for component in _below(Component)
+        if "type" in component.model_fields
+        for name in get_args(component.model_fields["type"].annotation)
+    }
+
+
+def _below(kind: type[Component]) -> Iterator[type[Component]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
+_Keys = tuple[str | int, ...]
+_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+_STATUSES: Final = range(100, 1000)
+_SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+_JSON_PATH: Final = re.compile(r"\$[.\[]|\$$")
+_PERIODS: Final = ("DAY", "MONTH", "WEEK")
+
+
+def problems_of_texts(
+    described: Any,
+    spot: Spot,
+    stream: str | None = None,
+    *,
+    kind: str = "",
+    open_to: Sequence[Sequence[str]] = (),
+) -> list[Problem]:
+    """What is wrong with the texts of a component and of all in it.
+
+    Args:
+        described: the component, with what it inherits in its place.
+        spot: where it stands.
+        stream: the stream that it belongs to, or None.
+        kind: what it is, if it does not say so.
+        open_to: paths, maybe patterns or templates, to what is not there yet: what stands there
+            does not matter.
+    """
+    carried = _carried_in(described)
+    return [
+        spot.within(described, keys).problem(fault.message, stream, fault.hint)
+        for keys, fault in _in_component(described, (), kind, carried)
+        if not is_open(keys, open_to)
+    ]
+
+
+def _carried_in(described: Any) -> frozenset[str] | None:
+    """What partitions carry for templates of requests; None: a class says what that is."""
+    found: set[str] = set()
+    left = [described]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "CustomPartitionRouter":
+                return None
+            found.update(one for one, _ in _texts_in(node.get("extra_fields"), ()))
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+    return frozenset(found)
+
+
+def _in_component(
+    node: Any, keys: _Keys, place: str, carried: frozenset[str] | None
+) -> Iterator[tuple[_Keys, Fault]]:
+    if isinstance(node, list):
+        for number, one in enumerate(node):
+            yield from _in_component(one, (*keys, number), place, carried)
+        return
+    if not isinstance(node, dict):
+        return
+    told = node.get("type")
+    kind = told if isinstance(told, str) else UNTYPED.get(place, place if "." not in place else "")
+    for key, near in misspelled_in(node, kind):
+        yield (*keys, key), Fault(f"a {kind} has no `{key}`", f"Did you mean {near!r}?")
+    if kind == "DatetimeBasedCursor":
+        yield from _of_cursor(node, keys)
+    for name, value in node.items():
+        for within, fault in _of_field(kind, name, value, carried):
+            yield (*keys, name, *within), fault
+        # A class knows itself what it is given.
+        is_known = not kind.startswith("Custom") or name == "parent_stream_configs"
+        if name not in OPAQUE and is_known:
+            yield from _in_component(value, (*keys, name), f"{kind}.{name}", carried)
+
+
+def _of_field(
+    kind: str, name: str, value: Any, carried: frozenset[str] | None
+) -> Iterator[tuple[_Keys, Fault]]:
+    field = (kind, name)
+    if field in VARIABLES:
+        known: frozenset[str] | None = VARIABLES[field]
+        if kind == REQUESTER:
+            known = None if carried is None or known is None else known | carried
+        for text, within in _templates_in(field, value):
+            for fault in faults_of(text, known):
+                yield within, fault
+    for fields, look in _LOOKS:
+        if field in fields:
+            for one, within in _plain_in(value, is_always=field not in VARIABLES):
+                for fault in look(one):
+                    yield within, fault
+
+
+def _templates_in(field: tuple[str, str], value: Any) -> Iterator[tuple[str, _Keys]]:
+    """The texts of a field that are evaluated."""
+    if field == ("ListPartitionRouter", "values") and not isinstance(value, str):
+        return iter(())
+    # A component that stands there tells of its texts itself.
+    is_component = isinstance(value, dict) and value.get("type") == "MinMaxDatetime"
+    return iter(()) if is_component else _texts_in(value, ())
+
+
+def _texts_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
+    """The texts of a value, keys among them; not of components in it."""
+    if isinstance(value, str):
+        yield value, keys
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _texts_in(one, (*keys, number))
+    elif isinstance(value, dict) and value.get("type") != "QueryProperties":
+        for name, one in value.items():
+            if name != "$parameters":
+                yield str(name), (*keys, name)
+                yield from _texts_in(one, (*keys, name))
+
+
+def _plain_in(value: Any, *, is_always: bool) -> Iterator[tuple[Any, _Keys]]:
+    """The texts and numbers of a field, but for templates where it may have them."""
+    if isinstance(value, list):
+        for number, one in enumerate(value):
+            for found, _ in _plain_in(one, is_always=is_always):
+                yield found, (number,)
+    elif isinstance(value, str | int) and value != "" and (is_always or not is_template(value)):
+        yield value, ()
+
+
+def _of_text(look: Callable[[str], Iterator[Fault]]) -> Callable[[Any], Iterator[Fault]]:
+    return lambda value: look(value) if isinstance(value, str) else iter(())
+
+
+def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
+    """What is wrong with the fields of a cursor together."""
+    step, granularity = node.get("step"), node.get("cursor_granularity")
+    if bool(step) is not bool(granularity):
+        yield (
+            (*keys, "step" if step else "cursor_granularity"),
+            Fault(
+                "a cursor has `step` and `cursor_granularity`, or neither",
+                "They say how long a slice is, and how fine the API's times are.",
+            ),
+        )
+    text = node.get("datetime_format")
+    if isinstance(text, str):
+        # One that no time is read by may have more directives.
+        for fault in faults_of_format(text, is_read=not node.get("cursor_datetime_formats")):
+            yield (*keys, "datetime_format"), fault
+    yield from _of_moments(node, keys)
+    clamping = node.get("clamping")
+    target = clamping.get("target") if isinstance(clamping, dict) else None
+    if isinstance(target, str) and not is_template(target) and target not in _PERIODS:
+        hint = did_you_mean(target, _PERIODS, "It is DAY, MONTH, or WEEK with a `weekday`.")
+        yield (*keys, "clamping", "target"), Fault(f"there is no target {target}", hint)
+
+
+def _of_whole_number(text: str) -> Iterator[Fault]:
+    try:
+        int(text)
+    except ValueError:
+        yield Fault(
+            f"{text!r} is not a whole number", "Write a number, or a template that gives one."
+        )
+
+
+def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
+    """Report times of a cursor that don't have the format by which they are read."""
+    own = node.get("datetime_format")
+    for name in ("start_datetime", "end_datetime"):
+        told = node.get(name)
+        within: _Keys = (*keys, name)
+        form = own
+        if isinstance(told, dict):
+            form = told.get("datetime_format") or own
+            told, within = told.get("datetime"), (*within, "datetime")
+        if not isinstance(told, str) or not isinstance(form, str) or is_template(told):
+            continue
+        if told and not is_template(form) and not any(faults_of_format(form)):
+            try:
+                parsed(told, form)
+            except ValueError:
+                yield (
+                    within,
+                    Fault(
+                        f"the time {told!r} does not have the format {form}",
+                        "Write it in the datetime_format, or correct that.",
+                    ),
+                )
+
+
+def _of_method(text: str) -> Iterator[Fault]:
+    if text.upper() not in _METHODS:
+        hint = did_you_mean(text, _METHODS, f"It is one of {', '.join(_METHODS)}.")
+        yield Fault(f"there is no method {text}", hint)
+
+
+def _of_status(value: Any) -> Iterator[Fault]:
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if isinstance(number, int) and number not in _STATUSES:
+        yield Fault(
+            f"{number} is no status of an answer", "Statuses have three digits, 429 and the like."
+        )
+
+
+def _of_encoding(text: str) -> Iterator[Fault]:
+    try:
+        codecs.lookup(text)
+    except (LookupError, ValueError):
+        yield Fault(f"there is no encoding {text!r}", "Name one that Python knows, such as utf-8.")
+
+
+def _of_url(text: str) -> Iterator[Fault]:
+    found = _SCHEME.match(text)
+    if found and found[1].lower() not in {"http", "https"}:
+        yield Fault(f"{found[1]}:// is not asked", "Give a URL that begins with https://.")
+
+
+def _of_segment(text: str) -> Iterator[Fault]:
+    if _JSON_PATH.match(text):
+        yield Fault(
+            f"{text!r} is a JSONPath, and keys are wanted", "Write data and items for $.data.items."
+        )
+
+
+_Look = tuple["Collection[tuple[str, str]]", "Callable[[Any], Iterator[Fault]]"]
+_LOOKS: Final[tuple[_Look, ...]] = (
+    (DURATIONS, _of_text(faults_of_duration)),
+    (FORMATS, _of_text(faults_of_format)),
+    (PATTERNS, _of_text(faults_of_pattern)),
+    (WHOLE, _of_text(_of_whole_number)),
+    (PATHS, _of_text(_of_segment)),
+    (STATUSES, _of_status),
+    (ENCODINGS, _of_text(_of_encoding)),
+    (METHODS, _of_text(_of_method)),
+    (URLS, _of_text(_of_url)),
+)

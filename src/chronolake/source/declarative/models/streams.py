@@ -1,0 +1,544 @@
+"""Models of streams, retrievers, schema loaders and dynamic streams.
+
+Properties: the fields that requests ask for by name, maybe a few at a time.
+
+Reports: records that an API makes ready first, and that are downloaded then.
+
+Schemas that the API tells: where an answer names fields, and what it calls their types.
+
+Streams: what is read with which requests, and what becomes of the answers.
+
+Streams that a manifest does not list: made of a template, or there on a condition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from chronolake.source.declarative.models.base import (
+    SEVERAL,
+    Component,
+    CustomComponent,
+    CustomErrorHandler,
+    CustomRecordExtractor,
+    CustomSchemaLoader,
+    CustomStateMigration,
+    Unsupported,
+)
+from chronolake.source.declarative.models.cursors import IncrementalSync
+from chronolake.source.declarative.models.pagination import (
+    PageSizeReduction,
+    PaginationReset,
+    Paginator,
+    RequestWindowSplitting,
+)
+from chronolake.source.declarative.models.records import (
+    AnyRecordFilter,
+    CombinedExtractor,
+    Decoder,
+    DpathExtractor,
+    Extractor,
+    RecordSelector,
+    Transformation,
+)
+from chronolake.source.declarative.models.requests import (
+    CompositeErrorHandler,
+    ErrorHandler,
+    HttpRequester,
+    RequestOption,
+)
+
+
+class PropertiesFromEndpoint(Component):
+    """The API tells the properties: each record of a retriever names one."""
+
+    type: Literal["PropertiesFromEndpoint"]
+    property_field_path: list[str] = Field(min_length=1)
+    retriever: SimpleRetriever
+
+
+class GroupByKeyMergeStrategy(Component):
+    """Records with the same values of some fields are one."""
+
+    type: Literal["GroupByKeyMergeStrategy"]
+    key: Annotated[tuple[str, ...], SEVERAL]
+
+
+class PropertyChunking(Component):
+    """So many properties, or characters of their names, go into one request."""
+
+    type: Literal["PropertyChunking"]
+    property_limit_type: Literal["characters", "property_count"]
+    property_limit: int | None = None
+    record_merge_strategy: GroupByKeyMergeStrategy | None = None
+
+
+class JsonSchemaPropertySelector(Component):
+    """Only properties that the stream's schema has; transformations change its names first."""
+
+    type: Literal["JsonSchemaPropertySelector"]
+    transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
+
+
+class QueryProperties(Component):
+    """The properties that requests ask for."""
+
+    type: Literal["QueryProperties"]
+    property_list: PropertiesFromEndpoint | tuple[str, ...]
+    always_include_properties: tuple[str, ...] | None = None
+    property_chunking: PropertyChunking | None = None
+    property_selector: JsonSchemaPropertySelector | None = None
+
+
+#: What only the requester of a stream's pages can be told to do.
+_OF_PAGES = frozenset({"REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"})
+
+
+class AsyncJobStatusMap(Component):
+    """What an API calls the states of a report."""
+
+    type: Literal["AsyncJobStatusMap"] = "AsyncJobStatusMap"
+    running: list[str]
+    completed: list[str]
+    failed: list[str]
+    timeout: list[str]
+    skipped: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _each_means_one_thing(self) -> Self:
+        named = [
+            *self.running,
+            *self.completed,
+            *self.failed,
+            *self.timeout,
+            *(self.skipped or ()),
+        ]
+        for status, times in Counter(named).items():
+            if times > 1:
+                raise ValueError(f"the status {status!r} is named {times} times")
+        return self
+
+
+class ResponseToFileExtractor(Component):
+    """The download is CSV, maybe packed, in which some words stand for what is missing."""
+
+    type: Literal["ResponseToFileExtractor"]
+    preserve_na_values: bool = False
+
+
+DownloadExtractor = Annotated[
+    DpathExtractor | CombinedExtractor | ResponseToFileExtractor | CustomRecordExtractor,
+    Field(discriminator="type"),
+]
+
+
+class AsyncRetriever(Component):
+    """Records of reports that are ordered, waited for and downloaded."""
+
+    type: Literal["AsyncRetriever"]
+    record_selector: RecordSelector
+    status_mapping: AsyncJobStatusMap
+    status_extractor: Extractor
+    download_target_extractor: Extractor | None = None
+    download_extractor: DownloadExtractor | None = None
+    creation_requester: HttpRequester
+    polling_requester: HttpRequester
+    polling_job_timeout: int | str | None = None
+    failed_retry_wait_time_in_seconds: int | str | None = None
+    download_target_requester: HttpRequester | None = None
+    download_requester: HttpRequester
+    download_paginator: Paginator | None = None
+    abort_requester: HttpRequester | None = None
+    delete_requester: HttpRequester | None = None
+    partition_router: Annotated[tuple[PartitionRouter, ...], SEVERAL] = ()
+    decoder: Decoder | None = None
+    download_decoder: Decoder | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.download_target_requester and not self.download_target_extractor:
+            raise ValueError("a download_target_requester needs a download_target_extractor")
+        for name, value in self:
+            if isinstance(value, HttpRequester):
+                wrong = sorted(_actions_of(value.error_handler) & _OF_PAGES)
+                if wrong:
+                    raise ValueError(f"the {name} of a report knows no action {wrong[0]}")
+        return self
+
+
+def _actions_of(handler: ErrorHandler | None) -> set[str]:
+    if handler is None or isinstance(handler, CustomErrorHandler):
+        return set()
+    if isinstance(handler, CompositeErrorHandler):
+        return set().union(*map(_actions_of, handler.error_handlers))
+    return {one.action for one in handler.response_filters or () if one.action}
+
+
+class ComplexFieldType(BaseModel):
+    """A type that may say what its items are."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    field_type: str
+    items: str | ComplexFieldType | None = None
+
+    @model_validator(mode="after")
+    def _only_arrays_have_items(self) -> Self:
+        if self.items and self.field_type != "array":
+            raise ValueError("only an array has items")
+        return self
+
+
+class TypesMap(BaseModel):
+    """A type as the API calls it, and what it is."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    target_type: str | list[str] | ComplexFieldType
+    current_type: str | list[str]
+    condition: str | None = None
+
+
+class SchemaTypeIdentifier(Component):
+    """Where in an answer the fields are, and in each of them its name and its type."""
+
+    # Nothing tells its kind where a manifest leaves it out.
+    type: Literal["SchemaTypeIdentifier"] = "SchemaTypeIdentifier"
+    schema_pointer: tuple[str, ...] = ()
+    key_pointer: tuple[str, ...]
+    type_pointer: tuple[str, ...] | None = None
+    types_mapping: tuple[TypesMap, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, told: Any) -> Any:
+        if not isinstance(told, dict):
+            return told
+        return {key: value for key, value in told.items() if value is not None}
+
+
+class InlineSchemaLoader(Component):
+    """A stream's schema, in the manifest itself."""
+
+    type: Literal["InlineSchemaLoader"]
+    # Pydantic has a method of that name.
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+
+
+class JsonFileSchemaLoader(Component):
+    """A stream's schema in a file beside the manifest."""
+
+    type: Literal["JsonFileSchemaLoader"]
+    file_path: str | None = None
+
+
+class ParentStreamConfig(Component):
+    """A stream whose records are the partitions of another."""
+
+    type: Literal["ParentStreamConfig"]
+    stream: AnyStream
+    parent_key: str
+    partition_field: str
+    request_option: RequestOption | None = None
+    incremental_dependency: bool = False
+    extra_fields: Annotated[tuple[tuple[str, ...], ...], SEVERAL] = ()
+    lazy_read_pointer: Annotated[tuple[str, ...], SEVERAL] = ()
+
+    @field_validator("lazy_read_pointer")
+    @classmethod
+    def _leads_to_one_place(cls, pointer: tuple[str, ...]) -> tuple[str, ...]:
+        if any("*" in part for part in pointer):
+            raise ValueError("a lazy_read_pointer leads to one place, without a *")
+        return pointer
+
+
+class SubstreamPartitionRouter(Component):
+    """A partition for each record of some parent streams."""
+
+    type: Literal["SubstreamPartitionRouter"]
+    parent_stream_configs: tuple[ParentStreamConfig, ...] = Field(min_length=1)
+
+
+class ListPartitionRouter(Component):
+    """A partition for each of some values."""
+
+    type: Literal["ListPartitionRouter"]
+    cursor_field: str
+    values: str | tuple[Any, ...]
+    request_option: RequestOption | None = None
+
+
+class CustomPartitionRouter(CustomComponent):
+    """Partitions that a class of the connector's own tells."""
+
+    type: Literal["CustomPartitionRouter"]
+    parent_stream_configs: tuple[ParentStreamConfig, ...] = ()
+
+
+class UnionPartitionRouter(Component):
+    """The partitions of several routers, each once."""
+
+    type: Literal["UnionPartitionRouter"]
+    partition_field: str
+    partition_routers: tuple[
+        Annotated[
+            SubstreamPartitionRouter
+            | ListPartitionRouter
+            | UnionPartitionRouter
+            | CustomPartitionRouter,
+            Field(discriminator="type"),
+        ],
+        ...,
+    ] = Field(min_length=2)
+
+    @field_validator("partition_routers")
+    @classmethod
+    def _put_nothing_into_requests(
+        cls, routers: tuple[PartitionRouter, ...]
+    ) -> tuple[PartitionRouter, ...]:
+        for one in routers:
+            options = (
+                [parent.request_option for parent in one.parent_stream_configs]
+                if isinstance(one, SubstreamPartitionRouter)
+                else [one.request_option]
+                if isinstance(one, ListPartitionRouter)
+                else []
+            )
+            if any(options):
+                raise ValueError("the routers of a UnionPartitionRouter have no request_option")
+        return routers
+
+
+class GroupingPartitionRouter(Component):
+    """Partitions of another router, several at a time."""
+
+    type: Literal["GroupingPartitionRouter"]
+    group_size: int = Field(ge=1)
+    underlying_partition_router: Annotated[
+        SubstreamPartitionRouter
+        | ListPartitionRouter
+        | UnionPartitionRouter
+        | CustomPartitionRouter,
+        Field(discriminator="type"),
+    ]
+    deduplicate: bool = True
+
+
+PartitionRouter = Annotated[
+    SubstreamPartitionRouter
+    | ListPartitionRouter
+    | UnionPartitionRouter
+    | GroupingPartitionRouter
+    | CustomPartitionRouter,
+    Field(discriminator="type"),
+]
+
+
+class SimpleRetriever(Component):
+    """Records that requests bring page by page."""
+
+    type: Literal["SimpleRetriever"]
+    requester: HttpRequester
+    record_selector: RecordSelector
+    decoder: Decoder | None = None
+    paginator: Paginator | None = None
+    partition_router: Annotated[tuple[PartitionRouter, ...], SEVERAL] = ()
+    ignore_stream_slicer_parameters_on_paginated_requests: bool = False
+    pagination_reset: PaginationReset | None = None
+    page_size_reduction: PageSizeReduction | None = None
+    request_window_splitting: RequestWindowSplitting | None = None
+    #: What its requester says of them, wherever it does.
+    properties: QueryProperties | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_properties(cls, told: Any) -> Any:
+        requester = told.get("requester") if isinstance(told, dict) else None
+        if not isinstance(requester, dict):
+            return told
+        found = list(_properties_of(requester))
+        if len(found) > 1:
+            raise ValueError("a requester has one QueryProperties, or properties from one endpoint")
+        return {**told, "properties": found[0]} if found else told
+
+
+def _properties_of(requester: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a requester says of the properties that it asks for."""
+    asked = requester.get("request_parameters")
+    values = asked.values() if isinstance(asked, dict) else ()
+    named = [
+        one for one in values if isinstance(one, dict) and one.get("type") == "QueryProperties"
+    ]
+    yield from named
+    if endpoint := requester.get("fetch_properties_from_endpoint"):
+        yield {"type": "QueryProperties", "property_list": endpoint}
+    elif (query := requester.get("query_properties")) and not named:
+        yield query
+
+
+Retriever = Annotated[SimpleRetriever | AsyncRetriever, Field(discriminator="type")]
+
+
+class DynamicSchemaLoader(Component):
+    """A stream's schema, from the first record that a retriever brings."""
+
+    type: Literal["DynamicSchemaLoader"]
+    retriever: Retriever
+    schema_type_identifier: SchemaTypeIdentifier
+    schema_filter: AnyRecordFilter | None = None
+    schema_transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
+
+    @field_validator("retriever")
+    @classmethod
+    def _makes_one_report(cls, retriever: Retriever) -> Retriever:
+        if isinstance(retriever, AsyncRetriever) and retriever.partition_router:
+            raise ValueError("reports that tell a schema have no partition_router")
+        return retriever
+
+
+SchemaLoader = Annotated[
+    InlineSchemaLoader | JsonFileSchemaLoader | DynamicSchemaLoader | CustomSchemaLoader,
+    Field(discriminator="type"),
+]
+
+
+class LegacyToPerPartitionStateMigration(Component):
+    """State by the partitions' values, as old connectors have it."""
+
+    type: Literal["LegacyToPerPartitionStateMigration"]
+
+
+StateMigration = Annotated[
+    LegacyToPerPartitionStateMigration | CustomStateMigration, Field(discriminator="type")
+]
+
+
+class DeclarativeStream(Component):
+    """A stream."""
+
+    type: Literal["DeclarativeStream"]
+    name: str = ""
+    primary_key: str | tuple[str | tuple[str, ...], ...] | None = None
+    retriever: Retriever
+    incremental_sync: IncrementalSync | None = None
+    schema_loader: Annotated[tuple[SchemaLoader, ...], SEVERAL] = ()
+    transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
+    state_migrations: Annotated[tuple[StateMigration, ...], SEVERAL] = ()
+    file_uploader: Unsupported = None
+
+
+class StateDelegatingStream(Component):
+    """One stream as long as there is no state, and another one from then on."""
+
+    type: Literal["StateDelegatingStream"]
+    name: str
+    full_refresh_stream: DeclarativeStream
+    incremental_stream: DeclarativeStream
+    api_retention_period: str | None = None
+
+
+AnyStream = Annotated[DeclarativeStream | StateDelegatingStream, Field(discriminator="type")]
+
+for _component in (
+    PropertiesFromEndpoint,
+    QueryProperties,
+    AsyncRetriever,
+    ParentStreamConfig,
+    SubstreamPartitionRouter,
+    CustomPartitionRouter,
+    UnionPartitionRouter,
+    GroupingPartitionRouter,
+    SimpleRetriever,
+    DeclarativeStream,
+    StateDelegatingStream,
+):
+    _component.model_rebuild()
+
+
+class ComponentMappingDefinition(Component):
+    """What stands at a place of a stream that is made of a template."""
+
+    type: Literal["ComponentMappingDefinition"]
+    field_path: tuple[str, ...] = Field(min_length=1)
+    value: str
+    value_type: Literal["string", "number", "integer", "boolean"] | None = None
+    create_or_update: bool = False
+    condition: str | None = None
+
+
+def _unconditional(
+    mappings: tuple[ComponentMappingDefinition, ...],
+) -> tuple[ComponentMappingDefinition, ...]:
+    if any(one.condition for one in mappings):
+        raise ValueError("only mappings of a ConfigComponentsResolver have a condition")
+    return mappings
+
+
+_Unconditional = Annotated[tuple[ComponentMappingDefinition, ...], AfterValidator(_unconditional)]
+
+
+class HttpComponentsResolver(Component):
+    """A stream for each record that requests bring."""
+
+    type: Literal["HttpComponentsResolver"]
+    retriever: Retriever
+    components_mapping: _Unconditional
+
+
+class StreamConfig(Component):
+    """A place of the configuration with a list of things that have streams."""
+
+    type: Literal["StreamConfig"]
+    configs_pointer: tuple[str, ...]
+    default_values: tuple[Any, ...] | None = None
+
+
+class ConfigComponentsResolver(Component):
+    """A stream for each thing that the configuration lists, or each combination of several."""
+
+    type: Literal["ConfigComponentsResolver"]
+    stream_config: Annotated[tuple[StreamConfig, ...], SEVERAL] = Field(min_length=1)
+    components_mapping: tuple[ComponentMappingDefinition, ...]
+
+
+class StreamParametersDefinition(Component):
+    """What streams there are, in the manifest itself."""
+
+    type: Literal["StreamParametersDefinition"]
+    list_of_parameters_for_stream: tuple[dict[str, Any], ...]
+
+
+class ParametrizedComponentsResolver(Component):
+    """A stream for each thing that the manifest lists."""
+
+    type: Literal["ParametrizedComponentsResolver"]
+    stream_parameters: StreamParametersDefinition
+    components_mapping: _Unconditional
+
+
+ComponentsResolver = Annotated[
+    HttpComponentsResolver | ConfigComponentsResolver | ParametrizedComponentsResolver,
+    Field(discriminator="type"),
+]
+
+
+class DynamicDeclarativeStream(Component):
+    """Streams that are made of one template, which is no stream yet."""
+
+    type: Literal["DynamicDeclarativeStream"]
+    name: str = ""
+    stream_template: dict[str, Any]
+    components_resolver: ComponentsResolver
+    use_parent_parameters: bool = True
+
+
+class ConditionalStreams(Component):
+    """Streams that are there if a condition holds."""
+
+    type: Literal["ConditionalStreams"]
+    condition: str | bool
+    streams: list[Any]

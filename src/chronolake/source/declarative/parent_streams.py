@@ -1,0 +1,150 @@
+"""Which stream is read, which are its parents, and what its state says of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from chronolake.durations import iso_duration
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
+from chronolake.source.declarative.cursors.incrementing import NO_CURSOR
+from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.models.streams import (
+    CustomPartitionRouter,
+    DeclarativeStream,
+    GroupingPartitionRouter,
+    SubstreamPartitionRouter,
+    UnionPartitionRouter,
+)
+from chronolake.source.declarative.templating.templates import as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from chronolake.source.declarative.models.streams import (
+        AnyStream,
+        ParentStreamConfig,
+        StateDelegatingStream,
+    )
+
+log = structlog.get_logger(__name__)
+
+
+def chosen(stream: AnyStream, stored: Mapping[str, Any] | None) -> DeclarativeStream:
+    """The stream that is read: of two that take turns, the one for this state."""
+    if isinstance(stream, DeclarativeStream):
+        return stream
+    return stream.incremental_stream if stored else stream.full_refresh_stream
+
+
+def parents_of(stream: AnyStream) -> Iterator[AnyStream]:
+    """The streams that a stream reads for its partitions, and those that these read."""
+    both = (
+        (stream,)
+        if isinstance(stream, DeclarativeStream)
+        else (stream.full_refresh_stream, stream.incremental_stream)
+    )
+    for one in both:
+        routers = list(one.retriever.partition_router)
+        while routers:
+            router = routers.pop()
+            if isinstance(router, GroupingPartitionRouter):
+                routers.append(router.underlying_partition_router)
+            elif isinstance(router, UnionPartitionRouter):
+                routers += router.partition_routers
+            elif isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
+                for parent in router.parent_stream_configs:
+                    yield parent.stream
+                    yield from parents_of(parent.stream)
+
+
+def is_outdated(
+    stream: AnyStream, stored: Mapping[str, Any] | None, config: Mapping[str, Any]
+) -> bool:
+    """Whether the API no longer knows all that has changed since a state: then all is read anew.
+
+    Args:
+        stream: the stream, which may be two that take turns.
+        stored: its state, or None.
+        config: what the user has set.
+
+    Raises:
+        ConfigurationError: how long the API keeps changes is no span of time, or the stream has a
+            cursor that is none over time.
+    """
+    if isinstance(stream, DeclarativeStream) or not stream.api_retention_period or not stored:
+        return False
+    oldest = _oldest_kept(stream, config)
+    if oldest is None:
+        return False
+    both = (stream.full_refresh_stream, stream.incremental_stream)
+    try:
+        times = (_time_in(one, stored, config) for one in both)
+        at = next((at for at in times if at is not None), None)
+    except ValueError:
+        # What is no time at all is for the stream itself to refuse.
+        return False
+    if at is not None and at >= oldest:
+        return False
+    log.warning("state_is_outdated", stream=stream.name)
+    return True
+
+
+def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> datetime | None:
+    context = {"config": config, "parameters": stream.parameters}
+    text = as_text(stream.api_retention_period or "", context)
+    if not text:
+        return None
+    for one in (stream.full_refresh_stream, stream.incremental_stream):
+        if not isinstance(one.incremental_sync, DatetimeBasedCursor | None):
+            raise ConfigurationError(
+                f"The stream {stream.name} has an api_retention_period, and a cursor that counts.",
+                hint="Only a cursor over time tells how old a state is.",
+            )
+    try:
+        return datetime.now(UTC) - iso_duration(text)
+    except (ValueError, OverflowError) as failure:
+        raise ConfigurationError(
+            f"The api_retention_period {text!r} of the stream {stream.name} is no span of time.",
+            hint="Give one in ISO 8601, e.g. P30D.",
+        ) from failure
+
+
+def _time_in(
+    stream: DeclarativeStream, stored: Mapping[str, Any], config: Mapping[str, Any]
+) -> datetime | None:
+    """How far a state is, as a stream's cursor understands it; None: it does not tell."""
+    model = stream.incremental_sync
+    if not isinstance(model, DatetimeBasedCursor):
+        return datetime.now(UTC) if NO_CURSOR.keys() <= stored.keys() else None
+    cursor = time_cursor(model, config)
+    told = stored.get("state") if stream.retriever.partition_router else stored
+    if not isinstance(told, dict):
+        return None
+    if told.get("state_type") == "date-range":
+        first: Mapping[str, Any] = next(iter(told.get("slices") or ()), {})
+        value = first.get("most_recent_cursor_value") or first.get("end")
+    else:
+        value = told.get(cursor.field)
+    return cursor.parsed(value) if value else None
+
+
+def parent_state_in(
+    stored: Mapping[str, Any], config: ParentStreamConfig
+) -> Mapping[str, Any] | None:
+    """What a stream's state says of a parent: its own state, or what all partitions share."""
+    parents = stored.get("parent_state")
+    if isinstance(parents, dict) and config.stream.name in parents:
+        found: Mapping[str, Any] = parents[config.stream.name]
+        return found
+    if "state" in stored:
+        return stored["state"] or None
+    values = list(stored.values())
+    if len(values) == 1 and isinstance(values[0], str | int | float) and values[0] is not True:
+        model = chosen(config.stream, stored).incremental_sync
+        return {model.cursor_field: values[0]} if model is not None else None
+    return None

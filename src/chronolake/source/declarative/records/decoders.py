@@ -1,0 +1,445 @@
+"""What is in the body of an answer, as its decoder has it."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from email.message import Message
+from typing import TYPE_CHECKING, Any, assert_never
+from xml.parsers.expat import ExpatError, ParserCreate
+
+import xmltodict
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.components.responses import response_of
+from chronolake.source.declarative.http.response import parsed, size_of, too_large
+from chronolake.source.declarative.models.base import CustomDecoder
+from chronolake.source.declarative.models.records import (
+    ContentDecoder,
+    CsvDecoder,
+    Decoder,
+    GzipDecoder,
+    IterableDecoder,
+    JsonDecoder,
+    JsonItemsDecoder,
+    JsonlDecoder,
+    XmlDecoder,
+    ZipfileDecoder,
+)
+from chronolake.source.declarative.records.field_paths import is_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from _typeshed import SupportsRead, WriteableBuffer
+
+    from chronolake.source.declarative.http.response import Answer
+
+#: So many bytes may come out of one compressed body.
+MOST_DECOMPRESSED = 1 << 29
+#: So many if it is in a file, and of rows or lines, each of which is in memory by itself.
+MOST_OF_LINES = 1 << 38
+_LONGEST_LINE = 1 << 26
+
+#: Bytes of a line with its object, of a row and its columns, of an element and its attributes.
+_LINE, _ROW, _COLUMN, _CELL, _ELEMENT, _ATTRIBUTE = 320, 200, 100, 66, 190, 130
+_DEEPEST_XML = 200
+_XML_PIECE = 1 << 18
+_LONGEST_TAG = 1 << 20
+_MOST_MEMBERS = 10_000
+_MEMBER = b"PK\x01\x02"
+_GZIP = b"\x1f\x8b"
+#: How a page or a JSON document begins, and the header of a table does not.
+_NO_HEADER = (b"<", b"{", b"[")
+_PEEKED = 256
+_ENTITIES = re.compile(rb"<!DOCTYPE[^>\[]*\[[^\]]*<!ENTITY")
+_UNREADABLE = (
+    ValueError,
+    RecursionError,
+    EOFError,
+    OSError,
+    csv.Error,
+    zlib.error,
+    zipfile.BadZipFile,
+    RuntimeError,
+)
+
+
+def decoded(  # noqa: PLR0911 - one for each
+    decoder: Decoder, answer: Answer, memory: Memory | None = None
+) -> Iterable[Any]:
+    """The bodies in an answer: one, or the items of a root array, or the lines or rows.
+
+    An empty JSON or XML document is an empty object, which has no records.
+
+    Args:
+        decoder: of the manifest.
+        answer: with the bodies.
+        memory: what they may take; all of them together as much as the answer says, when left out.
+
+    Raises:
+        SourceError: the answer is not in the decoder's format (found while its bodies are read), a
+            document declares entities, or too much comes out of a compressed body.
+        ConfigurationError: there is no such encoding, or no such delimiter.
+    """
+    memory = memory or Memory(answer.memory)
+    match decoder:
+        case JsonDecoder():
+            return _document(answer.whole(), memory)
+        case XmlDecoder():
+            return [_xml(answer, memory)]
+        case IterableDecoder():
+            return _guarded(_texts(answer.whole(), memory), decoder.type)
+        case ZipfileDecoder():
+            return _guarded(_archived(decoder.decoder, answer, memory), decoder.type)
+        case JsonItemsDecoder():
+            return _guarded(_nested_items(decoder, answer.whole(), memory), decoder.type)
+        case CustomDecoder():
+            return _own(decoder, answer)
+        case _:
+            return _guarded(_streamed(decoder, answer, memory), decoder.type)
+
+
+class Memory:
+    """What the values of an answer take while somebody has them; counted before they are made.
+
+    Args:
+        limit: bytes that they may take.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Count some bytes more.
+
+        Raises:
+            SourceError: they are too many.
+        """
+        self.taken += size
+        if self.taken > self.limit:
+            raise too_large(self.limit)
+
+    def parsed(self, text: bytes) -> Any:
+        """Return the value of a JSON text; raises what `jsontext.parsed` raises."""
+        left = self.limit - self.taken
+        self.take(size_of(text, left))
+        return parsed(text)
+
+
+def _own(decoder: CustomDecoder, answer: Answer) -> Iterable[Any]:
+    """What a class of the connector's own makes of an answer."""
+    bodies: list[Any] = decoder.calls.listed("decode", response_of(answer))
+    return bodies
+
+
+@dataclass
+class _Budget:
+    """How many bytes may come out of a body.
+
+    Attributes:
+        most: how many in all.
+        line: how many before a line ends, or None.
+        taken: how many have come.
+    """
+
+    most: int
+    line: int | None = None
+    taken: int = 0
+
+
+class _Bounded(io.RawIOBase):
+    """What comes out of a stream, as long as its budget allows."""
+
+    def __init__(self, source: SupportsRead[bytes], budget: _Budget) -> None:
+        super().__init__()
+        self._source = source
+        self._budget = budget
+        self._line = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
+        data = self._source.read(len(view))
+        view[: len(data)] = data
+        budget = self._budget
+        budget.taken += len(data)
+        ends = data.rfind(b"\n") + 1
+        self._line = len(data) - ends if ends else self._line + len(data)
+        if budget.taken > budget.most:
+            raise SourceError(
+                f"More than {budget.most} bytes come out of an answer.",
+                hint="Let the manifest ask for smaller parts.",
+            )
+        if budget.line is not None and self._line > budget.line:
+            raise SourceError(
+                f"A line of an answer has more than {budget.line} bytes.",
+                hint="Choose the decoder for what the API answers.",
+            )
+        return len(data)
+
+
+def _guarded(bodies: Iterator[Any], kind: str) -> Iterator[Any]:
+    try:
+        yield from bodies
+    except _UNREADABLE as error:
+        raise SourceError(
+            f"An answer is not what its {kind} reads: {type(error).__name__}.",
+            hint="Look at what the API answers, and choose the decoder for it.",
+        ) from error
+
+
+def _document(body: bytes, memory: Memory) -> list[Any]:
+    if not body.strip():
+        return [{}]
+    try:
+        document = memory.parsed(body)
+    except (ValueError, RecursionError) as error:
+        raise _in_another_format("JSON", error) from error
+    return [{}] if document is None else _items_of(document) or [{}]
+
+
+def _in_another_format(wanted: str, error: BaseException | None = None) -> SourceError:
+    """Return the error for a body that is, for example, a page about maintenance of the API."""
+    why = "" if error is None else f": {type(error).__name__}"
+    return SourceError(
+        f"An answer is no {wanted}{why}.",
+        hint="Read again later. If it stays so, choose the decoder for what the API answers.",
+    )
+
+
+def _items_of(document: Any) -> list[Any]:
+    return document if isinstance(document, list) else [document]
+
+
+def _xml(answer: Answer, memory: Memory) -> Any:
+    header = Message()
+    header["Content-Type"] = answer.headers.get("content-type", "")
+    charset = header.get_content_charset()
+    body = answer.whole()
+    if _ENTITIES.search(body):
+        # Not every version of xmltodict refuses them; some read texts without them.
+        raise _entities()
+    if not body.strip():
+        return {}
+    text = body if charset is None else body.decode(_codec(charset), "replace")
+    try:
+        _count_xml(text, memory)
+        return xmltodict.parse(text)
+    except ExpatError as error:
+        raise _in_another_format("XML", error) from error
+    except ValueError as error:
+        raise _entities() from error
+
+
+def _count_xml(text: bytes | str, memory: Memory) -> None:
+    """Count what a document will take, without making anything of it.
+
+    Raises:
+        SourceError: it is too much, too deep, or declares entities.
+        ExpatError: it is no document.
+    """
+    depth = 0
+
+    def begin(_: str, attributes: list[str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST_XML:
+            raise SourceError(
+                f"An XML answer has elements within more than {_DEEPEST_XML} others.",
+                hint="Look at what the API answers, and choose the decoder for it.",
+            )
+        memory.take(_ELEMENT + _ATTRIBUTE * (len(attributes) // 2))
+
+    def end(_: str) -> None:
+        nonlocal depth
+        depth -= 1
+
+    def refuse(*_: object) -> None:
+        raise _entities()
+
+    parser = ParserCreate("utf-8" if isinstance(text, str) else None)
+    parser.ordered_attributes = True
+    parser.StartElementHandler, parser.EndElementHandler = begin, end
+    parser.EntityDeclHandler = refuse
+    data = text.encode() if isinstance(text, str) else text
+    for start in range(0, len(data), _XML_PIECE):
+        end_of_piece = start + _XML_PIECE
+        parser.Parse(data[start:end_of_piece], end_of_piece >= len(data))
+        # What has begun and not ended is in memory, with all of its attributes once it does.
+        if end_of_piece < len(data) and end_of_piece - parser.CurrentByteIndex > _LONGEST_TAG:
+            raise SourceError(
+                f"An XML answer has a tag of more than {_LONGEST_TAG} bytes.",
+                hint="Look at what the API answers, and choose the decoder for it.",
+            )
+
+
+def _entities() -> SourceError:
+    return SourceError(
+        "An XML answer declares entities, which could grow without bounds.",
+        hint="Ask the API for another format.",
+    )
+
+
+def _codec(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except LookupError as error:
+        raise ConfigurationError(
+            f"There is no encoding {name!r}.", hint="Name one that Python knows, such as utf-8."
+        ) from error
+
+
+def _texts(body: bytes, memory: Memory) -> Iterator[Any]:
+    memory.take((body.count(b"\n") + body.count(b"\r")) * _LINE)
+    for line in body.splitlines():
+        yield {"record": line.decode()}
+
+
+def _archived(decoder: ContentDecoder, answer: Answer, memory: Memory) -> Iterator[Any]:
+    budget = _budget_of(decoder, answer)
+    if _members_of(answer) > _MOST_MEMBERS:
+        raise SourceError(
+            f"An archive has more than {_MOST_MEMBERS} files.",
+            hint="Let the manifest ask for smaller parts.",
+        )
+    with zipfile.ZipFile(answer.opened()) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                with archive.open(member) as content:
+                    stream: io.BufferedReader[Any] = io.BufferedReader(_Bounded(content, budget))
+                    yield from _content(decoder, stream, budget, memory)
+
+
+def _members_of(answer: Answer) -> int:
+    """How many files an archive's directory may name."""
+    count, last = 0, b""
+    with answer.opened() as stream:
+        while piece := stream.read(1 << 20):
+            # One may begin in a piece and end in the next.
+            count += (last + piece).count(_MEMBER)
+            last = piece[1 - len(_MEMBER) :]
+    return count
+
+
+def _content(
+    decoder: ContentDecoder, stream: io.BufferedReader[Any], budget: _Budget, memory: Memory
+) -> Iterator[Any]:
+    match decoder:
+        case JsonDecoder():
+            document = memory.parsed(stream.read())
+            if document is None:
+                raise ValueError("null is no document")
+            yield from _items_of(document)
+        case JsonItemsDecoder():
+            yield from _nested_items(decoder, stream.read(), memory)
+        case JsonlDecoder():
+            yield from _lines(stream, memory)
+        case CsvDecoder():
+            yield from _rows(decoder, stream, memory)
+        case GzipDecoder():
+            is_packed = stream.peek(len(_GZIP)).startswith(_GZIP)
+            content = _Bounded(gzip.GzipFile(fileobj=stream) if is_packed else stream, budget)
+            yield from _content(decoder.decoder, io.BufferedReader(content), budget, memory)
+        case _:
+            assert_never(decoder)
+
+
+def _streamed(decoder: ContentDecoder, answer: Answer, memory: Memory) -> Iterator[Any]:
+    budget = _budget_of(decoder, answer)
+    stream = answer.opened()
+    if not isinstance(decoder, GzipDecoder):
+        stream = io.BufferedReader(_Bounded(stream, budget))
+    return _content(decoder, stream, budget, memory)
+
+
+def _budget_of(decoder: ContentDecoder, answer: Answer) -> _Budget:
+    within = decoder
+    while isinstance(within, GzipDecoder):
+        within = within.decoder
+    if not isinstance(within, CsvDecoder | JsonlDecoder):
+        # It is in memory as a whole.
+        return _Budget(min(MOST_DECOMPRESSED, answer.memory))
+    return _Budget(MOST_DECOMPRESSED if answer.file is None else MOST_OF_LINES, _LONGEST_LINE)
+
+
+def _nested_items(decoder: JsonItemsDecoder, body: bytes, memory: Memory) -> Iterator[Any]:
+    found = [memory.parsed(body.decode(_codec(decoder.encoding or "utf-8")).encode())]
+    for name in decoder.items_path.split("."):
+        inner: list[Any] = []
+        for value in found:
+            if isinstance(value, list) and name == "item":
+                inner.extend(value)
+            elif isinstance(value, dict) and name in value:
+                inner.append(value[name])
+            elif not is_empty(value):
+                raise _without_items(decoder.items_path)
+        found = inner
+    for value in found:
+        if isinstance(value, list):
+            yield from value
+        elif not is_empty(value):
+            raise _without_items(decoder.items_path)
+
+
+def _without_items(path: str) -> SourceError:
+    return SourceError(
+        f"An answer has no list at {path}, which its JsonItemsDecoder reads.",
+        hint="Read again later. If it stays so, correct the manifest's items_path.",
+    )
+
+
+def _lines(stream: io.BufferedReader[Any], memory: Memory) -> Iterator[Any]:
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            try:
+                yield memory.parsed(line)
+            except (ValueError, RecursionError) as error:
+                # A line that breaks off is a record that would be lost.
+                raise _in_another_format(f"JSON in line {number}", error) from error
+
+
+def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory) -> Iterator[Any]:
+    delimiter = decoder.delimiter or ","
+    if delimiter.startswith("\\"):
+        delimiter = delimiter.encode().decode("unicode_escape")
+    if len(delimiter) != 1:
+        raise ConfigurationError(
+            f"The delimiter {decoder.delimiter!r} of a CsvDecoder is not one character.",
+            hint="Name one character, or an escape of it such as \\t.",
+        )
+    begin = stream.peek(_PEEKED)[:_PEEKED].removeprefix(codecs.BOM_UTF8).lstrip()
+    if begin.startswith(_NO_HEADER):
+        raise _in_another_format("CSV")
+    text = io.TextIOWrapper(stream, encoding=_codec(decoder.encoding or "utf-8"))
+    # Values beyond the header have no name; written as JSON, the reference's name for them is null.
+    rows = csv.DictReader(_counted(text, delimiter, memory), delimiter=delimiter, restkey="null")
+    columns = len(rows.fieldnames or ())
+    empty = decoder.set_values_to_none or ()
+    while True:
+        # A short line makes a row of all columns.
+        memory.take(_ROW + _COLUMN * columns)
+        row = next(rows, None)
+        if row is None:
+            return
+        yield (
+            row
+            if not empty
+            else {name: None if value in empty else value for name, value in row.items()}
+        )
+
+
+def _counted(lines: Iterable[str], delimiter: str, memory: Memory) -> Iterator[str]:
+    """The lines, each counted with the cells that it has."""
+    for line in lines:
+        memory.take(_CELL * (line.count(delimiter) + 1) + 2 * len(line))
+        yield line

@@ -1,0 +1,430 @@
+"""Extractors: where the records of a response are.
+
+Records that are lists of others: each item of a list within becomes a record of its own.
+
+Where in the bodies of an answer its records are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.components.responses import response_of
+from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.models.base import CustomRecordExtractor
+from chronolake.source.declarative.models.records import (
+    CombinedExtractor,
+    CsvDecoder,
+    Decoder,
+    DpathExtractor,
+    Extractor,
+    GzipDecoder,
+    XmlDecoder,
+)
+from chronolake.source.declarative.models.streams import DownloadExtractor, ResponseToFileExtractor
+from chronolake.source.declarative.records.decoders import Memory, decoded
+from chronolake.source.declarative.records.field_paths import (
+    MISSING,
+    is_empty,
+    is_pattern,
+    looked_up,
+    missing_in,
+    only_value,
+    path_of,
+    places,
+    put,
+)
+
+if TYPE_CHECKING:
+    from chronolake.source.declarative.models.records import RecordExpander
+
+
+_log = structlog.get_logger(__name__)
+
+#: Gives the records that belong to one record.
+Fetch = Callable[[Mapping[str, Any]], Iterable[Any]]
+#: Makes that of a retriever as the manifest describes it.
+FetchOf = Callable[[Mapping[str, Any]], Fetch]
+
+
+class Expansion:
+    """What makes records of the items of records, made ready once for a stream."""
+
+    def __init__(
+        self, model: RecordExpander, config: Mapping[str, Any], fetch_of: FetchOf | None = None
+    ) -> None:
+        """Makes ready what the manifest says.
+
+        Args:
+            model: the component.
+            config: what the user has set.
+            fetch_of: makes what reads whole lists in place of cut ones.
+
+        Raises:
+            ConfigurationError: a path that has to lead to one place may lead to several, or the
+                component needs more requests than can be made here.
+        """
+        self._model = model
+        self._path = path_of(model.expand_records_from_field, config, model.parameters)
+        self._indicator = path_of(model.truncation_indicator_path or (), config, model.parameters)
+        self._parents = [
+            (
+                _texts(path_of(one.parent_path, config, one.parameters)),
+                _texts(path_of(one.record_path, config, one.parameters)),
+            )
+            for one in model.parent_fields or ()
+        ]
+        described = model.truncated_list_retriever
+        self._fetch: Fetch | None = None
+        if described is not None:
+            if fetch_of is None or not self._indicator:
+                raise ConfigurationError(
+                    "A truncated_list_retriever cannot be used here.",
+                    hint="It belongs to the extractor of a stream's own records, and needs a "
+                    "truncation_indicator_path.",
+                )
+            self._fetch = fetch_of(described)
+        single = [self._indicator, *(path for pair in self._parents for path in pair)]
+        if described is not None:
+            single.append(self._path)
+        for path in single:
+            if any(map(is_pattern, path)):
+                raise ConfigurationError(
+                    f"The path {list(path)} of a RecordExpander may lead to several places.",
+                    hint="Write a path without the signs * ? and [.",
+                )
+        self._is_told = False
+
+    def of(self, record: Any) -> Iterator[Any]:
+        """The records that a record becomes; raises what the whole list's requests raise."""
+        if not isinstance(record, dict) or not self._path:
+            yield record
+            return
+        lists = [
+            place.value for place in places(record, self._path) if isinstance(place.value, list)
+        ]
+        items: Iterable[Any] = (item for one in lists for item in one)
+        embedded = sum(map(len, lists))
+        base = self._base(record) if self._model.merge_parent else None
+        if self._indicator and looked_up(record, self._indicator) not in (MISSING, False, None, 0):
+            whole = [] if self._fetch is None else list(self._fetch(record))
+            self._tell(record, len(whole) if self._fetch is not None else embedded)
+            if whole:
+                items, embedded = whole, len(whole)
+        for item in items:
+            yield self._with_context(record, item, base)
+        if not embedded and self._model.on_no_records == "emit_parent":
+            yield record
+
+    def missing_in(self, record: Any) -> str | None:
+        """Name where a record lacks its list; None: it has it, or need not have it."""
+        if self._model.on_no_records == "emit_parent" or not self._path:
+            return None
+        return missing_in(record, self._path)
+
+    def _with_context(
+        self, parent: Mapping[str, Any], item: Any, base: Mapping[str, Any] | None
+    ) -> Any:
+        """An item with what it takes over from its parent."""
+        model = self._model
+        if isinstance(item, dict):
+            record = dict(item)
+        elif self._parents or base is not None or model.remain_original_record:
+            record = {"value": item}
+        else:
+            return item
+        if base is not None:
+            record = {**deepcopy(base), **record}
+        for source, target in self._parents:
+            value = looked_up(parent, source)
+            put(record, target, None if value is MISSING else deepcopy(value))
+        if model.remain_original_record:
+            record["original_record"] = deepcopy(parent)
+        return record
+
+    def _base(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """A record without the lists that become records."""
+        base = deepcopy(dict(record))
+        for place in reversed(list(places(base, self._path))):
+            if isinstance(place.value, list):
+                del place.holder[place.key]
+        return base
+
+    def _tell(self, record: Mapping[str, Any], got: int) -> None:
+        """Say once that a list is cut, unless it is known to be whole."""
+        total = looked_up(record, (*self._indicator[:-1], "total_count"))
+        is_number = isinstance(total, int) and not isinstance(total, bool)
+        is_short = is_number and got < total if self._fetch is not None else True
+        if is_short and not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "nested_list_is_cut",
+                path=list(self._path),
+                got=got,
+                of=total if is_number else None,
+            )
+
+
+def _texts(path: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+#: So many bodies of a download are in memory at a time.
+_BATCH: Final = 5_000
+#: They take such a part of the memory that they may take, but for the last one.
+_BATCHES: Final = 8
+_TABLE: Final = GzipDecoder(
+    type="GzipDecoder", decoder=CsvDecoder(type="CsvDecoder", encoding="utf-8-sig")
+)
+#: What stands for a missing value in a table, unless the manifest wants it kept.
+_MISSING: Final = frozenset(
+    {
+        *(None, "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND"),
+        *("1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What an extractor finds in an answer.
+
+    Attributes:
+        records: mostly objects, but an API may answer anything.
+        count: how many there were, with the empty ones that the extractor leaves out.
+        missing: where records should be, in words, and the answer has nothing; None: it is there,
+            or the answer is empty.
+    """
+
+    records: list[Any]
+    count: int
+    missing: str | None = None
+
+
+def raise_if_missing(found: Extracted) -> None:
+    """Raise SourceError if an answer has nothing where its records should be."""
+    if found.missing is not None:
+        raise SourceError(
+            f"An answer has no {found.missing}, where its records should be.",
+            hint="Read again later. If the API leaves it out when there are no records, list the "
+            "stream in the source's `may_lack_records`; if it is an error, let an error handler of "
+            "the manifest RETRY or IGNORE it.",
+        )
+
+
+#: Finds the records of an answer. It raises what `decoded` raises, and SourceError for a path with
+#: a pattern that fits several values.
+Extraction = Callable[[Answer], Extracted]
+#: Finds records in bodies.
+Find = Callable[[Iterable[Any]], Extracted]
+
+
+def extraction_of(
+    component: Extractor,
+    decoder: Decoder,
+    config: Mapping[str, Any],
+    fetch_of: FetchOf | None = None,
+) -> Extraction:
+    """What finds records as an extractor says.
+
+    Args:
+        component: the extractor.
+        decoder: of the answers.
+        config: what the user has set.
+        fetch_of: makes what reads whole lists in place of those that an answer has cut.
+
+    Raises:
+        ConfigurationError: the extractor's parts do not go together.
+    """
+    if isinstance(component, CombinedExtractor):
+        return _combined(component, decoder, config, fetch_of)
+    if isinstance(component, CustomRecordExtractor):
+        return _own(component)
+    find = _finder(component, decoder, config, fetch_of)
+    return lambda answer: find(decoded(decoder, answer))
+
+
+def batches_of(
+    component: DownloadExtractor, decoder: Decoder, config: Mapping[str, Any]
+) -> Callable[[Answer], Iterator[Extracted]]:
+    """What finds records as an extractor says, as they are decoded, so many at a time.
+
+    The batches raise what an `Extraction` raises.
+
+    Raises:
+        ConfigurationError: the extractor's parts do not go together.
+    """
+    if isinstance(component, CombinedExtractor | CustomRecordExtractor):
+        extraction = extraction_of(component, decoder, config)
+        return lambda answer: iter([extraction(answer)])
+    if isinstance(component, ResponseToFileExtractor):
+        return _batches(_TABLE, partial(_rows, component))
+    find = _finder(component, decoder, config)
+    return _batches(decoder, find)
+
+
+def _batches(decoder: Decoder, find: Find) -> Callable[[Answer], Iterator[Extracted]]:
+    def batches(answer: Answer) -> Iterator[Extracted]:
+        memory = Memory(answer.memory)
+        iterator = iter(decoded(decoder, answer, memory))
+        known = memory.taken
+        while batch := list(_taken(iterator, memory, known)):
+            yield find(batch)
+            # What has been read is not kept.
+            memory.taken = known
+
+    return batches
+
+
+def _taken(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator[Any]:
+    """Bodies until they are enough, by their number or their size."""
+    for body in itertools.islice(iterator, _BATCH):
+        yield body
+        if memory.taken - known > memory.limit // _BATCHES:
+            return
+
+
+def _rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
+    missing = {"", None} if component.preserve_na_values else _MISSING
+    found = []
+    for row in rows:
+        if any(isinstance(value, list) for value in row.values()):
+            raise SourceError(
+                "A row of a download has more values than the header has names.",
+                hint="Look at what the API answers, and choose the decoder for it.",
+            )
+        # A zero byte is in no text, and is passed over.
+        texts = ((name, value and value.replace("\0", "")) for name, value in row.items())
+        found.append({name: None if text in missing else text for name, text in texts})
+    return _counted(found)
+
+
+def _finder(
+    component: DpathExtractor,
+    decoder: Decoder,
+    config: Mapping[str, Any],
+    fetch_of: FetchOf | None = None,
+) -> Find:
+    path = path_of(component.field_path, config, component.parameters)
+    find = _finder_at(path, isinstance(decoder, XmlDecoder)) if path else _own_records
+    if component.record_expander is None:
+        return find
+    expansion = Expansion(component.record_expander, config, fetch_of)
+
+    def expanded(bodies: Iterable[Any]) -> Extracted:
+        found = find(bodies)
+        records = [one for record in found.records for one in expansion.of(record)]
+        missing = found.missing
+        if not path and not records:
+            # The body is the record, and its path to the list is the path of the records.
+            missing = next(filter(None, map(expansion.missing_in, found.records)), None)
+        return Extracted(records, len(records), missing)
+
+    return expanded
+
+
+def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - of one caller
+    has_pattern = any(map(is_pattern, path))
+    lookup = only_value if has_pattern else looked_up
+    # XML has no empty list: where there is no item, there is no element.
+    needed = path[:-1] if is_xml and len(path) > 1 else path
+
+    def found_in(body: Any) -> list[Any]:
+        # A pattern has all its values, a plain path has one value: a list of records, or a record.
+        if "*" in path:
+            return [place.value for place in places(body, path)]
+        found = lookup(body, path)
+        return _records_of(None if found is MISSING else found)
+
+    def find(bodies: Iterable[Any]) -> Extracted:
+        if isinstance(bodies, list) and len(bodies) == 1:
+            records = found_in(bodies[0])
+            return Extracted(
+                records, len(records), None if records else missing_in(bodies[0], needed)
+            )
+        records, missing, is_there = [], None, False
+        for body in bodies:
+            found = found_in(body)
+            lacks = None if found or (missing and not has_pattern) else missing_in(body, needed)
+            missing = missing or lacks
+            is_there = is_there or lacks is None
+            records.extend(found)
+        # Bodies are to a pattern what the values are that it fits: one that has it is enough.
+        return Extracted(records, len(records), None if has_pattern and is_there else missing)
+
+    return find
+
+
+def _counted(records: list[Any]) -> Extracted:
+    return Extracted(records, len(records))
+
+
+def _own_records(bodies: Iterable[Any]) -> Extracted:
+    if isinstance(bodies, list) and set(map(type, bodies)) == {dict} and all(bodies):
+        return _counted(bodies)
+    return _counted([record for body in bodies for record in _records_of(body)])
+
+
+def _records_of(found: Any) -> list[Any]:
+    if isinstance(found, list):
+        return found
+    return [] if is_empty(found) else [found]
+
+
+def _own(component: CustomRecordExtractor) -> Extraction:
+    """What a class of the connector's own finds."""
+    calls = component.calls
+
+    def extracted(answer: Answer) -> Extracted:
+        found = calls.listed("extract_records", response_of(answer))
+        records = [dict(one) if isinstance(one, Mapping) else one for one in found]
+        return Extracted(records, len(records))
+
+    return extracted
+
+
+def _combined(
+    component: CombinedExtractor,
+    decoder: Decoder,
+    config: Mapping[str, Any],
+    fetch_of: FetchOf | None,
+) -> Extraction:
+    extractions = [extraction_of(one, decoder, config, fetch_of) for one in component.extractors]
+
+    def of(extraction: Extraction, answer: Answer) -> Extracted:
+        found = extraction(answer)
+        if not component.skip_empty_records:
+            return found
+        kept = [record for record in found.records if record]
+        if len(kept) < len(found.records):
+            _log.warning("empty records were left out", records=len(found.records) - len(kept))
+        return Extracted(kept, found.count, found.missing)
+
+    def missing_of(parts: Sequence[Extracted]) -> str | None:
+        # One place is enough: an API that fails has none of them.
+        missing = [part.missing for part in parts if part.missing is not None]
+        return " and no ".join(missing) if missing and len(missing) == len(parts) else None
+
+    # Each extractor has the answer decoded anew: what one of them gives may be changed later.
+    def union(answer: Answer) -> Extracted:
+        parts = [of(extraction, answer) for extraction in extractions]
+        records = [record for part in parts for record in part.records]
+        return Extracted(records, sum(part.count for part in parts), missing_of(parts))
+
+    def first_match(answer: Answer) -> Extracted:
+        parts: list[Extracted] = []
+        for extraction in extractions:
+            parts.append(part := of(extraction, answer))
+            if part.records:
+                return part
+        return Extracted([], 0, missing_of(parts))
+
+    return union if component.mode == "union" else first_match

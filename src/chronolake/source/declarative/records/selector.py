@@ -1,0 +1,385 @@
+"""Record selector: extract, filter, transform, normalize types.
+
+Values of records, converted to the types that a stream's schema declares.
+
+The records of an answer: extracted, filtered, transformed and converted.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from chronolake.errors import SourceError
+from chronolake.source.declarative.components.responses import slice_seen
+from chronolake.source.declarative.models.base import (
+    CustomComponent,
+    CustomRecordFilter,
+    CustomSchemaNormalization,
+)
+from chronolake.source.declarative.models.records import RecordFilter
+from chronolake.source.declarative.records.extractors import (
+    Extracted,
+    extraction_of,
+    raise_if_missing,
+)
+from chronolake.source.declarative.records.transformations import Record, step_of
+from chronolake.source.declarative.templating.templates import as_truth
+
+if TYPE_CHECKING:
+    from chronolake.source.declarative.http.response import Answer
+    from chronolake.source.declarative.models.records import Decoder, RecordSelector, Transformation
+    from chronolake.source.declarative.records.extractors import FetchOf
+    from chronolake.source.declarative.stream_slice import StreamSlice
+
+
+_TRUE = frozenset(("y", "yes", "t", "true", "on", "1"))
+_FALSE = frozenset(("n", "no", "f", "false", "off", "0"))
+_SIMPLE = frozenset(("string", "number", "integer", "boolean", "null"))
+_SCALARS = (str, float, int, bool, type(None))
+
+
+@dataclass
+class Converter:
+    """What is done to a value of one part of a schema: first to itself, then to what it holds.
+
+    Attributes:
+        own: converts the value itself, or None.
+        properties: converters of an object's fields, of those that have something to do.
+        items: the converter of a list's items, or None.
+        others: converters of the same value that the schema refers to.
+    """
+
+    own: Callable[[Any], Any] | None = None
+    properties: dict[str, Converter] = field(default_factory=dict)
+    items: Converter | None = None
+    others: list[Converter] = field(default_factory=list)
+
+    def within(self, value: Any) -> None:
+        """Converts in place what a value holds; what cannot be converted is kept."""
+        if isinstance(value, dict):
+            for name, converter in self.properties.items():
+                if name in value:
+                    value[name] = converter.converted(value[name])
+        elif isinstance(value, list) and self.items is not None:
+            value[:] = map(self.items.converted, value)
+        for other in self.others:
+            other.within(value)
+
+    def converted(self, value: Any) -> Any:
+        """A value with all it holds, converted as far as it can be."""
+        if self.own is not None:
+            value = self.own(value)
+        if isinstance(value, dict | list):
+            self.within(value)
+        return value
+
+
+def converter_of(schema: Mapping[str, Any]) -> Converter:
+    """What converts records to a JSON schema: by `type`, `properties`, `items` and local `$ref`.
+
+    A value is converted where its schema has one type besides null. As in the reference, a null
+    that the type does not include becomes the text `None`, or false.
+    """
+    return _compiled(schema, schema, {})
+
+
+def _compiled(part: Any, schema: Mapping[str, Any], known: dict[str, Converter]) -> Converter:
+    converter = Converter()
+    if not isinstance(part, Mapping):
+        return converter
+    converter.own = _conversion(part)
+    properties = part.get("properties")
+    if isinstance(properties, Mapping):
+        parts = {name: _compiled(one, schema, known) for name, one in properties.items()}
+        converter.properties = {name: one for name, one in parts.items() if one != Converter()}
+    if isinstance(part.get("items"), Mapping):
+        converter.items = _compiled(part["items"], schema, known)
+    if isinstance(reference := part.get("$ref"), str):
+        converter.others.append(_referred(reference, schema, known))
+    return converter
+
+
+def _referred(reference: str, schema: Mapping[str, Any], known: dict[str, Converter]) -> Converter:
+    if reference not in known:
+        # Known before it is compiled, as a schema may refer to itself.
+        known[reference] = Converter()
+        found: Any = schema
+        for name in reference.removeprefix("#").split("/")[1:]:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        known[reference].others.append(_compiled(found, schema, known))
+    return known[reference]
+
+
+def _conversion(part: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    declared = part.get("type", [])
+    types = [declared] if isinstance(declared, str) else declared
+    wanted = [one for one in types if one != "null"]
+    if isinstance(declared, list) and len(wanted) != 1:
+        return None
+    convert = _list_conversion(part) if wanted == ["array"] else _CONVERSIONS.get("".join(wanted))
+    if convert is None:
+        return None
+    may_be_null = "null" in types
+
+    def own(value: Any) -> Any:
+        if value is None and may_be_null:
+            return None
+        try:
+            return convert(value)
+        except (ValueError, TypeError, OverflowError):
+            return value
+
+    return own
+
+
+def _list_conversion(part: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    items = part.get("items", {})
+    kinds = items.get("type", []) if isinstance(items, Mapping) else None
+    if not isinstance(kinds, list) or not _SIMPLE.issuperset(kinds):
+        return None
+    return lambda value: [value] if isinstance(value, _SCALARS) else value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, str):
+        return bool(value)
+    text = value.lower().strip()
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise ValueError
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "string": str,
+    "number": float,
+    "integer": int,
+    "boolean": _truth,
+}
+
+
+Keep = Callable[[Record], bool]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The records of one answer.
+
+    Attributes:
+        records: those that are kept, transformed.
+        extracted: how many the answer had; pages are counted by it.
+        digest: of what was extracted, the same for the same records; None: it was not wanted.
+    """
+
+    records: list[Record]
+    extracted: int
+    digest: bytes | None = None
+
+    @property
+    def last(self) -> Record | None:
+        """The last record that is kept, as templates see it."""
+        return self.records[-1] if self.records else None
+
+
+class Selection:
+    """What makes records of answers, made ready once for a stream."""
+
+    def __init__(
+        self,
+        selector: RecordSelector,
+        *,
+        decoder: Decoder,
+        transformations: Iterable[Transformation],
+        config: Mapping[str, Any],
+        schema: Mapping[str, Any] | None = None,
+        is_client_side: bool = False,
+        fetch_of: FetchOf | None = None,
+        may_lack_records: bool = False,
+        is_paged: bool = False,
+    ) -> None:
+        """Makes ready what the manifest says.
+
+        Args:
+            selector: the extractor, the filter, and whether values are converted.
+            decoder: of the answers.
+            transformations: of the stream, in their order.
+            config: what the user has set.
+            schema: the JSON schema that values are converted to, if the selector wants it.
+            is_client_side: the stream's cursor filters records, so that they are transformed
+                before they are filtered unless the manifest says otherwise.
+            fetch_of: makes what reads whole lists in place of those that an answer has cut.
+            may_lack_records: whether an answer that has nothing where its records should be has no
+                records; else it is an error.
+            is_paged: whether pages have a digest.
+
+        Raises:
+            ConfigurationError: the manifest uses what is not supported.
+        """
+        self._extraction = extraction_of(selector.extractor, decoder, config, fetch_of)
+        # As in the reference, an empty condition holds for nothing, unless the cursor filters, too.
+        self._filter = selector.record_filter
+        self._own_filter = (
+            self._filter.calls if isinstance(self._filter, CustomRecordFilter) else None
+        )
+        transformations = tuple(transformations)
+        self._steps = [step_of(one, config) for one in transformations]
+        self._convert = _normalizer(selector.schema_normalization, schema) if schema else None
+        #: Whether classes of the connector's own have a hand in it.
+        self._is_own = any(
+            isinstance(one, CustomComponent)
+            for one in (
+                selector.extractor,
+                selector.record_filter,
+                selector.schema_normalization,
+                decoder,
+                *transformations,
+            )
+        )
+        before = selector.transform_before_filtering
+        self._is_transformed_first = is_client_side if before is None else before
+        self._config = config
+        self._may_lack_records = may_lack_records
+        self._is_paged = is_paged
+
+    def page(
+        self,
+        answer: Answer,
+        stream_slice: StreamSlice,
+        next_page_token: Mapping[str, Any] | None = None,
+        *,
+        keep: Keep | None = None,
+    ) -> Page:
+        """The records of an answer to a request for a page of a slice.
+
+        Args:
+            answer: an answer with records.
+            stream_slice: what templates know as such.
+            next_page_token: the token that was sent.
+            keep: the cursor's word on a record, which is asked before the filter.
+
+        Raises:
+            SourceError: the answer cannot be read, has nothing where its records should be, or has
+                records that are no objects.
+            ConfigurationError: a template cannot be evaluated.
+        """
+        found = self._extraction(answer)
+        if answer.may_lack_records:
+            found = replace(found, missing=None)
+        return self.selected(found, stream_slice, next_page_token, keep=keep)
+
+    def selected(
+        self,
+        found: Extracted,
+        stream_slice: StreamSlice,
+        next_page_token: Mapping[str, Any] | None = None,
+        *,
+        keep: Keep | None = None,
+    ) -> Page:
+        """The records of what has been extracted already.
+
+        Args:
+            found: what an answer had.
+            stream_slice: what templates know as such.
+            next_page_token: the token that was sent.
+            keep: the cursor's word on a record, which is asked before the filter.
+
+        Raises:
+            SourceError: there was nothing where records should be, or there are records that are no
+                objects.
+            ConfigurationError: a template cannot be evaluated.
+        """
+        if not self._may_lack_records:
+            raise_if_missing(found)
+        context = {"config": self._config, "stream_slice": stream_slice}
+        # Transformations change records in place.
+        digest = _digest(found.records) if self._is_paged else None
+        if self._is_transformed_first:
+            records = self._transformed(found.records, context)
+            records = self._kept(records, keep, {**context, "next_page_token": next_page_token})
+        else:
+            kept = self._kept(found.records, keep, {**context, "next_page_token": next_page_token})
+            records = self._transformed(kept, context)
+        if self._convert is not None:
+            for record in records:
+                self._convert(record)
+        if self._is_own:
+            records = _plain(records)
+        return Page(records, found.count, digest)
+
+    def _kept(self, records: list[Any], keep: Keep | None, context: Mapping[str, Any]) -> list[Any]:
+        if keep is not None:
+            records = [record for record in _objects(records) if keep(record)]
+        if self._own_filter is not None:
+            kept: list[Any] = self._own_filter.listed(
+                "filter_records",
+                records,
+                stream_state={},
+                stream_slice=slice_seen(context["stream_slice"]),
+                next_page_token=context["next_page_token"],
+            )
+            return kept
+        if not isinstance(self._filter, RecordFilter) or (
+            keep is not None and not self._filter.condition
+        ):
+            return records
+        condition = self._filter.condition
+        variables = {**context, "parameters": self._filter.parameters}
+
+        def holds(record: Any) -> bool:
+            variables["record"] = record
+            return as_truth(condition, variables)
+
+        return [record for record in records if holds(record)]
+
+    def _transformed(self, records: list[Any], context: Mapping[str, Any]) -> list[Record]:
+        records = _objects(records)
+        for step in self._steps if records else ():
+            records = list(map(step(context), records))
+        return records
+
+
+def _digest(records: list[Any]) -> bytes | None:
+    """Return a digest of records; None: they have what JSON does not have."""
+    try:
+        # The second version writes equal values alike, wherever in memory they are.
+        return blake2b(marshal.dumps(records, 2), digest_size=16).digest()
+    except ValueError:
+        return None
+
+
+def _normalizer(
+    how: str | CustomSchemaNormalization, schema: Mapping[str, Any]
+) -> Callable[[Record], object] | None:
+    """What converts a record's values in place; None: nothing does."""
+    if isinstance(how, CustomSchemaNormalization):
+        calls = how.calls
+        own = deepcopy(dict(schema))
+        return lambda record: calls.call("transform", record, own)
+    return converter_of(schema).within if how == "Default" else None
+
+
+def _plain(records: list[Record]) -> list[Record]:
+    """Records of nothing but what JSON has, whatever classes have put into them."""
+    try:
+        plain: list[Record] = orjson.loads(orjson.dumps(records, option=orjson.OPT_NON_STR_KEYS))
+    except TypeError as failure:
+        raise SourceError(
+            f"The connector's own code makes records of what JSON does not have: {failure}.",
+            hint="Let it give texts, numbers, truth values, times, lists and objects.",
+        ) from failure
+    return plain
+
+
+def _objects(records: list[Any]) -> list[Record]:
+    if not set(map(type, records)) <= {dict}:
+        raise SourceError(
+            "The API answers records that are no objects.",
+            hint="Look at the extractor's field_path: it has to lead to objects.",
+        )
+    return records

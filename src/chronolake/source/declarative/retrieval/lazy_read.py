@@ -1,0 +1,85 @@
+"""Children that stand within the records of their parents, so that nobody has to ask for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import orjson
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.http.error_handler import Action
+from chronolake.source.declarative.http.response import Answer
+from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
+from chronolake.source.declarative.models.records import JsonDecoder
+from chronolake.source.declarative.models.streams import SimpleRetriever, SubstreamPartitionRouter
+from chronolake.source.declarative.records.field_paths import MISSING, looked_up
+from chronolake.source.declarative.retrieval.pagination_reset import actions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from chronolake.source.declarative.models.streams import DeclarativeStream
+    from chronolake.source.declarative.stream_slice import StreamSlice
+
+#: Where a slice has the first page of its records.
+FIRST_PAGE: Final = "child_response"
+_ACTIONS: Final = frozenset({Action.REDUCE_PAGE_SIZE, Action.SPLIT_REQUEST_WINDOW})
+
+
+def first_page(record: Mapping[str, Any], pointer: Sequence[str]) -> Answer:
+    """What stands in a parent's record, as if the API had answered it."""
+    found = looked_up(record, pointer)
+    body = orjson.dumps([] if found is MISSING else found)
+    return Answer(httpx.codes.OK, httpx.Headers(), body, "", "GET")
+
+
+def first_page_in(one: StreamSlice) -> Answer | None:
+    """The first page of a slice, if its parent's record has it."""
+    found = one.extra_fields.get(FIRST_PAGE)
+    return found if isinstance(found, Answer) else None
+
+
+def is_embedded(stream: DeclarativeStream, stored: Mapping[str, Any] | None) -> bool:
+    """Whether the first pages of a stream come from its parents.
+
+    They do as long as there is no state: records that changed later are asked for.
+
+    Raises:
+        ConfigurationError: the stream cannot be read in that way.
+    """
+    retriever = stream.retriever
+    routers = retriever.partition_router
+    if not isinstance(retriever, SimpleRetriever) or len(routers) != 1:
+        return False
+    (router,) = routers
+    if not isinstance(router, SubstreamPartitionRouter):
+        return False
+    if not any(parent.lazy_read_pointer for parent in router.parent_stream_configs):
+        return False
+    reason = _obstacle(stream, retriever, is_first=not stored)
+    if reason is not None:
+        raise ConfigurationError(
+            f"A lazy_read_pointer does not go together with {reason}.",
+            hint="Read the stream with requests of its own, without the pointer.",
+        )
+    return not stored
+
+
+def _obstacle(
+    stream: DeclarativeStream, retriever: SimpleRetriever, *, is_first: bool
+) -> str | None:
+    model = stream.incremental_sync
+    wanted = actions_of(retriever.requester.error_handler) & _ACTIONS
+    if wanted or retriever.page_size_reduction or retriever.request_window_splitting:
+        return "pages or slices that become smaller"
+    if not is_first:
+        return None
+    if isinstance(model, DatetimeBasedCursor):
+        if model.step or model.cursor_granularity:
+            return "several slices for each parent"
+    elif model is not None:
+        return f"an {model.type}"
+    if retriever.decoder is not None and not isinstance(retriever.decoder, JsonDecoder):
+        return f"a {retriever.decoder.type}"
+    return None

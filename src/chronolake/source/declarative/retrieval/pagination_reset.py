@@ -1,0 +1,412 @@
+"""Pagination reset and splitting of slices that are too long for the API.
+
+Pages that are asked for again: from the begin of their slice, or in a smaller size.
+
+Sources: the components' descriptions, and airbyte-cdk 7.39.1 as it behaves.
+
+Slices that are too long for the API: they are read in halves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import nodes
+
+from chronolake.durations import iso_duration
+from chronolake.errors import ConfigurationError, SourceError
+from chronolake.source.declarative.http.error_handler import Action
+from chronolake.source.declarative.models.base import CustomErrorHandler
+from chronolake.source.declarative.models.pagination import (
+    CursorPagination,
+    DefaultPaginator,
+    PageIncrement,
+)
+from chronolake.source.declarative.models.requests import CompositeErrorHandler, RequestPath
+from chronolake.source.declarative.stream_slice import StreamSlice
+from chronolake.source.declarative.templating.templates import syntax_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
+    from chronolake.source.declarative.models.pagination import PageSizeReduction, PaginationReset
+    from chronolake.source.declarative.models.requests import ErrorHandler
+    from chronolake.source.declarative.models.streams import SimpleRetriever
+    from chronolake.source.declarative.records.transformations import Record
+
+
+_MIRRORED: Final = {"gt": "lt", "gteq": "lteq"}
+
+
+def actions_of(handler: ErrorHandler | None) -> frozenset[str]:
+    """All that an error handler may want done, as far as the manifest tells it."""
+    if handler is None or isinstance(handler, CustomErrorHandler):
+        return frozenset()
+    if isinstance(handler, CompositeErrorHandler):
+        return frozenset().union(*map(actions_of, handler.error_handlers))
+    return frozenset(one.action for one in handler.response_filters or () if one.action)
+
+
+@dataclass
+class Restarts:
+    """How often, and from where on, the pages of one slice begin anew.
+
+    Attributes:
+        whole: the slice.
+        limit: after how many records they do; None: only when the API wants it.
+        latest_of: of some records the latest cursor as slices have it, and the bound that it makes;
+            None: pages begin where the slice does.
+    """
+
+    whole: StreamSlice
+    limit: int | None = None
+    latest_of: Latest | None = None
+    _records: int = 0
+    _in_vain: int = 0
+
+    def saw(self, records: Sequence[Record]) -> None:
+        """A page has come."""
+        self._records += len(records)
+        if self.latest_of is not None:
+            for record in records:
+                self.latest_of.saw(record, self.whole)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether as many records have come as one sequence of pages may have."""
+        return self.limit is not None and self._records >= self.limit
+
+    def again(self, asked: StreamSlice) -> StreamSlice:
+        """What to ask for from the first page on.
+
+        Args:
+            asked: what has been asked for until now.
+
+        Raises:
+            SourceError: that would be the same again, and again.
+        """
+        self._records = 0
+        following = asked if self.latest_of is None else self.latest_of.rest_of(self.whole)
+        if dict(following) != dict(asked):
+            self._in_vain = 0
+            return following
+        self._in_vain += 1
+        if self._in_vain >= (2 if self.latest_of is None else 1):
+            raise SourceError(
+                "The pages of a slice would begin anew again and again.",
+                hint="Make the cursor's `step` smaller, or look at the API's answers with "
+                "`chronolake read`.",
+            )
+        return following
+
+
+@dataclass
+class Latest:
+    """The latest record of a slice, from which on it can be asked for anew.
+
+    Attributes:
+        position: orders a record among the others; None: it has no cursor.
+        bound: a record's cursor as a slice has it.
+        name: of the slice's lower bound.
+        is_beyond: whether a bound lies beyond a slice: what is left of it does not begin there.
+    """
+
+    position: Callable[[Record], int | None]
+    bound: Callable[[Record], Any]
+    name: str
+    is_beyond: Callable[[Any, StreamSlice], bool] = lambda _bound, _slice: False
+    _at: int | None = None
+    _bound: Any = None
+
+    def saw(self, record: Record, whole: StreamSlice) -> None:
+        """A record of a slice has come."""
+        at = self.position(record)
+        if at is not None and (self._at is None or at > self._at):
+            bound = self.bound(record)
+            if not self.is_beyond(bound, whole):
+                self._at, self._bound = at, bound
+
+    def rest_of(self, whole: StreamSlice) -> StreamSlice:
+        """A slice from the latest record on."""
+        if self._at is None:
+            return whole
+        bounds = {**whole.cursor_slice, self.name: self._bound}
+        return StreamSlice(whole.partition, bounds, whole.extra_fields)
+
+
+@dataclass
+class PageSizes:
+    """The size of the pages that one slice is asked for in.
+
+    Attributes:
+        model: how it is made smaller.
+        configured: as the paginator has it.
+        size: as it is now; None: as the paginator has it.
+    """
+
+    model: PageSizeReduction
+    configured: int
+    size: int | None = None
+    _attempts: int = field(default=0, init=False)
+    _repeated: int = field(default=0, init=False)
+
+    def smaller(self, refusal: SourceError) -> float:
+        """A page was refused: make the next ones smaller, and give the seconds to wait before.
+
+        Raises:
+            SourceError: they cannot be smaller, or enough sizes have been refused.
+        """
+        model = self.model
+        now = self.configured if self.size is None else self.size
+        reduced = max(model.minimum_page_size, int(now // model.reduction_factor))
+        if reduced >= now:
+            self._repeated += 1
+            if self._repeated > model.retries_at_minimum_page_size:
+                raise self._given_up(refusal, now)
+            return model.backoff_seconds * self._repeated
+        self._attempts += 1
+        if self._attempts > model.max_attempts:
+            raise self._given_up(refusal, now)
+        self.size = reduced
+        return model.backoff_seconds * self._attempts
+
+    def succeeded(self) -> None:
+        """A page has come."""
+        self._attempts = self._repeated = 0
+        if self.model.reset_policy == "AFTER_SUCCESSFUL_PAGE":
+            self.size = None
+
+    def _given_up(self, refusal: SourceError, size: int) -> SourceError:
+        return SourceError(
+            f"The API refuses pages of every size, down to {size} records. {refusal.message}",
+            hint=self.model.failure_message or "Read with a cursor of smaller steps.",
+        )
+
+
+def check_reset(retriever: SimpleRetriever) -> PaginationReset | None:
+    """How the pages of a retriever's slices begin anew.
+
+    Raises:
+        ConfigurationError: what it says of that does not go together.
+    """
+    reset = retriever.pagination_reset
+    if reset is not None and reset.limits and retriever.record_selector.record_filter:
+        raise ConfigurationError(
+            "A pagination_reset with limits does not go together with a record_filter.",
+            hint="The limit counts records, and those that are filtered would not be counted.",
+        )
+    return reset
+
+
+def check_sizes(retriever: SimpleRetriever, size: int | None) -> PageSizeReduction | None:
+    """How the pages of a retriever become smaller.
+
+    Args:
+        retriever: the retriever.
+        size: of its pages.
+
+    Raises:
+        ConfigurationError: what it says of that does not go together.
+    """
+    reduction = retriever.page_size_reduction
+    if reduction is None:
+        if Action.REDUCE_PAGE_SIZE in actions_of(retriever.requester.error_handler):
+            raise ConfigurationError(
+                "An error handler says REDUCE_PAGE_SIZE, and the retriever has no "
+                "page_size_reduction.",
+                hint="Give the retriever a page_size_reduction.",
+            )
+        return None
+    for reason in _obstacles(retriever, size, reduction):
+        raise ConfigurationError(
+            f"A page_size_reduction does not go together with {reason}.",
+            hint="It needs a CursorPagination or an OffsetIncrement with a page_size and a "
+            "page_size_option.",
+        )
+    return reduction
+
+
+def _obstacles(
+    retriever: SimpleRetriever, size: int | None, reduction: PageSizeReduction
+) -> Iterator[str]:
+    paginator = retriever.paginator
+    if retriever.properties is not None:
+        yield "properties that are asked for in chunks"
+    if not isinstance(paginator, DefaultPaginator) or paginator.page_size_option is None:
+        yield "a paginator that does not tell the API a page size"
+        return
+    if isinstance(paginator.page_token_option, RequestPath):
+        yield "pages whose URL comes from the API, which has their size in it"
+    strategy = paginator.pagination_strategy
+    if isinstance(strategy, PageIncrement):
+        yield "a PageIncrement: pages of another size have other numbers"
+    if size is None or size <= reduction.minimum_page_size:
+        yield f"a page_size of {size}, where {reduction.minimum_page_size} is the smallest"
+    if isinstance(strategy, CursorPagination) and strategy.stop_condition:
+        least = reduction.minimum_page_size
+        if any(_ends_early(one, least) for one in _deciding(strategy.stop_condition)):
+            yield (
+                "a stop_condition that takes a smaller page for the last one; it has to compare "
+                "last_page_size to page_size"
+            )
+
+
+def _deciding(template: str) -> Iterator[nodes.Compare]:
+    """The comparisons of which one alone can make a condition true."""
+    tree = syntax_of(template)
+    left: list[nodes.Node] = list(tree.body) if tree is not None and len(tree.body) == 1 else []
+    while left:
+        node = left.pop()
+        if isinstance(node, nodes.Compare):
+            yield node
+        elif isinstance(node, nodes.If) and not (node.elif_ or node.else_):
+            left.append(node.test)
+        elif isinstance(node, nodes.And | nodes.Or) or (
+            isinstance(node, nodes.Output) and len(node.nodes) == 1
+        ):
+            left.extend(node.iter_child_nodes())
+
+
+def _ends_early(comparison: nodes.Compare, least: int) -> bool:
+    """Whether a full page of a smaller size makes a comparison true."""
+    if len(comparison.ops) != 1:
+        return False
+    (operand,) = comparison.ops
+    count, sign, bound = comparison.expr, operand.op, operand.expr
+    if sign in _MIRRORED:
+        count, sign, bound = bound, _MIRRORED[sign], count
+    if sign not in _MIRRORED.values() or getattr(count, "name", None) != "last_page_size":
+        return False
+    if isinstance(bound, nodes.Const) and isinstance(bound.value, int):
+        return bound.value + (sign == "lteq") > least
+    names = [bound, *bound.find_all(nodes.Name)]
+    return not any(getattr(one, "name", None) == "page_size" for one in names)
+
+
+#: A slice is halved so many times.
+_DEEPEST: Final = 10
+#: The least that each part of a format can tell apart, the finest first.
+_FINEST: Final = (
+    (("%epoch_microseconds", "%s_as_float", "%f"), timedelta(microseconds=1)),
+    (("%_ms", "%ms"), timedelta(milliseconds=1)),
+    (("%S", "%s"), timedelta(seconds=1)),
+    (("%M",), timedelta(minutes=1)),
+    (("%H", "%I"), timedelta(hours=1)),
+    (("%d",), timedelta(days=1)),
+)
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How the slices of a stream are halved.
+
+    Attributes:
+        cursor: the stream's.
+        shortest: slices up to this length are not; None: only those of one moment are not.
+        advice: what to do if the API refuses the smallest ones, too.
+    """
+
+    cursor: TimeCursor
+    shortest: timedelta | None
+    advice: str | None
+
+    def halves(self, one: StreamSlice, depth: int, refusal: SourceError) -> list[StreamSlice]:
+        """The two halves of a slice.
+
+        Args:
+            one: the slice.
+            depth: how often a longer one has been halved for it.
+            refusal: why.
+
+        Raises:
+            SourceError: it cannot be halved.
+        """
+        begin, end = self.cursor.names
+        first, last = (self.cursor.parsed(one.cursor_slice[name]) for name in (begin, end))
+        middle = None if depth >= _DEEPEST else self._middle(first, last)
+        if middle is None:
+            raise SourceError(
+                f"The API refuses a slice that cannot be made smaller. {refusal.message}",
+                hint=self.advice or refusal.hint,
+            ) from refusal
+        return [
+            StreamSlice(
+                one.partition,
+                {
+                    **one.cursor_slice,
+                    begin: self.cursor.formatted(lower),
+                    end: self.cursor.formatted(upper),
+                },
+                one.extra_fields,
+            )
+            for lower, upper in ((first, middle[0]), (middle[1], last))
+        ]
+
+    def _middle(self, first: datetime, last: datetime) -> tuple[datetime, datetime] | None:
+        """Where the first half ends, and where the second one begins."""
+        grain = self.cursor.cutting.granularity
+        if first >= last or (self.shortest is not None and last - first <= self.shortest):
+            return None
+        if not isinstance(grain, timedelta):
+            return None
+        half = ((last - first) // grain + 1) // 2
+        upper = first + half * grain - grain
+        return (upper, upper + grain) if half else None
+
+
+def splitting_of(retriever: SimpleRetriever, cursor: TimeCursor | None) -> Splitting | None:
+    """How a retriever's slices are halved; None: they are not.
+
+    Raises:
+        ConfigurationError: what it says of that does not go together.
+    """
+    model = retriever.request_window_splitting
+    if model is None:
+        if Action.SPLIT_REQUEST_WINDOW in actions_of(retriever.requester.error_handler):
+            raise ConfigurationError(
+                "An error handler says SPLIT_REQUEST_WINDOW, and the retriever has no "
+                "request_window_splitting.",
+                hint="Give the retriever a request_window_splitting.",
+            )
+        return None
+    for reason in _splitting_obstacles(retriever, cursor):
+        raise ConfigurationError(
+            f"A request_window_splitting does not go together with {reason}.",
+            hint="It needs a DatetimeBasedCursor with `step` and `cursor_granularity`.",
+        )
+    if cursor is None:
+        return None
+    return Splitting(cursor, _shortest(model.min_split_window), model.failure_message)
+
+
+def _splitting_obstacles(retriever: SimpleRetriever, cursor: TimeCursor | None) -> Iterator[str]:
+    if cursor is None or not cursor.cutting.granularity:
+        yield "a stream without a cursor_granularity"
+        return
+    if cursor.is_filtered_here:
+        yield "is_client_side_incremental: the API does not know the slice"
+    if retriever.properties is not None:
+        yield "properties that are asked for in chunks"
+    grain = cursor.cutting.granularity
+    finest = next((gap for parts, gap in _FINEST if any(map(cursor.format.count, parts))), None)
+    if finest is not None and isinstance(grain, timedelta) and grain < finest:
+        yield "a cursor_granularity that the datetime_format cannot write"
+
+
+def _shortest(text: str | None) -> timedelta | None:
+    if not text:
+        return None
+    try:
+        found = iso_duration(text)
+    except ValueError:
+        found = timedelta(0)
+    if not isinstance(found, timedelta) or found <= timedelta(0):
+        raise ConfigurationError(
+            f"The min_split_window {text!r} is no fixed span of time.",
+            hint="Give days, hours, minutes or seconds in ISO 8601, e.g. P1D.",
+        )
+    return found

@@ -1,0 +1,546 @@
+"""Reads a stream slice by slice and keeps its state.
+
+Reading slices: their pages, when their records were changed, and which is the latest.
+
+What reads slices knows nothing of a stream's state, so that a task elsewhere can do it.
+
+Reading a stream: which slices there are, and what their records tell of its state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from chronolake.config import OnPartitionLimit
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.components.instances import prepare
+from chronolake.source.declarative.cursors.datetime_cursor import time_cursor
+from chronolake.source.declarative.cursors.incrementing import CountState, WholeState, count_reader
+from chronolake.source.declarative.cursors.state import StreamState
+from chronolake.source.declarative.manifests.schemas import schema_of
+from chronolake.source.declarative.models.base import CustomStateMigration
+from chronolake.source.declarative.models.cursors import (
+    DatetimeBasedCursor,
+    IncrementingCountCursor,
+)
+from chronolake.source.declarative.models.streams import (
+    AsyncRetriever,
+    CustomPartitionRouter,
+    GroupingPartitionRouter,
+    LegacyToPerPartitionStateMigration,
+    SubstreamPartitionRouter,
+    UnionPartitionRouter,
+)
+from chronolake.source.declarative.parent_streams import chosen, parent_state_in
+from chronolake.source.declarative.partitions import (
+    OpenPartitions,
+    inject_partition,
+    named,
+    router_of,
+)
+from chronolake.source.declarative.retrieval.async_jobs import Reports, downloads_of
+from chronolake.source.declarative.retrieval.lazy_read import is_embedded
+from chronolake.source.declarative.retrieval.pages import Retrieval
+from chronolake.source.declarative.retrieval.pagination_reset import Latest
+from chronolake.source.declarative.stream_slice import StreamSlice
+from chronolake.source.declarative.templating.times import micros_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from chronolake.source.declarative.api import Api
+    from chronolake.source.declarative.cursors.datetime_cursor import TimeCursor
+    from chronolake.source.declarative.http.request_builder import Injection
+    from chronolake.source.declarative.models.cursors import IncrementalSync
+    from chronolake.source.declarative.models.streams import DeclarativeStream, ParentStreamConfig
+    from chronolake.source.declarative.records.selector import Page
+    from chronolake.source.declarative.records.transformations import Record
+
+
+@dataclass(frozen=True)
+class Work:
+    """A slice that is to be read.
+
+    Attributes:
+        slice: the slice.
+        partition: the number of its partition in this run.
+        wanted: from when and up to when records are wanted, in microseconds since 1970, both
+            inclusive; None: all of them are.
+    """
+
+    slice: StreamSlice
+    partition: int
+    wanted: tuple[int, int] | None = None
+
+
+class SliceReader:
+    """Reads the slices of a stream; any number of threads may use it.
+
+    Attributes:
+        cursor: the stream's cursor over time, or None.
+    """
+
+    def __init__(
+        self,
+        stream: DeclarativeStream,
+        api: Api,
+        schema: Mapping[str, Any],
+        *,
+        dated_by: IncrementalSync | None = None,
+        is_embedded: bool = False,
+    ) -> None:
+        """Make ready what the manifest says of a stream's requests.
+
+        Args:
+            stream: the stream.
+            api: where it is read from.
+            schema: of its records.
+            dated_by: the cursor that tells when records were changed, where it is not the stream's
+                own.
+            is_embedded: whether the first page of a slice comes with it.
+
+        Raises:
+            ConfigurationError: the manifest and the configuration make no requests.
+        """
+        retriever = stream.retriever
+        self._reports: Reports | None = None
+        if isinstance(retriever, AsyncRetriever):
+            self._reports = Reports(retriever, api, stream.name)
+            retriever = downloads_of(retriever)
+        self._config = api.config
+        self._model = model = stream.incremental_sync
+        self._routers = stream.retriever.partition_router
+        self.cursor: TimeCursor | None = None
+        self._count: Callable[[Record], int | None] | None = None
+        if isinstance(model, DatetimeBasedCursor):
+            self.cursor = time_cursor(model, api.config)
+        elif isinstance(model, IncrementingCountCursor):
+            self._count = count_reader(model, api.config)
+        self.dated_by = self.cursor
+        if self.cursor is None and isinstance(dated_by, DatetimeBasedCursor):
+            self.dated_by = time_cursor(dated_by, api.config)
+        self._retrieval = Retrieval(
+            retriever,
+            api,
+            stream.name,
+            transformations=stream.transformations,
+            schema=schema,
+            cursor=self.cursor,
+            latest=self._latest_of_slice(),
+            inject=self._inject,
+            is_embedded=is_embedded,
+        )
+
+    def read(self, work: Work) -> Slice:
+        """Begin to read a slice."""
+        return Slice(
+            self.pages(work), cursor=self.cursor, dated_by=self.dated_by, count=self._count
+        )
+
+    def pages(self, work: Work) -> Iterator[Page]:
+        """The pages of a slice, each read when it is asked for.
+
+        Raises:
+            SourceError: the API does not answer, or not with records.
+            ConfigurationError: the manifest and the configuration make no request.
+        """
+        one, keep = work.slice, self._keep(work.wanted)
+        if self._reports is None:
+            yield from self._retrieval.pages(one, keep)
+            return
+        for batch in self._reports.batches(one):
+            yield self._retrieval.selected(batch, one, keep)
+
+    def _inject(self, into: Injection, one: StreamSlice) -> None:
+        """What the slice puts into a request."""
+        inject_partition(self._routers, self._config, into, one)
+        model = self._model
+        options: list[tuple[Any, str]] = []
+        if isinstance(model, DatetimeBasedCursor) and self.cursor is not None:
+            begin, end = self.cursor.names
+            options = [(model.start_time_option, begin), (model.end_time_option, end)]
+        elif isinstance(model, IncrementingCountCursor):
+            options = [(model.start_value_option, "start")]
+        for option, name in options:
+            if option is not None:
+                into.put(option, one.get(name), self._config)
+
+    def _latest_of_slice(self) -> Callable[[], Latest] | None:
+        """What tells from which record on a slice can be asked for anew; None: nothing does."""
+        cursor, count = self.cursor, self._count
+        if cursor is not None:
+            read = cursor.reader.micros
+            return partial(
+                Latest,
+                lambda record: read(record.get(cursor.field)),
+                lambda record: cursor.formatted(cursor.of_record(record[cursor.field])),
+                cursor.names[0],
+                partial(_is_beyond, cursor),
+            )
+        return None if count is None else partial(Latest, count, count, "start")
+
+    def _keep(self, wanted: tuple[int, int] | None) -> Callable[[Record], bool]:
+        """Whether a record is within what is wanted; one without a time is."""
+        if self.cursor is None or wanted is None:
+            return lambda _: True
+        name, read = self.cursor.field, self.cursor.reader.micros
+        lowest, greatest = wanted
+
+        def keep(record: Record) -> bool:
+            at = read(record.get(name))
+            return at is None or lowest <= at <= greatest
+
+        return keep
+
+
+def _is_beyond(cursor: TimeCursor, bound: str, one: StreamSlice) -> bool:
+    return cursor.is_beyond(cursor.parsed(bound), cursor.parsed(one.cursor_slice[cursor.names[1]]))
+
+
+class Slice:
+    """A slice while it is read; one thread uses it.
+
+    Attributes:
+        is_undated: whether a record did not tell when it was changed, though it should.
+        times: when the records of the last page were changed, in microseconds since 1970; None
+            where a record does not say it, or the stream has no cursor over time.
+    """
+
+    def __init__(
+        self,
+        pages: Iterator[Page],
+        *,
+        cursor: TimeCursor | None,
+        dated_by: TimeCursor | None,
+        count: Callable[[Record], int | None] | None,
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            pages: the slice's pages, each read when it is asked for.
+            cursor: the cursor over time whose state the slice moves.
+            dated_by: the cursor that tells when records were changed.
+            count: gives a record's number, where numbers are the cursor.
+        """
+        self.is_undated = False
+        self.times: list[int | None] = []
+        self._pages = pages
+        self._cursor = cursor
+        self._dated_by = dated_by
+        self._reader = None if dated_by is None else dated_by.reader
+        self._count = count
+        self._micros: int | None = None
+        self._value: Any = None
+
+    def pages(self) -> Iterator[list[Record]]:
+        """The records of the slice, page by page; raises what `SliceReader.pages` raises."""
+        for page in self._pages:
+            self.times = self._times_of(page.records)
+            if self._count is not None:
+                self._note_counts(page.records, self._count)
+            yield page.records
+
+    def _note_counts(self, records: list[Record], count: Callable[[Record], int | None]) -> None:
+        counts = [found for found in map(count, records) if found is not None]
+        if counts:
+            self._value = max(counts) if self._value is None else max(self._value, *counts)
+
+    def _times_of(self, records: list[Record]) -> list[int | None]:
+        if self._dated_by is None or self._reader is None:
+            return [None] * len(records)
+        name, read = self._dated_by.field, self._reader.micros
+        times = [None if (value := record.get(name)) is None else read(value) for record in records]
+        known = [at for at in times if at is not None]
+        if len(known) < len(times):
+            self.is_undated = True
+        if known and (self._micros is None or max(known) > self._micros):
+            self._micros = max(known)
+            self._value = records[times.index(self._micros)][name]
+        return times
+
+    @property
+    def latest(self) -> Any:
+        """The cursor of the latest record so far: a time, a number, or None."""
+        if self._count is not None:
+            return self._value
+        if self._cursor is None or self._value is None:
+            return None
+        return self._cursor.of_record(self._value)
+
+
+log = structlog.get_logger(__name__)
+
+
+class State(Protocol):
+    """How far a stream is, whatever its cursor is."""
+
+    parent_state: dict[str, Any] | None
+
+    def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
+        """What has to be asked for of a partition."""
+        ...
+
+    def note(self, one: StreamSlice, latest: Any) -> None:
+        """A slice has been read, and this is the cursor of its latest record, or None."""
+        ...
+
+    def complete(self) -> None:
+        """The run has read everything."""
+        ...
+
+    def as_json(self) -> dict[str, Any]:
+        """What is stored."""
+        ...
+
+    def exported(self) -> dict[str, Any]:
+        """The state as other readers of such manifests have it."""
+        ...
+
+
+class StreamReader:
+    """A stream that is read in one run.
+
+    `work`, `done` and the state are one thread's; any number of threads may read slices.
+    """
+
+    def __init__(
+        self,
+        stream: DeclarativeStream,
+        api: Api,
+        stored: Mapping[str, Any] | None = None,
+        *,
+        on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
+        dated_by: IncrementalSync | None = None,
+        since: datetime | None = None,
+        beyond: timedelta = timedelta(),
+    ) -> None:
+        """Make ready what the manifest says of a stream.
+
+        Args:
+            stream: the stream.
+            api: where it is read from.
+            stored: its state (`State.as_json`, or another reader's); None: there is none.
+            on_limit: what becomes of more partitions than have a state of their own.
+            dated_by: the cursor that tells when records were changed, where it is not the stream's
+                own: of a stream that takes turns with another one.
+            since: with a cursor over time, a later start than the manifest's.
+            beyond: with a cursor over time, how much later than the manifest's its end is.
+
+        Raises:
+            ConfigurationError: the manifest and the configuration make no requests, or the state is
+                none of the stream's.
+            SourceError: the API does not tell the schema.
+        """
+        stored = self._made_ready(stream, api, stored)
+        self.stream = stream
+        self.dated_by = dated_by
+        self._api = api
+        self._stored = stored or {}
+        self._router = router_of(stream.retriever.partition_router, api.config, self._parent)
+        self._since = since
+        self._beyond = beyond
+        self.schema = schema_of(stream, api)
+        self.slices = SliceReader(
+            stream,
+            api,
+            self.schema,
+            dated_by=dated_by,
+            is_embedded=is_embedded(stream, stored),
+        )
+        self.state: State = self._state_of(stored, on_limit)
+        latest = self.state.latest_known if isinstance(self.state, StreamState) else None
+        #: Up to when records may have been read before; None: nobody knows.
+        self.known_until = None if latest is None else micros_of(latest)
+        if (
+            isinstance(self.state, StreamState)
+            and self.state.lowest(StreamSlice()) > self.state.end
+        ):
+            log.warning("state_in_the_future", stream=stream.name)
+        self._open = OpenPartitions(self.state.parent_state)
+        self._left: Counter[int] = Counter()
+        self._has_failed = False
+        self._is_warned = False
+
+    def _made_ready(
+        self, stream: DeclarativeStream, api: Api, stored: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """Make what the connector's own classes are needed for; gives the state as they want it."""
+        prepare(stream, api.access, api.config, self._parent)
+        for one in stream.state_migrations:
+            if isinstance(one, CustomStateMigration) and stored:
+                state = deepcopy(dict(stored))
+                if one.calls.call("should_migrate", state):
+                    stored = one.calls.mapping("migrate", state)
+        return stored
+
+    def _state_of(self, stored: Mapping[str, Any] | None, on_limit: OnPartitionLimit) -> State:
+        model = self.stream.incremental_sync
+        routers = self.stream.retriever.partition_router
+        if isinstance(model, IncrementingCountCursor):
+            if routers:
+                raise ConfigurationError(
+                    f"The stream {self.stream.name} has partitions, and a cursor that counts.",
+                    hint="A stream with partitions needs a cursor over time.",
+                )
+            return CountState(model, self._api.config, stored)
+        if not isinstance(model, DatetimeBasedCursor) or self.slices.cursor is None:
+            return WholeState()
+        cursor = self.slices.cursor
+        if self._since is not None:
+            cursor = replace(cursor, start=max(cursor.start, self._since))
+        if self._beyond:
+            end = cursor.end() + self._beyond
+            cursor = replace(cursor, end=lambda: end)
+        is_grouped = any(isinstance(one, GroupingPartitionRouter) for one in routers)
+        return StreamState(
+            cursor,
+            stored,
+            is_partitioned=bool(routers),
+            is_global=model.global_substream_cursor or is_grouped,
+            legacy_field=self._legacy_field(),
+            stream=self.stream.name,
+            on_limit=on_limit,
+        )
+
+    def _legacy_field(self) -> str | None:
+        """What tells partitions apart in states by their values, if such ones are migrated."""
+        routers = self.stream.retriever.partition_router
+        migrations = self.stream.state_migrations
+        is_migrated = any(isinstance(one, LegacyToPerPartitionStateMigration) for one in migrations)
+        if not (is_migrated and len(routers) == 1):
+            return None
+        router = routers[0]
+        if isinstance(router, UnionPartitionRouter):
+            return named(router, self._api.config, router.partition_field)
+        if not isinstance(router, SubstreamPartitionRouter | CustomPartitionRouter):
+            return None
+        if not router.parent_stream_configs:
+            return None
+        (parent, *others) = router.parent_stream_configs
+        return None if others else named(parent, self._api.config, parent.partition_field)
+
+    # ------------------------------------------------------------------ what there is to read
+
+    def work(self) -> Iterator[Work]:
+        """The slices that have to be asked for, as they are found: parents are read meanwhile.
+
+        Raises:
+            SourceError: a parent stream cannot be read.
+            ConfigurationError: what tells the partitions is wrong.
+        """
+        partitions = iter([StreamSlice()]) if self._router is None else self._router.partitions()
+        begun: set[bytes] = set()
+        for partition in partitions:
+            parents = self._router.parent_state() if self._router is not None else None
+            number = self._open.open(parents)
+            if self.slices.cursor is not None:
+                key = partition.partition_key
+                if key in begun:
+                    # Two parent records with one key: what is read for one is read for both.
+                    self._open.close(number)
+                    continue
+                begun.add(key)
+            # One more than there are, so that it stays open until all are known.
+            self._left[number] = 1
+            for one in self.state.slices(partition):
+                self._left[number] += 1
+                yield Work(one, number, self._wanted(one))
+            self._finish(number)
+
+    def done(self, work: Work, latest: Any) -> None:
+        """A slice has been read, and all of its records are where they have to be.
+
+        Args:
+            work: the slice.
+            latest: what `Slice.latest` said.
+        """
+        self.state.note(work.slice, latest)
+        self._finish(work.partition)
+
+    def failed(self) -> None:
+        """Some slice, or the list of them, could not be read: the run is not complete."""
+        self._has_failed = True
+
+    def _finish(self, number: int) -> None:
+        self._left[number] -= 1
+        if not self._left[number]:
+            del self._left[number]
+            self._open.close(number)
+            self.state.parent_state = self._open.state
+
+    def complete(self) -> None:
+        """The run has ended; if nothing failed, everything has been read."""
+        if self._has_failed or self._left:
+            return
+        if self._router is not None and (parents := self._router.parent_state()) is not None:
+            self.state.parent_state = parents
+        self.state.complete()
+
+    def _parent(self, config: ParentStreamConfig) -> _Parent:
+        stored = parent_state_in(self._stored, config) if config.incremental_dependency else None
+        return _Parent(StreamReader(chosen(config.stream, stored), self._api, stored))
+
+    def _wanted(self, one: StreamSlice) -> tuple[int, int] | None:
+        """From when and up to when records of a slice are wanted; None: all of them are."""
+        if not isinstance(self.state, StreamState):
+            return None
+        return micros_of(self.state.lowest(one)), micros_of(self.state.end)
+
+    def warn_of_undated(self) -> None:
+        """Say once that records lack their cursor."""
+        if not self._is_warned and self.slices.dated_by is not None:
+            self._is_warned = True
+            name = self.slices.dated_by.field
+            log.warning("records_without_cursor", stream=self.stream.name, cursor=name)
+
+
+@dataclass
+class _Parent:
+    """A stream that is read for the partitions of another."""
+
+    reader: StreamReader
+
+    _open: int = 0
+    _are_all_known: bool = False
+
+    def records(self) -> Iterator[tuple[StreamSlice, Record]]:
+        for one, read in self.slices():
+            for record in read():
+                yield one, record
+
+    def slices(self) -> Iterator[tuple[StreamSlice, Callable[[], Iterator[Record]]]]:
+        for work in self.reader.work():
+            self._open += 1
+            yield work.slice, partial(self._read, work)
+        self._are_all_known = True
+        self._complete()
+
+    def _read(self, work: Work) -> Iterator[Record]:
+        one = self.reader.slices.read(work)
+        last: Record | None = None
+        for records in one.pages():
+            for record in records:
+                if last is not None:
+                    yield last
+                last = record
+        # The last record comes when the slice counts as read: its partition is the one that
+        # carries the parent's state on.
+        self.reader.done(work, one.latest)
+        self._open -= 1
+        if last is not None:
+            yield last
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._are_all_known and not self._open:
+            self.reader.complete()
+
+    def state(self) -> dict[str, Any]:
+        return self.reader.state.exported()

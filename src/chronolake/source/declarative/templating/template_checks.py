@@ -1,0 +1,156 @@
+"""What is wrong with a template, as far as that is known before it is evaluated."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jinja2 import meta, nodes
+from jinja2.exceptions import TemplateSyntaxError
+
+from chronolake.durations import iso_duration
+from chronolake.errors import ConfigurationError
+from chronolake.humanize import did_you_mean
+from chronolake.source.declarative.templating.macros import MACROS
+from chronolake.source.declarative.templating.sandbox import ENVIRONMENT
+from chronolake.source.declarative.templating.templates import (
+    is_refused,
+    is_template,
+    made_ready,
+    shown,
+    syntax_of,
+)
+from chronolake.source.declarative.templating.times import expect_format
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+#: Filters whose first argument is a regular expression.
+_PATTERNS: Final = frozenset({"regex_search", "regex_replace"})
+
+
+class Fault(NamedTuple):
+    """What is wrong with a text.
+
+    Attributes:
+        message: what.
+        hint: what to do about it.
+    """
+
+    message: str
+    hint: str
+
+
+def faults_of(text: str, known: Collection[str] | None) -> Iterator[Fault]:
+    """What is wrong with a text that is evaluated.
+
+    Args:
+        text: a template, or a plain text.
+        known: the variables that its place has; None: nobody knows which.
+    """
+    if is_refused(text) or not is_template(text):
+        if is_refused(text):
+            yield Fault(
+                f"the template {shown(text)} reads `stream_state`, which is not supported",
+                "Use `stream_interval` instead.",
+            )
+        return
+    tree = syntax_of(text)
+    found = list(_in_syntax(tree, known) if tree is not None else ())
+    if not found:
+        try:
+            made_ready(text)
+        except ConfigurationError as failure:
+            message = failure.message.rstrip(".")
+            found = [Fault(message[0].lower() + message[1:], failure.hint or "")]
+    yield from found
+
+
+def _in_syntax(tree: nodes.Template, known: Collection[str] | None) -> Iterator[Fault]:
+    for kind, there in (("filter", ENVIRONMENT.filters), ("test", ENVIRONMENT.tests)):
+        kinds = nodes.Filter if kind == "filter" else nodes.Test
+        for name in dict.fromkeys(one.name for one in tree.find_all(kinds)):
+            if name not in there:
+                yield Fault(
+                    f"there is no {kind} `{name}`", did_you_mean(name, there, "Leave it out.")
+                )
+    called = {id(one.node): one.node for one in tree.find_all(nodes.Call)}
+    functions = {one.name for one in called.values() if isinstance(one, nodes.Name)}
+    if known is not None:
+        yield from _unknown(tree, known, functions)
+    yield from _in_constants(tree)
+
+
+def _unknown(
+    tree: nodes.Template, known: Collection[str], functions: Collection[str]
+) -> Iterator[Fault]:
+    """Names that nobody gives the template."""
+    try:
+        named = meta.find_undeclared_variables(tree)
+    except TemplateSyntaxError:
+        # It has filters or tests that are not there, which is told.
+        return
+    for name in sorted(named - set(known)):
+        if name in functions:
+            yield Fault(
+                f"there is no function `{name}`",
+                did_you_mean(name, MACROS, "Use one that the documentation of manifests has."),
+            )
+        else:
+            yield Fault(
+                f"`{name}` is not known there",
+                did_you_mean(name, known, f"It knows {', '.join(sorted(known))}."),
+            )
+
+
+def _in_constants(tree: nodes.Template) -> Iterator[Fault]:
+    """What is wrong with what filters and functions are given as it is written."""
+    for one in tree.find_all(nodes.Filter):
+        if one.name in _PATTERNS and (pattern := _constant(one.args)) is not None:
+            yield from faults_of_pattern(pattern)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name == "duration":
+            text = _constant(call.args)
+            if text is not None:
+                yield from faults_of_duration(text)
+
+
+def _constant(arguments: list[nodes.Expr]) -> str | None:
+    value: Any = arguments[0].value if arguments and isinstance(arguments[0], nodes.Const) else None
+    return value if isinstance(value, str) else None
+
+
+def faults_of_pattern(text: str) -> Iterator[Fault]:
+    """What is wrong with a regular expression."""
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as failure:
+        yield Fault(f"{shown(text)} is no regular expression: {failure}", "Correct the expression.")
+
+
+def faults_of_duration(text: str) -> Iterator[Fault]:
+    """What is wrong with a duration."""
+    try:
+        iso_duration(text)
+    except ValueError:
+        yield Fault(
+            f"{shown(text)} is no duration",
+            "Durations are written as ISO 8601 has them: P1D, PT1H, P1M.",
+        )
+
+
+def faults_of_format(text: str, *, is_read: bool = True) -> Iterator[Fault]:
+    """What is wrong with a format of times.
+
+    Args:
+        text: the format.
+        is_read: whether times are read by it, or are only written.
+    """
+    try:
+        expect_format(text, is_read=is_read)
+    except ValueError as failure:
+        yield Fault(
+            f"{shown(text)} is no format of times: {failure}",
+            "It has the directives of strptime, as in %Y-%m-%dT%H:%M:%S%z, or is one of %s, "
+            "%s_as_float, %ms and %epoch_microseconds.",
+        )

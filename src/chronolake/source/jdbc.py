@@ -1,0 +1,344 @@
+"""Databases that Spark reads over JDBC, each table as a whole.
+
+Databases that Spark reads over JDBC.
+
+What a database has, as Spark reads it over JDBC.
+
+Values have the types that Spark's reader gives them; what no column can hold (arrays, structures,
+intervals) is a text.
+
+Any database that Spark reads over JDBC: each run reads every table as a whole.
+
+Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). What differs from
+the table in the lake is brought, at the time of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final, Protocol
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import types as spark_types
+
+from chronolake.change_set import RESERVED
+from chronolake.errors import SourceError
+from chronolake.iceberg import spark_words
+from chronolake.landing import landed_micros
+from chronolake.limits import StreamTraits
+from chronolake.source.protocol import Failure, OfferedStream, Sight, Snapshot, raw_folder
+from chronolake.types import Column, ColumnType, Kind, literal, now_micros, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.config import JdbcAddress, JdbcSource, Project
+    from chronolake.lake import Lake
+    from chronolake.source.protocol import Piece, Position
+
+
+_ROWS_AT_ONCE: Final = 10_000
+
+#: The drivers of addresses that begin so.
+_DRIVERS: Final = {
+    "jdbc:db2:": "com.ibm.db2.jcc.DB2Driver",
+    "jdbc:mariadb:": "org.mariadb.jdbc.Driver",
+    "jdbc:mysql:": "com.mysql.cj.jdbc.Driver",
+    "jdbc:oracle:": "oracle.jdbc.OracleDriver",
+    "jdbc:postgresql:": "org.postgresql.Driver",
+    "jdbc:sqlite:": "org.sqlite.JDBC",
+    "jdbc:sqlserver:": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
+}
+
+#: What a driver is told that would wait for locks without end, and without a word.
+_PATIENT: Final = {"jdbc:sqlserver:": {"lockTimeout": "300000"}}
+
+#: A number within the rows of one key, while they are counted.
+_PLACE: Final = f"{RESERVED}place"
+
+_KINDS: Final[dict[type[spark_types.DataType], Kind]] = {
+    spark_types.BooleanType: Kind.BOOLEAN,
+    spark_types.ByteType: Kind.SHORT,
+    spark_types.ShortType: Kind.SHORT,
+    spark_types.IntegerType: Kind.INT,
+    spark_types.LongType: Kind.LONG,
+    spark_types.FloatType: Kind.FLOAT,
+    spark_types.DoubleType: Kind.DOUBLE,
+    spark_types.DateType: Kind.NAIVE_DATE,
+    spark_types.TimestampType: Kind.UTC_DATETIME,
+    spark_types.TimestampNTZType: Kind.NAIVE_DATETIME,
+    spark_types.BinaryType: Kind.BINARY,
+}
+_NESTED: Final = (spark_types.ArrayType, spark_types.MapType, spark_types.StructType)
+
+
+class Reader(Protocol):
+    """Gives what a database has as DataFrames; each look at one asks the database."""
+
+    def table(self, spark: SparkSession, name: str, *, split_by: str | None = None) -> DataFrame:
+        """All rows of a table.
+
+        Args:
+            spark: the session that reads them.
+            name: the table, as SQL has it.
+            split_by: a column of numbers, dates or times, by whose ranges several tasks read.
+        """
+        ...
+
+    def query(self, spark: SparkSession, statement: str) -> DataFrame:
+        """What one SELECT gives."""
+        ...
+
+    def said(self, what: str, failure: Exception) -> SourceError:
+        """What Spark or the driver said, without what is nobody's business.
+
+        Args:
+            what: what could not be read, for the message.
+            failure: what was raised.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class JdbcReader:
+    """A database at an address."""
+
+    address: JdbcAddress
+
+    def table(self, spark: SparkSession, name: str, *, split_by: str | None = None) -> DataFrame:
+        """All rows of a table (see `Reader`)."""
+        options = self._options
+        if split_by is None:
+            return spark.read.format("jdbc").options(dbtable=name, **options).load()
+        ends = f"SELECT min({split_by}) AS least, max({split_by}) AS greatest FROM {name}"
+        least, greatest = self.query(spark, ends).collect()[0]
+        if least is not None:
+            options |= {
+                "partitionColumn": split_by,
+                "lowerBound": _bound(least),
+                "upperBound": _bound(greatest),
+                "numPartitions": str(spark.sparkContext.defaultParallelism),
+            }
+        return spark.read.format("jdbc").options(dbtable=name, **options).load()
+
+    def query(self, spark: SparkSession, statement: str) -> DataFrame:
+        """What one SELECT gives (see `Reader`)."""
+        return spark.read.format("jdbc").options(query=statement, **self._options).load()
+
+    def said(self, what: str, failure: Exception) -> SourceError:
+        """What Spark or the driver said (see `Reader`)."""
+        words = spark_words(failure) or type(failure).__name__
+        address = self.address
+        for secret in filter(None, [address.url, address.password, *address.properties.values()]):
+            words = words.replace(secret, "…")
+        return SourceError(
+            f"{what} cannot be read: {words}",
+            hint="Check the address, the user's rights and the table's name. A driver whose "
+            "class is not found: name it with `driver`, and its jar with spark.jars below "
+            "lake.spark.conf.",
+        )
+
+    @property
+    def _options(self) -> dict[str, str]:
+        given = {
+            "url": self.address.url,
+            "driver": self.address.driver or _driver_of(self.address.url),
+            "user": self.address.user,
+            "password": self.address.password,
+        }
+        url = self.address.url
+        patience = (told for begin, told in _PATIENT.items() if url.startswith(begin))
+        return {
+            "fetchsize": str(_ROWS_AT_ONCE),
+            "preferTimestampNTZ": "true",
+            **next(patience, {}),
+            **self.address.properties,
+            **{key: value for key, value in given.items() if value is not None},
+        }
+
+
+def columns_of(
+    fields: Iterable[spark_types.StructField], key: Sequence[str], name: str
+) -> list[Column]:
+    """The data columns of what Spark has read.
+
+    Raises:
+        SourceError: one of the key's is not among them.
+    """
+    fields = list(fields)
+    names = [field.name for field in fields]
+    missing = [column for column in key if column not in names]
+    if missing:
+        raise SourceError(
+            f"The table {name} has no column {', '.join(missing)}.",
+            hint=f"Its columns are {', '.join(names)}: correct tables.{name}.key.",
+        )
+    return [
+        Column(field.name, _type_of(field.dataType), primary_key=field.name in key)
+        for field in fields
+    ]
+
+
+def cell(field: spark_types.StructField, *, unless: str = "false") -> str:
+    """A column of what Spark has read, in the type that a table gives it, as SQL.
+
+    Args:
+        field: the column.
+        unless: a condition under which it is null.
+    """
+    column = quoted(field.name)
+    if isinstance(field.dataType, _NESTED):
+        value = f"to_json({column})"
+    else:
+        value = f"CAST({column} AS {_type_of(field.dataType).sql})"
+    return f"IF({unless}, NULL, {value}) AS {column}"
+
+
+def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame:
+    """Rows that fail when they are read if two of them have one key: one of them would be lost.
+
+    Args:
+        rows: the rows.
+        key: the columns that tell them apart, as the configuration says.
+        name: the table, for the message.
+    """
+    names = ", ".join(map(quoted, key))
+    words = literal(
+        f"Two rows of {name} have the same {', '.join(key)}: name the columns that tell rows apart "
+        "as the table's key."
+    )
+    numbered = f"row_number() OVER (PARTITION BY {names} ORDER BY {names}) AS {_PLACE}"
+    return rows.selectExpr("*", numbered).where(f"IF({_PLACE} > 1, raise_error({words}), true)")
+
+
+def _bound(value: object) -> str:
+    # Where ranges begin and end matters to how tasks share the rows, and to nothing else.
+    return str(int(value)) if isinstance(value, Decimal | float) else str(value)
+
+
+def _driver_of(url: str) -> str | None:
+    return next((name for begin, name in _DRIVERS.items() if url.startswith(begin)), None)
+
+
+def _type_of(kind: spark_types.DataType) -> ColumnType:
+    if isinstance(kind, spark_types.DecimalType):
+        return ColumnType(Kind.DECIMAL, kind.precision, kind.scale)
+    if isinstance(kind, _NESTED):
+        return ColumnType(Kind.JSON)
+    return ColumnType(_KINDS.get(type(kind), Kind.STRING))
+
+
+_EPSILON_MICROS: Final = 1
+
+
+def offered_by(
+    project: Project, pipeline: str, config: JdbcAddress, sight: Sight
+) -> list[OfferedStream]:
+    """A stream for each table that a configuration names."""
+    return [
+        OfferedStream(
+            StreamTraits(name, tells_changes=True, is_reimported=False),
+            sight,
+            _EPSILON_MICROS,
+            raw_folder(project, pipeline, name),
+            is_ours=True,
+            key=tuple(table.key),
+            default_table=name.rpartition(".")[2],
+        )
+        for name, table in config.tables.items()
+    ]
+
+
+def latest_micros(told: Position) -> int:
+    """The greatest time that a position tells, in microseconds since 1970; 0 if it tells none.
+
+    A pipeline may change how it reads a database: what follows is later than what was brought.
+    """
+    return max((int(told[name]) for name in told if name.endswith("_micros")), default=0)
+
+
+def each_table(
+    reader: Reader,
+    positions: Mapping[str, Position | None],
+    read: Callable[[str, Position], Iterator[Piece | Snapshot]],
+) -> Iterator[Piece | Snapshot | Failure]:
+    """What tables bring one after the other; one that fails does not stop the others.
+
+    Args:
+        reader: what reads the database; it says what went wrong.
+        positions: how far each table is; None: nothing of it has landed.
+        read: gives what a table brings after a position, which is empty if nothing has landed.
+    """
+    for name, told in positions.items():
+        try:
+            yield from read(name, told or {})
+        except SourceError as failure:
+            yield Failure(name, failure)
+        except (Py4JError, PySparkException) as failure:
+            yield Failure(name, reader.said(f"The table {name}", failure))
+
+
+def snapshot_of(
+    name: str,
+    rows: DataFrame,
+    key: Sequence[str],
+    *,
+    at_micros: int,
+    sequence: str,
+    position: Position,
+) -> Snapshot:
+    """All rows of a table, as a source brings them; reading them fails if two have one key.
+
+    Raises:
+        SourceError: the table has not all columns of the key.
+    """
+    columns = columns_of(rows.schema, key, name)
+    cells = map(cell, rows.schema)
+    told = expect_distinct(rows, key, name).selectExpr(*cells)
+    return Snapshot(name, told, columns, at_micros, sequence, position)
+
+
+@dataclass(frozen=True)
+class JdbcDatabase:
+    """The tables of a database, by the difference of complete reads."""
+
+    project: Project
+    pipeline: str
+    config: JdbcSource
+
+    def offered(self) -> list[OfferedStream]:
+        """The tables that the configuration names."""
+        return offered_by(self.project, self.pipeline, self.config, Sight.SNAPSHOT_DIFF)
+
+    def bring(
+        self,
+        lake: Lake,
+        positions: Mapping[str, Position | None],
+        *,
+        anew: bool,  # noqa: ARG002 - every run reads everything
+    ) -> Iterator[Piece | Snapshot | Failure]:
+        """All tables as they are; what changes while one is read may be in it or not."""
+        reader = JdbcReader(self.config)
+
+        def read(name: str, told: Position) -> Iterator[Snapshot]:
+            table = self.config.tables[name]
+            # Of a run that died, nothing but what has landed may tell how late it was.
+            landed = landed_micros(raw_folder(self.project, self.pipeline, name))
+            at = max(now_micros(), latest_micros(told) + 1, landed + 1)
+            yield snapshot_of(
+                name,
+                reader.table(lake.spark, name, split_by=table.split_by),
+                table.key,
+                at_micros=at,
+                sequence=f"{at:016x}",
+                position={"last_micros": at},
+            )
+
+        return each_table(reader, positions, read)
+
+    def landed(self, positions: Mapping[str, Position]) -> None:
+        """The database keeps nothing for a pipeline."""

@@ -1,1 +1,0 @@
-"""Databases that Spark reads over JDBC."""

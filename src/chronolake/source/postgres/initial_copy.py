@@ -1,0 +1,386 @@
+"""All rows of a table as they are in one snapshot of the database, read by Spark's tasks.
+
+Source: `specs/postgres-facts.md` (4.4). Each task imports the snapshot and copies ranges of pages.
+Values come as texts.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+from pyarrow import csv as pa_csv
+
+from chronolake.arrow_tasks import ArrowRows
+from chronolake.change_set import RESERVED
+from chronolake.errors import SourceError
+from chronolake.source.postgres import catalog, encoding
+from chronolake.source.postgres.connection import (
+    client_encoding_of,
+    connected,
+    is_no_text,
+    sent,
+    understood,
+)
+from chronolake.source.postgres.row_versions import RowKey, sequence_of
+from chronolake.source.postgres.snapshot import DatabaseSnapshot, beside, in_snapshot, row_of
+from chronolake.source.protocol import Failure, Snapshot
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.source.postgres.catalog import Part, SourceTable
+    from chronolake.source.postgres.offset import LogPosition
+
+#: So many pages of 8 KiB are one range: 64 MiB.
+_RANGE_PAGES: Final = 8_192
+_RANGE: Final = pa.struct(
+    [("relation", pa.string()), ("begin", pa.int64()), ("finish", pa.int64())]
+)
+#: A transaction that changes a table is waited for so long, and then the other tables go on.
+_LOCK_SECONDS: Final = 30
+_TEXT: Final = pa.string()
+#: What is parsed at once stays in the processor's caches.
+_CHUNK_BYTES: Final = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """A table in a snapshot; it cannot be rewritten meanwhile.
+
+    Attributes:
+        database: the snapshot.
+        table: the table as it is described there.
+        parts: what holds its rows.
+        has_new_parts: whether some of them were not parts of it yet in the snapshot.
+    """
+
+    database: DatabaseSnapshot
+    table: SourceTable
+    parts: tuple[Part, ...]
+    has_new_parts: bool
+
+
+def copied(
+    spark: SparkSession,
+    dsn: str,
+    snapshot: DatabaseSnapshot,
+    table: SourceTable,
+    position: LogPosition,
+    *,
+    server: int,
+    fingerprints: str | None = None,
+) -> Iterator[Snapshot | Failure]:
+    """Bring all of a table as it is in a snapshot.
+
+    Args:
+        spark: the session; its executors must reach the server.
+        dsn: the server's address.
+        snapshot: held until the generator has ended.
+        table: the table as it was before; the snapshot's own catalog counts.
+        position: where its stream was before.
+        server: which database it is (`catalog.server_of`).
+        fingerprints: the name of those that were made of it in this snapshot.
+    """
+    try:
+        with held_table(dsn, snapshot, table) as held:
+            now = held.table
+            key = RowKey.of(now)
+            columns = key.declared(now.columns, beyond=set())
+            # Whether types hold all values is seen while they are copied.
+            doubtful = [one.name for one in now.columns if one.beyond is not None]
+            beyond = {name: f"{RESERVED}text{number}" for number, name in enumerate(doubtful)}
+            rows = key.typed(texts_of(spark, dsn, held), now.columns, columns, beyond=beyond)
+            done = position.copied(now, snapshot, server=server, fingerprints=fingerprints)
+            at = done.last_micros
+            yield Snapshot(
+                now.stream,
+                rows,
+                columns,
+                at,
+                sequence_of(snapshot.lsn or at),
+                done.as_json(),
+                done.numbers(now.columns),
+                # A row that has moved into one of them is there twice.
+                is_distinct=not held.has_new_parts,
+                texts=beyond,
+            )
+    except SourceError as failure:
+        yield Failure(table.stream, failure)
+
+
+@contextmanager
+def held_table(dsn: str, snapshot: DatabaseSnapshot, table: SourceTable) -> Iterator[TableSnapshot]:
+    """Keep a table as it is in a snapshot, while the block runs.
+
+    Raises:
+        SourceError: it cannot be read, or has been rewritten since the snapshot was taken.
+    """
+    with connected(dsn) as connection, in_snapshot(connection, snapshot):
+        _lock(connection, table)
+        with understood():
+            (is_same,) = row_of(
+                connection,
+                "SELECT coalesce(bool_and(c.relfilenode IN (0, pg_relation_filenode(c.oid))), true)"
+                f" FROM pg_class c WHERE c.oid IN (SELECT {table.oid} UNION ALL "
+                f"SELECT relid FROM pg_partition_tree({table.oid}))",
+            )
+        now = catalog.table_now(connection, table)
+        if not is_same:
+            raise SourceError(
+                f"The table {table.stream} was rewritten just when its copy was to begin.",
+                hint="Run it again.",
+            )
+        parts = tuple(catalog.parts_of(connection, now))
+        has_new_parts = catalog.has_new_parts(connection, now)
+        yield TableSnapshot(snapshot, now, parts, has_new_parts)
+
+
+def _lock(connection: psycopg.Connection, table: SourceTable) -> None:
+    """Keep a table from being rewritten or emptied: nothing would be left to be seen of it.
+
+    Raises:
+        SourceError: another transaction changes it, and does not end in time.
+    """
+    lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_identifier(table))
+    try:
+        with understood():
+            connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+            connection.execute(lock)
+            connection.execute("SET LOCAL lock_timeout = 0")
+    except SourceError as failure:
+        if not isinstance(failure.__cause__, psycopg.errors.LockNotAvailable):
+            raise
+        raise SourceError(
+            f"The table {table.stream} could not be locked for {_LOCK_SECONDS} s: a transaction "
+            "that changes it (ALTER TABLE, VACUUM FULL, TRUNCATE, …) is open.",
+            hint="The next run tries again. SELECT pid FROM pg_locks WHERE relation = "
+            f"{table.oid} AND mode = 'AccessExclusiveLock'; finds it.",
+        ) from failure
+
+
+def _identifier(table: SourceTable) -> sql.Identifier:
+    return sql.Identifier(table.schema, table.name)
+
+
+def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRows:
+    """The rows of a table in a snapshot, their columns as texts.
+
+    Args:
+        spark: the session; its executors must reach the server.
+        dsn: the server's address.
+        snapshot: held until the rows have been read.
+    """
+    names = [column.name for column in snapshot.table.columns]
+    schema = ", ".join(f"{quoted(name)} string" for name in names)
+    copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
+    told = (
+        [{"relation": one.part.relation, "begin": one.begin, "finish": one.finish} for one in task]
+        for task in tasks_of(snapshot.parts)
+    )
+    return ArrowRows(spread(spark, "ranges", pa.array(told, pa.list_(_RANGE))), copy, schema)
+
+
+@dataclass(frozen=True)
+class PageRange:
+    """Some pages of a part.
+
+    Attributes:
+        part: what has the pages.
+        begin: the first of them.
+        finish: the first that does not belong to them; None: the range has no end, because the part
+            may have grown.
+        last: the same, as it was when the part's size was asked for.
+    """
+
+    part: Part
+    begin: int
+    finish: int | None
+    last: int
+
+
+def tasks_of(parts: Iterable[Part]) -> Iterator[list[PageRange]]:
+    """Ranges of pages that are read together: many of small parts, or one of a large one."""
+    waiting: list[PageRange] = []
+    pages = 0
+    for part in parts:
+        last = max(0, part.pages - 1) // _RANGE_PAGES
+        for number in range(last + 1):
+            begin = number * _RANGE_PAGES
+            finish = begin + _RANGE_PAGES if number < last else None
+            size = min(part.pages - begin, _RANGE_PAGES)
+            if waiting and pages + size > _RANGE_PAGES:
+                yield waiting
+                waiting, pages = [], 0
+            waiting.append(PageRange(part, begin, finish, begin + size))
+            pages += max(size, 1)
+    if waiting:
+        yield waiting
+
+
+def spread(spark: SparkSession, name: str, tasks: pa.Array) -> DataFrame:
+    """A column of what tasks have to do, a row and a partition for each of them."""
+    listed = pa.table({name: tasks})
+    # From one partition each row goes to one of its own: whoever is quick takes more of them, and
+    # how many are done tells how far the copy is.
+    return spark.createDataFrame(listed).coalesce(1).repartition(max(1, len(tasks)))
+
+
+# ------------------------------------------------------------------ in an executor
+
+
+def _copied(
+    batches: Iterable[pa.RecordBatch], *, dsn: str, snapshot: DatabaseSnapshot, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Copy ranges of pages."""
+    with beside(dsn, snapshot) as connection:
+        for batch in batches:
+            for place in batch.column("ranges").flatten().to_pylist():
+                until = "" if place["finish"] is None else f" AND ctid < '({place['finish']},0)'"
+                where = sql.SQL(f"ctid >= '({place['begin']},0)'{until}")
+                yield from rows_where(connection, place["relation"], where, names)
+
+
+def rows_where(
+    connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Some rows of a relation, their columns as texts.
+
+    Args:
+        connection: to the database; it looks at a snapshot.
+        relation: the relation as SQL, in the catalog's own spelling.
+        where: which rows.
+        names: the columns.
+
+    Raises:
+        SourceError: the server does not give them.
+    """
+    query = (
+        sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)")
+        .format(sql.SQL(", ").join(map(sql.Identifier, names)), sql.SQL(relation), where)
+        .as_bytes(connection)
+    )
+    with locating_text(connection, relation, where, names):
+        for chunk in _chunks(connection, query):
+            yield from _parsed(chunk, names)
+
+
+@contextmanager
+def locating_text(
+    connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
+) -> Iterator[None]:
+    """Say which row it is, if the server cannot convert a text of some rows to UTF-8.
+
+    Args:
+        connection: to the database; it looks at a snapshot.
+        relation: the relation as SQL, in the catalog's own spelling.
+        where: which rows the block reads.
+        names: the columns that it reads.
+
+    Raises:
+        SourceError: whatever the block raises, or with the place of the first such row.
+    """
+    if encoding.encoding_of(connection) == "UTF8":
+        # Such a database has no other text.
+        yield
+        return
+    with understood():
+        connection.execute("SAVEPOINT chronolake_text")
+    try:
+        yield
+    except SourceError as failure:
+        if not is_no_text(failure):
+            raise
+        with understood():
+            connection.execute("ROLLBACK TO SAVEPOINT chronolake_text")
+        found = _first_invalid(connection, relation, where, names)
+        if found is None:
+            raise
+        place, column = found
+        row = f"{relation} WHERE ctid = '{place}'"
+        raise SourceError(
+            f"The row at ctid {place} of {relation} has text that is not valid in its database's "
+            "encoding.",
+            hint=f"Correct it (SELECT * FROM {row}), and run it again.",
+            column=column,
+        ) from failure
+    with understood():
+        connection.execute("RELEASE SAVEPOINT chronolake_text")
+
+
+def _first_invalid(
+    connection: psycopg.Connection, relation: str, where: sql.Composable, names: Sequence[str]
+) -> tuple[str, str] | None:
+    """Return the ctid of the first row with a text that is not valid, and the column's name."""
+    asked = [sql.SQL("ctid::text"), *map(sql.Identifier, names)]
+    query = sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT csv)").format(
+        sql.SQL(", ").join(asked), sql.SQL(relation), where
+    )
+    connection.execute(f"SET LOCAL client_encoding TO '{client_encoding_of(connection)}'")
+    doubtful = encoding.Doubts(encoding.encoding_of(connection))
+    # Names of ours: those of columns may be anything.
+    numbers = [str(number) for number in range(len(names) + 1)]
+    for chunk in _chunks(connection, sent(connection, query)):
+        for batch in _parsed(chunk, numbers, pa.binary()):
+            rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            for place, *cells in rows:
+                for name, cell in zip(names, cells, strict=True):
+                    if cell is not None:
+                        doubtful.add((place.decode(), name), cell)
+    # Nothing else can be asked before all has been received.
+    return doubtful.first(connection)
+
+
+def _chunks(connection: psycopg.Connection, query: bytes) -> Iterator[bytearray]:
+    """What a COPY sends, in chunks of whole rows."""
+    # psycopg's own way takes longer for a row than the server does.
+    server = connection.pgconn
+    with understood():
+        result = server.exec_(query)
+        if result.status != ExecStatus.COPY_OUT:
+            raise error_from_result(result)
+        chunk = bytearray()
+        # Each piece is a row.
+        length, piece = server.get_copy_data(0)
+        while length > 0:
+            chunk += piece
+            if len(chunk) >= _CHUNK_BYTES:
+                yield chunk
+                chunk = bytearray()
+            length, piece = server.get_copy_data(0)
+        if chunk:
+            yield chunk
+        # All results have to be taken before anything else can be sent.
+        ends = list(iter(server.get_result, None))
+        for end in ends:
+            if end.status != ExecStatus.COMMAND_OK:
+                raise error_from_result(end)
+
+
+def _parsed(
+    chunk: bytearray, names: Sequence[str], kind: pa.DataType = _TEXT
+) -> Iterator[pa.RecordBatch]:
+    table = pa_csv.read_csv(
+        pa.py_buffer(chunk),
+        read_options=pa_csv.ReadOptions(
+            column_names=list(names), block_size=len(chunk) + 1, use_threads=False
+        ),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, kind),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            null_values=[""],
+        ),
+    )
+    yield from table.to_batches()

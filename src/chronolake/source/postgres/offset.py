@@ -1,0 +1,267 @@
+"""How far a stream has come in a database's log, as its checkpoint keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from chronolake.source.postgres.columns import SourceColumn, numbers_of
+from chronolake.source.postgres.slot import Evidence
+from chronolake.source.postgres.text_dependencies import KnownTypes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from chronolake.source.postgres.catalog import Published, SourceTable
+    from chronolake.source.postgres.messages import Transaction
+    from chronolake.source.postgres.pgoutput import Flags, Places
+    from chronolake.source.postgres.snapshot import DatabaseSnapshot
+
+
+@dataclass(frozen=True)
+class LogPosition:
+    """How far a stream is.
+
+    Attributes:
+        lsn: all transactions that were committed before this place in the log have landed; 0 if
+            what landed last was read without the log.
+        last_micros: the time of the last version, in microseconds since 1970.
+        columns: the table's columns when it was last looked at.
+        table: the table's oid: another table may get its name.
+        key: the numbers of the columns that told its rows apart then, in increasing order.
+        storage: what held its rows then.
+        published: since when it is published (`catalog.Published.since`).
+        publication: what was published of it (`catalog.Published.version`); None: it was stored by
+            a version of Chronolake that did not look at it.
+        server: which database this is a position of (`catalog.server_of`).
+        is_numbered: whether the lake tells columns apart by their numbers. Another table that got
+            the name has numbers of its own: from then on names have to do.
+        has_unlogged: whether there may be values of which the log says nothing: a column was added
+            or got another type, a record got another key and kept a large value, the table was not
+            published for a while, or old rows had another key there.
+        greatest: the greatest number that a column is known to have had up to then.
+        fingerprints: the name of those of the rows that have landed (`difference.kept`).
+        types: what the texts of its values depended on; None: it was stored by a version of
+            Chronolake that did not look at it.
+        evidence: what proves that the log up to `lsn` is the one that was read; None if there is
+            no proof yet, or the server doesn't allow any.
+    """
+
+    lsn: int
+    last_micros: int
+    columns: tuple[SourceColumn, ...]
+    table: int
+    key: tuple[int, ...]
+    storage: tuple[int, ...]
+    published: int
+    server: int
+    is_numbered: bool = True
+    has_unlogged: bool = False
+    greatest: int = 0
+    fingerprints: str | None = None
+    types: KnownTypes | None = None
+    evidence: Evidence | None = None
+    publication: int | None = None
+
+    @classmethod
+    def before_all_of(
+        cls, table: SourceTable, *, lsn: int = 0, published: Published | None = None, server: int
+    ) -> Self:
+        """The position of a stream of which nothing has landed.
+
+        Args:
+            table: the stream's table.
+            lsn: where the log begins.
+            published: what is published of it; None without the log.
+            server: which database it is of.
+        """
+        return cls(
+            lsn,
+            0,
+            table.columns,
+            table.oid,
+            table.key_numbers,
+            table.storage,
+            0 if published is None else published.since,
+            server,
+            greatest=table.greatest,
+            types=table.dependencies.known,
+            publication=None if published is None else published.version,
+        )
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """The inverse of `as_json`."""
+        columns = tuple(SourceColumn(*column) for column in told["columns"])
+        return cls(
+            told["lsn"],
+            told["last_micros"],
+            columns,
+            told["table"],
+            tuple(told["key"]),
+            tuple(told["storage"]),
+            told["published"],
+            told["server"],
+            told["is_numbered"],
+            told["has_unlogged"],
+            told.get("greatest", 0),
+            told.get("fingerprints"),
+            None if told.get("types") is None else KnownTypes.from_json(told["types"]),
+            Evidence.from_json(told["evidence"]) if told.get("evidence") else None,
+            told.get("publication"),
+        )
+
+    @property
+    def needed_from(self) -> int:
+        """Where the log begins that the next run has to read."""
+        return self.lsn if self.evidence is None else min(self.lsn, self.evidence.lsn)
+
+    @property
+    def is_in_log(self) -> bool:
+        """Whether it is a place in the log: what landed last may have been read without it."""
+        return self.lsn > 0
+
+    def is_of(self, table: SourceTable) -> bool:
+        """Whether it is a position of a table whose rows are told apart as they are now."""
+        return (self.table, self.key) == (table.oid, table.key_numbers)
+
+    def unlogged(self, table: SourceTable) -> str | None:
+        """Return what has happened to a table that its log does not tell, or None.
+
+        Args:
+            table: the table after all that the log has told up to the position.
+        """
+        if self.has_unlogged:
+            return "there may be values that the log does not have"
+        if self.storage != table.storage:
+            return "it was rewritten or truncated, or partitions came or went"
+        known = {one.number: one for one in self.columns}
+        unlogged = [one.name for one in table.columns if not self._tells(one, known, table)]
+        if unlogged:
+            return f"columns added with a default or altered: {', '.join(unlogged)}"
+        altered = self._altered(table)
+        return f"altered types: {', '.join(altered)}" if altered else None
+
+    def _tells(
+        self, column: SourceColumn, known: Mapping[int | None, SourceColumn], table: SourceTable
+    ) -> bool:
+        """Return whether the log has told all values of a column of the table."""
+        if None in known:
+            return column in self.columns
+        if column.number in known:
+            return known[column.number].same_texts(column)
+        # One that is not new was computed before, and the log had nothing of it.
+        is_new = column.number is not None and column.number > self.greatest
+        return is_new and column.number not in table.filled
+
+    def _altered(self, table: SourceTable) -> list[str]:
+        if self.types is None:
+            # They may have been altered before anyone looked.
+            return [one.name for one in table.dependencies.types]
+        return self.types.altered(table.dependencies)
+
+    def not_before(self, micros: int) -> Self:
+        """The same, with no earlier time than one that has landed, whoever died meanwhile."""
+        return replace(self, last_micros=max(self.last_micros, micros))
+
+    def copied(
+        self,
+        table: SourceTable,
+        snapshot: DatabaseSnapshot,
+        *,
+        server: int,
+        fingerprints: str | None = None,
+    ) -> LogPosition:
+        """Where the stream is when a copy of its table has landed.
+
+        Its `last_micros` is the time of the copy's versions: the snapshot's, or one microsecond
+        after the last version where the server's clock is behind that.
+
+        Args:
+            table: the table as it is in the copy.
+            snapshot: what the copy is of.
+            server: which database it is a copy of.
+            fingerprints: the name of those that were made of it.
+        """
+        return replace(
+            self,
+            lsn=snapshot.lsn,
+            last_micros=max(snapshot.at_micros, self.last_micros + 1),
+            columns=table.columns,
+            table=table.oid,
+            key=table.key_numbers,
+            storage=table.storage,
+            server=server,
+            is_numbered=self.is_numbered and self.table == table.oid,
+            has_unlogged=False,
+            greatest=table.greatest,
+            fingerprints=fingerprints,
+            types=table.dependencies.known,
+            evidence=snapshot.evidence,
+        )
+
+    def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
+        """What tells columns apart in the lake, by their names."""
+        return numbers_of(columns) if self.is_numbered else {}
+
+    def as_json(self) -> dict[str, Any]:
+        """What a checkpoint stores."""
+        return {
+            "lsn": self.lsn,
+            "last_micros": self.last_micros,
+            "columns": [
+                [one.number, one.name, one.type_oid, one.type_modifier] for one in self.columns
+            ],
+            "table": self.table,
+            "key": list(self.key),
+            "storage": list(self.storage),
+            "published": self.published,
+            "server": self.server,
+            "is_numbered": self.is_numbered,
+            "has_unlogged": self.has_unlogged,
+            "greatest": self.greatest,
+            "fingerprints": self.fingerprints,
+            "types": None if self.types is None else self.types.as_json(),
+            "evidence": None if self.evidence is None else self.evidence.as_json(),
+            "publication": self.publication,
+        }
+
+
+@dataclass
+class Clock:
+    """Gives the transactions of a stream times that increase with every one of them.
+
+    The order is the log's. A commit that has a time before the one in front of it (two processors,
+    a clock that was set back) counts one microsecond after it.
+
+    Attributes:
+        last_micros: the time of the last transaction.
+    """
+
+    last_micros: int
+    _open: int | None = None
+
+    def times(self, transactions: Sequence[Transaction], touched: Flags) -> Places:
+        """The times of the transactions of a batch, in microseconds since 1970.
+
+        Args:
+            transactions: in the order of the log; the first may be the last of the batch before.
+            touched: which of them changed the stream; the times of others mean nothing.
+        """
+        found = np.zeros(len(transactions), np.int64)
+        numbers = np.flatnonzero(touched)
+        if not len(numbers):
+            return found
+        commits = np.array([transactions[n].commit_micros for n in numbers.tolist()], np.int64)
+        begins = 0
+        if transactions[int(numbers[0])].commit_lsn == self._open:
+            found[numbers[0]] = self.last_micros
+            begins = 1
+        steps = np.arange(len(numbers) - begins)
+        rest = np.maximum(commits[begins:] - steps, self.last_micros + 1)
+        found[numbers[begins:]] = np.maximum.accumulate(rest) + steps
+        self.last_micros = int(found[numbers[-1]])
+        self._open = transactions[int(numbers[-1])].commit_lsn
+        return found

@@ -1,0 +1,424 @@
+"""Changes as record versions, their row key, and their spool files.
+
+Changes of a table as record versions, still as texts.
+
+An insert or an update is a version, a delete a mark. An update that changes the key is both: the
+old key's record ends, and the new key's begins. Large values that an update has not touched are not
+told, unless the whole old row is: a record that gets another key follows the mark of the old one.
+
+What identifies a record in the lake: a table's key, or a column of its own if it has none.
+
+`_fivetran_id` is made of the columns of a unique index that are never null, or failing that of all
+that a row says. Of rows that say the same, each has a number besides: none is lost. In the log only
+rows of the first kind are told apart: what the others are called depends on how many there are.
+
+What the log says of a table, on its way to Spark: files, so that memory stays bounded.
+
+A transaction may be larger than memory, and is landed as a whole. What is spooled of it lies in
+files in the lake's folder, which tasks can read, and goes when it has landed.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from chronolake.arrow_tasks import ArrowRows, to_spark
+from chronolake.change_set import (
+    DELETED_AT,
+    FOLLOWS,
+    MODIFIED,
+    OPERATED,
+    PURGED_AT,
+    RESERVED,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
+from chronolake.source.postgres.columns import Typing, is_held
+from chronolake.source.postgres.messages import Kind
+from chronolake.types import ROW_ID, Column, ColumnType, literal, quoted
+from chronolake.types import Kind as TypeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.columns import SourceColumn
+    from chronolake.source.postgres.pgoutput import Bytes, Changes, Flags, Places
+
+
+#: What record versions have besides their data, while the data are texts.
+SYSTEM: Final = pa.schema(
+    [
+        (MODIFIED, pa.int64()),
+        (SEQUENCE, pa.string()),
+        (DELETED_AT, pa.int64()),
+        (TELLS, pa.bool_()),
+        (UNTOLD, pa.list_(pa.string())),
+        (OPERATED, pa.string()),
+        (FOLLOWS, pa.string()),
+    ]
+)
+_WORDS: Final = {Kind.INSERT: "insert", Kind.UPDATE: "update", Kind.DELETE: "delete"}
+_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+_LSN_DIGITS: Final = 16
+_PLACE_DIGITS: Final = 12
+
+
+def sequence_of(commit_lsn: int, place: int = 0) -> str:
+    """What orders versions of one time: the place of their commit in the log, then their own."""
+    return f"{commit_lsn:0{_LSN_DIGITS}x}{place:0{_PLACE_DIGITS}x}"
+
+
+def sequences_of(commit_lsns: Places, places: Places) -> pa.Array:
+    """`sequence_of` for many at once."""
+    digits = np.hstack([_digits(commit_lsns, _LSN_DIGITS), _digits(places, _PLACE_DIGITS)])
+    offsets = np.arange(len(digits) + 1, dtype=np.int32) * digits.shape[1]
+    return pa.StringArray.from_buffers(len(digits), pa.py_buffer(offsets), pa.py_buffer(digits))
+
+
+def _digits(numbers: Places, count: int) -> Bytes:
+    """The hexadecimal digits of numbers, a row for each."""
+    shifts = np.arange(count - 1, -1, -1, dtype=np.int64) * 4
+    found: Bytes = _HEX[(numbers[:, np.newaxis] >> shifts) & 0xF]
+    return found
+
+
+def versions_of(
+    changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], wanted: Flags
+) -> tuple[pa.Table, bool]:
+    """Record versions of changes.
+
+    Args:
+        changes: the changes.
+        key: the names of the columns that identify a record.
+        times: when each change's transaction counts as committed, in microseconds since 1970.
+        commits: where the transactions of the batch are committed in the log.
+        wanted: which changes.
+
+    Returns:
+        The relation's columns as texts, then those of `SYSTEM`: a row for each change, and a mark
+        more for each that changed its key; in no order. And whether that is everything: the key of
+        a deleted record, or the one that an update replaced, may not have been sent.
+    """
+    names = [column.name for column in changes.relation.columns]
+    is_key = np.array([name in key for name in names], np.bool_)
+    is_delete = changes.kinds == Kind.DELETE
+    new = _filled(changes, is_key)
+    moved = changes.has_old & ~is_delete & _differ(changes, new, is_key)
+    tells = wanted & ~is_delete
+    # Where a partition had another replica identity, the old row is not told by the key.
+    is_nameless = wanted & is_delete & _lack(changes, is_key)
+    ends = wanted & (is_delete | moved) & ~is_nameless
+    lsns = np.array(commits, np.int64)[changes.transactions]
+    # A key's old record ends before the new one's begins.
+    ordinals = changes.ordinals * 2
+
+    def system(rows: Flags, *, is_mark: bool) -> list[pa.Array]:
+        at = pa.array(times[rows])
+        count = int(rows.sum())
+        sequences = sequences_of(lsns[rows], ordinals[rows] + (not is_mark))
+        words = _words(changes.kinds[rows])
+        untold = pa.nulls(count, pa.list_(pa.string()))
+        follows = pa.nulls(count, pa.string())
+        if not is_mark:
+            untold = _untold(names, [unknown[rows] for _, unknown in new], count)
+            is_first = pa.array(moved[rows] & untold.is_valid().to_numpy(zero_copy_only=False))
+            marks = sequences_of(lsns[rows], ordinals[rows])
+            follows = pc.if_else(is_first, marks, follows)
+        deleted = at if is_mark else pa.nulls(count, pa.int64())
+        tells = pa.array(np.full(count, not is_mark))
+        return [at, sequences, deleted, tells, untold, words, follows]
+
+    schema = pa.schema([*((name, pa.string()) for name in names), *SYSTEM])
+    told = [texts.filter(pa.array(tells)) for texts, _ in new]
+    marks = [
+        cells.texts.filter(pa.array(ends)) if of_key else pa.nulls(int(ends.sum()), pa.string())
+        for cells, of_key in zip(changes.old, is_key, strict=True)
+    ]
+    rows = pa.concat_tables(
+        pa.Table.from_arrays([_small(column) for column in columns], schema=schema)
+        for columns in (
+            [*told, *system(tells, is_mark=False)],
+            [*marks, *system(ends, is_mark=True)],
+        )
+    )
+    return rows, not (is_nameless | wanted & _may_hide_key(changes, is_key)).any()
+
+
+def _filled(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
+    """The new rows' values, and where they are not known: what old rows tell is filled in."""
+    found = []
+    for new, old, of_key in zip(changes.new, changes.old, is_key, strict=True):
+        # Of an old key, other columns are null.
+        known = new.is_unchanged & (changes.has_old if of_key else changes.has_whole_old)
+        texts = new.texts
+        if known.any():
+            texts = pc.if_else(pa.array(known), old.texts, texts)
+        found.append((texts, new.is_unchanged & ~known))
+    return found
+
+
+def _differ(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) -> Flags:
+    """Where the old row has another key than the new one."""
+    differ = np.zeros(changes.number, np.bool_)
+    for (texts, _), old, of_key in zip(new, changes.old, is_key, strict=True):
+        if of_key:
+            unequal = pc.fill_null(pc.not_equal(texts, old.texts), False)
+            differ |= unequal.to_numpy(zero_copy_only=False)
+    return differ
+
+
+def _lack(changes: Changes, is_key: Flags) -> Flags:
+    """Where the old row lacks a column of the key, which is never null."""
+    lack = np.zeros(changes.number, np.bool_)
+    for old, of_key in zip(changes.old, is_key, strict=True):
+        if of_key:
+            lack |= old.texts.is_null().to_numpy(zero_copy_only=False)
+    return lack
+
+
+def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
+    """Where an update may have changed the key without an old row that has it.
+
+    So it is while the table's replica identity is another index, or nothing.
+    """
+    is_identity = np.array([one.is_identity for one in changes.relation.columns], np.bool_)
+    if is_identity[is_key].all():
+        return np.zeros(changes.number, np.bool_)
+    found: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_whole_old
+    return found
+
+
+def _untold(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
+    """For each row the names of the columns that it does not tell, or null."""
+    if not any(flags.any() for flags in unknown):
+        return pa.nulls(count, pa.list_(pa.string()))
+    flags = np.stack(unknown, axis=1)
+    numbers = flags.sum(axis=1)
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(numbers, out=offsets[1:])
+    values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(numbers == 0))
+
+
+def _words(kinds: Bytes) -> pa.Array:
+    """What the log calls each change."""
+    known = np.array(sorted(_WORDS), np.uint8)
+    words = pa.array([_WORDS[kind] for kind in sorted(_WORDS)], pa.string())
+    return words.take(pa.array(np.searchsorted(known, kinds)))
+
+
+def _small(column: pa.Array) -> pa.Array:
+    """Columns of one type, whatever the length of their texts in a batch."""
+    return column.cast(pa.string()) if column.type == pa.large_string() else column
+
+
+#: The key of tables that have none.
+ROW_KEY: Final = Column(ROW_ID, ColumnType(TypeKind.STRING), primary_key=True)
+_SAME: Final = f"{RESERVED}same"
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """What identifies a record in the lake.
+
+    Attributes:
+        columns: those that tell rows apart, in the order of their numbers, which all are known; all
+            of a row's columns together if there are none.
+        is_hashed: whether the lake's key is `_fivetran_id`, and not these columns themselves.
+    """
+
+    columns: tuple[SourceColumn, ...]
+    is_hashed: bool
+
+    @classmethod
+    def of(cls, table: SourceTable) -> Self:
+        """What identifies a record of a table as it is in the catalog."""
+        names = table.key or table.distinct_by
+        mine = tuple(column for column in table.columns if column.name in names)
+        return cls(mine, is_hashed=not table.key)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns that tell rows apart."""
+        return tuple(column.name for column in self.columns)
+
+    def declared(self, columns: Sequence[SourceColumn], *, beyond: set[str]) -> list[Column]:
+        """A table's columns as they are declared to the lake, its key included.
+
+        Args:
+            columns: the columns.
+            beyond: the names of those that have values which their types cannot hold: they are
+                texts.
+        """
+        text = ColumnType(TypeKind.STRING)
+        key = () if self.is_hashed else self.names
+        found = [
+            Column(
+                column.name,
+                text if column.name in beyond else column.type,
+                primary_key=column.name in key,
+            )
+            for column in columns
+        ]
+        return [ROW_KEY, *found] if self.is_hashed else found
+
+    def typed(
+        self,
+        rows: ArrowRows,
+        columns: Sequence[SourceColumn],
+        wanted: Sequence[Column],
+        *,
+        others: str = "",
+        beyond: Mapping[str, str] | None = None,
+    ) -> ArrowRows:
+        """Rows with values of the types that are wanted, and with their key.
+
+        Args:
+            rows: rows whose columns are texts. If nothing tells them apart: all rows of the table,
+                and nothing but its columns.
+            columns: the columns as the source has them.
+            wanted: the same as they are `declared`.
+            others: columns that stay as they are, as a Spark schema.
+            beyond: as of `Typing`.
+
+        Returns:
+            The rows. `_fivetran_id` is 64 hexadecimal digits that stay the same as long as the
+            columns do that it is made of, under whatever names, and as long as others have no
+            value.
+        """
+        mine = tuple(column for column in wanted if column is not ROW_KEY)
+        if not self.is_hashed:
+            typing = Typing(tuple(columns), mine, others, beyond or {})
+            return rows.then(typing, typing.schema)
+        row_id = f"{quoted(ROW_ID)} {ROW_KEY.type.sql}"
+        both = ", ".join(filter(None, [row_id, others]))
+        typing = Typing(tuple(columns), mine, both, beyond or {})
+        texts = to_spark(rows)
+        known = (
+            texts.selectExpr(_hash(self.columns), "*") if self.columns else _told(texts, columns)
+        )
+        return ArrowRows(known, typing, typing.schema)
+
+
+def _told(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
+    """Rows told apart by all that they say, and by a number if others say the same."""
+    names = [quoted(column.name) for column in columns]
+    counted = texts.groupBy(*names).count().withColumnRenamed("count", _SAME)
+    each = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
+    return each.selectExpr(_hash(columns, _SAME), *names)
+
+
+def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:
+    """`_fivetran_id` of columns and a number, as SQL."""
+    # By their numbers, and without nulls: another name, or a new column, changes nothing.
+    cells = (f"{literal(str(column.number))}, {quoted(column.name)}" for column in columns)
+    said = f"to_json(named_struct({', '.join(cells)}), map('ignoreNullFields', 'true'))"
+    return f"sha2(concat_ws(':', {number}, {said}), 256) AS {quoted(ROW_ID)}"
+
+
+_BUFFER_BYTES: Final = 16 * 2**20
+_SQL: Final = {
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.bool_(): "boolean",
+    pa.list_(pa.string()): "array<string>",
+}
+#: What versions have besides their data, as a Spark schema.
+_SYSTEM_COLUMNS: Final = ", ".join(
+    f"{one.name} {_SQL[one.type]}" for one in SYSTEM.append(pa.field(PURGED_AT, pa.int64()))
+)
+
+
+@dataclass
+class Spool:
+    """Record versions of one table, of one set of columns.
+
+    Attributes:
+        columns: the table's columns, whose values are texts here.
+        key: what identifies a record.
+        file: where the versions go.
+        bytes: how much has been added.
+        has_followers: whether records got another key, and kept values that were not sent.
+    """
+
+    columns: tuple[SourceColumn, ...]
+    key: RowKey
+    file: Path
+    bytes: int = 0
+    has_followers: bool = False
+    _beyond: set[str] = field(default_factory=set)
+    _waiting: list[pa.Table] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _writer: pq.ParquetWriter | None = None
+
+    def add(self, versions: pa.Table) -> None:
+        """Append versions, as `versions.versions_of` gives them."""
+        for column in self.columns:
+            if column.name not in self._beyond and not is_held(column, versions[column.name]):
+                self._beyond.add(column.name)
+        self.has_followers |= versions[FOLLOWS].null_count < versions.num_rows
+        self._waiting.append(versions)
+        self._waiting_bytes += versions.nbytes
+        self.bytes += versions.nbytes
+        if self._waiting_bytes >= _BUFFER_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting).combine_chunks()
+        if self._writer is None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self.file, rows.schema, compression="lz4")
+        self._writer.write_table(rows)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def close(self) -> None:
+        """Write what waits; nothing can be added any more."""
+        self._write()
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def declared(self) -> list[Column]:
+        """The columns as they land: with types that hold all of these values."""
+        return self.key.declared(self.columns, beyond=self._beyond)
+
+    def versions(self, spark: SparkSession) -> ArrowRows:
+        """The versions as `rawlake.land` takes them, after `close`."""
+        groups = pq.read_metadata(self.file).num_row_groups
+        places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
+        tasks = max(1, min(groups, spark.sparkContext.defaultParallelism))
+        texts = [f"{quoted(column.name)} string" for column in self.columns]
+        rows = ArrowRows(
+            spark.createDataFrame(places).coalesce(1).repartition(tasks),
+            _spooled,
+            ", ".join([*texts, _SYSTEM_COLUMNS]),
+        )
+        return self.key.typed(rows, self.columns, self.declared, others=_SYSTEM_COLUMNS)
+
+
+def _spooled(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read groups of rows, in an executor."""
+    with ExitStack() as opened:
+        files: dict[str, pq.ParquetFile] = {}
+        for batch in places:
+            for place in batch.to_pylist():
+                path, group = place["file"], place["row_group"]
+                if path not in files:
+                    files[path] = opened.enter_context(pq.ParquetFile(path))
+                for rows in files[path].iter_batches(row_groups=[group], use_threads=False):
+                    never = pa.nulls(rows.num_rows, pa.int64())
+                    yield rows.append_column(PURGED_AT, never)

@@ -1,0 +1,162 @@
+"""The tables of a database that a pipeline brings, as its configuration names them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from chronolake.config.pipelines import MoneyAs, PostgresMethod, ValuesAs
+from chronolake.errors import SourceError
+from chronolake.limits import StreamTraits
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.columns import numbers_of
+from chronolake.source.postgres.connection import connected
+from chronolake.source.postgres.row_versions import ROW_KEY, RowKey
+from chronolake.source.postgres.snapshot_diff import FingerprintFolder
+from chronolake.source.postgres.value_forms import ColumnOptions
+from chronolake.source.protocol import (
+    Described,
+    Failure,
+    OfferedStream,
+    Sight,
+    fingerprint_folder,
+    raw_folder,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from chronolake.config import PostgresSource, Project
+    from chronolake.landing import ObjectFolder
+    from chronolake.source.postgres.catalog import SourceTable
+
+_EPSILON_MICROS: Final = 1
+
+
+@dataclass(frozen=True)
+class WantedTables:
+    """The tables that a pipeline's configuration wants; they are looked at once."""
+
+    project: Project
+    pipeline: str
+    config: PostgresSource
+
+    @cached_property
+    def _there(self) -> dict[str, SourceTable]:
+        """The tables of the schemas, by their streams."""
+        with connected(self.config.dsn) as connection:
+            # Without the log, it is no matter what the log says.
+            is_compared = self.config.method is PostgresMethod.SNAPSHOT_DIFF
+            found = catalog.tables_in(
+                connection,
+                self.config.schemas,
+                options=self.options,
+                also_unlogged=is_compared,
+            )
+        return {table.stream: table for table in found}
+
+    @property
+    def options(self) -> ColumnOptions:
+        """What the configuration says about columns."""
+        config = self.config
+        # The log has stored ones only, and computes nothing.
+        kinds = "sv" if config.method is PostgresMethod.SNAPSHOT_DIFF else "s"
+        return ColumnOptions(
+            json_arrays=config.arrays is ValuesAs.JSON,
+            json_composites=config.composites is ValuesAs.JSON,
+            decimal_money=config.money is MoneyAs.DECIMAL,
+            generated=kinds if config.generated_columns else "",
+        )
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The streams of all, whether they are there or not."""
+        return list(dict.fromkeys(self.config.tables or self._there))
+
+    @cached_property
+    def there(self) -> dict[str, SourceTable]:
+        """Those that are there, by their streams."""
+        return {name: self._there[name] for name in self.names if name in self._there}
+
+    @cached_property
+    def unfollowed(self) -> set[str]:
+        """The streams of those that are there and that the log does not tell enough of."""
+        return {name for name, table in self.there.items() if not table.followed_by}
+
+    def fingerprints_of(self, stream: str) -> FingerprintFolder:
+        """Where the fingerprints of a stream's table are."""
+        landed = self.landed_of(stream)
+        return FingerprintFolder(self._fingerprints / landed.path.name, landed)
+
+    def landed_of(self, stream: str) -> ObjectFolder:
+        """What has landed of a stream."""
+        return raw_folder(self.project, self.pipeline, stream)
+
+    def forget_fingerprints(self, *, but: Iterable[str]) -> None:
+        """Remove the fingerprints of all streams but some: they hold keys."""
+        kept = {self.fingerprints_of(name).path for name in but}
+        for path in self._fingerprints.glob("*"):
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    @property
+    def _fingerprints(self) -> Path:
+        return fingerprint_folder(self.project, self.pipeline)
+
+    def offered(self, sight: Sight) -> list[OfferedStream]:
+        """A stream for each table; also for one that is not there, which fails by itself.
+
+        Args:
+            sight: of tables that can be followed in the log. Others are read as a whole.
+        """
+        keys = {name: table.key or (ROW_KEY.name,) for name, table in self.there.items()}
+        return [
+            OfferedStream(
+                StreamTraits(name, tells_changes=True, is_reimported=False),
+                Sight.SNAPSHOT_DIFF if name in self.unfollowed else sight,
+                _EPSILON_MICROS,
+                raw_folder(self.project, self.pipeline, name),
+                is_ours=True,
+                key=keys.get(name, ()),
+                default_table=catalog.default_table(name),
+            )
+            for name in self.names
+        ]
+
+    def table(self, stream: str) -> SourceTable:
+        """The table of a stream.
+
+        Raises:
+            SourceError: it is not there.
+        """
+        table = self.there.get(stream)
+        if table is None:
+            raise SourceError(
+                f"The database has no table {stream}.",
+                hint="It was dropped, or has another name or schema now. Take it out of `tables`, "
+                "or write schema.table; the schema has to be among `schemas`.",
+            )
+        if (problem := table.naming_problem) is not None:
+            raise problem
+        if not table.key and any(one.name == ROW_KEY.name for one in table.columns):
+            raise SourceError(
+                f"The table {stream} has no primary key, and a column {ROW_KEY.name}: that is what "
+                "the lake calls the key of such tables.",
+                hint=f"Make that its primary key, if it identifies a row: ALTER TABLE {stream} "
+                f"ADD PRIMARY KEY ({ROW_KEY.name}); otherwise give the column another name.",
+            )
+        return table
+
+    def described(self, names: Iterable[str]) -> Iterator[Described | Failure]:
+        """The columns of some streams as they are declared to the lake."""
+        for name in names:
+            try:
+                table = self.table(name)
+            except SourceError as failure:
+                yield Failure(name, failure)
+                continue
+            columns = RowKey.of(table).declared(table.columns, beyond=set())
+            yield Described(name, columns, numbers_of(table.columns))

@@ -1,0 +1,285 @@
+"""A look at a table without the log: what differs from what was there at the look before.
+
+A large table is looked at by fingerprints (`places`, `keys`): only what differs is read, and lands
+as it is. The first look, and every one that has nothing to go by, brings all rows, which are
+compared with the lake's table; its fingerprints are made besides, in the same snapshot.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.storagelevel import StorageLevel
+
+from chronolake.arrow_tasks import to_arrow
+from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS
+from chronolake.errors import SourceError
+from chronolake.source.postgres.columns import Typing
+from chronolake.source.postgres.initial_copy import copied, held_table
+from chronolake.source.postgres.row_versions import RowKey, sequence_of
+from chronolake.source.postgres.snapshot_diff.ctid_ranges import IS_THERE, ByKey, ByPlace
+from chronolake.source.postgres.snapshot_diff.fingerprints import Fingerprinting
+from chronolake.source.protocol import Failure, Piece, Reading, Snapshot
+from chronolake.types import Kind, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chronolake.arrow_tasks import ArrowRows
+    from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.columns import SourceColumn
+    from chronolake.source.postgres.initial_copy import TableSnapshot
+    from chronolake.source.postgres.offset import LogPosition
+    from chronolake.source.postgres.snapshot import DatabaseSnapshot
+    from chronolake.source.postgres.snapshot_diff.fingerprints import (
+        FingerprintFolder,
+        Fingerprints,
+    )
+    from chronolake.types import Column
+
+log = structlog.get_logger(__name__)
+
+#: Of tables with fewer pages of 8 KiB all rows are read sooner than their fingerprints are made.
+_LEAST_PAGES: Final = 4_096
+#: How fingerprints are made; those of another way say nothing.
+_WAY: Final = 2
+_ROWS_PER_TASK: Final = 50_000
+#: Types of which each value has one text.
+_EXACT: Final = {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
+_DATES: Final = (
+    f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint, "
+    f"{TELLS} boolean"
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look at tables in one snapshot of their database.
+
+    Attributes:
+        spark: the session that does the work.
+        dsn: the server's address.
+        snapshot: held meanwhile.
+        server: which database it is (`catalog.server_of`).
+        major: the server's major version.
+        folder: where the stream's fingerprints are.
+    """
+
+    spark: SparkSession
+    dsn: str
+    snapshot: DatabaseSnapshot
+    server: int
+    major: int
+    folder: FingerprintFolder
+
+    def at(
+        self, table: SourceTable, position: LogPosition, *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+        """Bring what differs in a table, or all of it.
+
+        Args:
+            table: the table as it was before; the snapshot's own catalog counts.
+            position: where its stream was before.
+            anew: whether all of it is wanted.
+        """
+        self.folder.remove_all_but(position.fingerprints)
+        try:
+            with held_table(self.dsn, self.snapshot, table) as held:
+                key = RowKey.of(held.table)
+                if self._is_worth(held, key, position):
+                    yield from self._by_fingerprints(held, key, position, anew=anew)
+                    return
+        except SourceError as failure:
+            yield Failure(table.stream, failure)
+            return
+        yield from self._all_of(table, position, None)
+
+    def _is_worth(self, held: TableSnapshot, key: RowKey, position: LogPosition) -> bool:
+        if key.is_hashed or len(key.columns) != len(held.table.key):
+            return False
+        if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):
+            # In the lake, -0 and 0 are one key, and so is every NaN.
+            return False
+        if held.has_new_parts:
+            # Two rows may have one key.
+            return False
+        is_large = sum(part.pages for part in held.parts) >= _LEAST_PAGES
+        return is_large or position.fingerprints is not None
+
+    def _by_fingerprints(
+        self, held: TableSnapshot, key: RowKey, position: LogPosition, *, anew: bool
+    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+        stream, columns = held.table.stream, held.table.columns
+        # All that follows is looking.
+        yield Reading(stream, 0)
+        says = self._says(held, key)
+        before = None if anew else self.folder.recalled(position.fingerprints, says)
+        new = self.folder.begun()
+        with ExitStack() as until_landed:
+            try:
+                found = until_landed.enter_context(self._found(held, key, new, before))
+            except Exception as failure:  # noqa: BLE001 - the other tables must not suffer
+                if before is None or before.are_whole:
+                    yield Failure(stream, failure)
+                    return
+                log.warning("fingerprints_damaged", stream=stream, path=str(before.path))
+                found = None
+            if found is None or not found.are_told_apart:
+                yield from self._all_of(held.table, position, None)
+                self.folder.remove_all_but(None)
+                return
+            yield Reading(stream, new.rows)
+            if before is None:
+                yield from self._all_of(held.table, position, new.name)
+            else:
+                done = position.copied(
+                    held.table, held.database, server=self.server, fingerprints=new.name
+                )
+                declared = key.declared(columns, beyond=found.beyond)
+                versions = self._versions(found, held, declared, done)
+                yield Piece(
+                    stream,
+                    versions,
+                    declared,
+                    done.as_json(),
+                    done.numbers(columns),
+                    is_distinct=_is_exact(declared),
+                )
+        self.folder.finish(new, says)
+        self.folder.remove_all_but(new.name)
+
+    def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
+        """What fingerprints are of, and how they are made: others cannot be compared with them."""
+        table = held.table
+        columns = [[one.number, one.name, one.type_oid, one.type_modifier] for one in table.columns]
+        return {
+            "way": _WAY,
+            "server": self.server,
+            "major": self.major,
+            "table": table.oid,
+            "key": list(key.names),
+            "columns": columns,
+            **({"forms": table.options.words} if table.options.words else {}),
+        }
+
+    def _all_of(
+        self, table: SourceTable, position: LogPosition, fingerprints: str | None
+    ) -> Iterator[Snapshot | Failure]:
+        yield from copied(
+            self.spark,
+            self.dsn,
+            self.snapshot,
+            table,
+            position,
+            server=self.server,
+            fingerprints=fingerprints,
+        )
+
+    @contextmanager
+    def _found(
+        self, held: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
+    ) -> Iterator[_Found]:
+        """Make new fingerprints, and keep what differs from those before while the block runs."""
+        columns = held.table.columns
+        making = Fingerprinting(columns, key.columns)
+        by_place = ByPlace(self.dsn, held.database, held.parts, making, new, before)
+        with _kept(by_place.rows(self.spark)) as elsewhere:
+            count = elsewhere.count()
+            if not count:
+                yield _Found(None, 0, beyond=set(), are_told_apart=True)
+                return
+            by_key = ByKey(
+                self.dsn,
+                held.database,
+                tuple(part.relation for part in held.parts),
+                tuple(column.name for column in columns),
+                key.names,
+            )
+            with _kept(by_key.rows(elsewhere, count)) as rows:
+                yield _measured(rows, columns)
+
+    def _versions(
+        self, found: _Found, held: TableSnapshot, declared: Sequence[Column], done: LogPosition
+    ) -> ArrowRows | None:
+        """The rows that differ as record versions, all of them at the time of the snapshot."""
+        if found.rows is None or not found.count:
+            return None
+        # Each of Spark's tasks writes a file.
+        tasks = min(-(-found.count // _ROWS_PER_TASK), self.spark.sparkContext.defaultParallelism)
+        typing = Typing(held.table.columns, tuple(declared), f"{IS_THERE} boolean")
+        typed = to_arrow(found.rows.coalesce(tasks)).then(typing, typing.schema)
+        dated = partial(_dated, at=done.last_micros, sequence=sequence_of(done.last_micros))
+        return typed.then(dated, f"{typed.schema}, {_DATES}")
+
+
+def _is_exact(declared: Iterable[Column]) -> bool:
+    """Whether keys whose texts differ are never one key in the lake."""
+    return all(column.type.kind in _EXACT for column in declared if column.primary_key)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What differs.
+
+    Attributes:
+        rows: the rows (`ByKey.schema`); None: none do.
+        count: how many.
+        beyond: the names of the columns with values in them that their types cannot hold.
+        are_told_apart: whether no two of them have one key.
+    """
+
+    rows: DataFrame | None
+    count: int
+    beyond: set[str]
+    are_told_apart: bool
+
+
+@contextmanager
+def _kept(rows: DataFrame) -> Iterator[DataFrame]:
+    """Rows that are computed once, and kept while the block runs."""
+    rows.persist(StorageLevel.MEMORY_AND_DISK_DESER)
+    try:
+        yield rows
+    finally:
+        rows.unpersist()
+
+
+def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Found:
+    doubtful = [(column.name, column.beyond) for column in columns if column.beyond]
+    flags = [F.bool_or(F.col(quoted(name)).rlike(pattern)) for name, pattern in doubtful]
+    unknown = F.count_if(F.col(IS_THERE).isNull())
+    (found,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
+    count, twice, *is_beyond = found
+    beyond = {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
+    return _Found(rows, count, beyond, are_told_apart=not twice)
+
+
+# ------------------------------------------------------------------ in an executor
+
+
+def _dated(
+    batches: Iterable[pa.RecordBatch], *, at: int, sequence: str
+) -> Iterator[pa.RecordBatch]:
+    """Give rows as versions of a time, and marks for those that have gone."""
+    for batch in batches:
+        is_there = batch[IS_THERE]
+        when = pa.repeat(pa.scalar(at, pa.int64()), batch.num_rows)
+        never = pa.nulls(batch.num_rows, pa.int64())
+        facts = {
+            MODIFIED: when,
+            SEQUENCE: pa.repeat(sequence, batch.num_rows),
+            DELETED_AT: pc.if_else(is_there, never, when),
+            PURGED_AT: never,
+            TELLS: is_there,
+        }
+        names = [*batch.schema.names, *facts]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *facts.values()], names)

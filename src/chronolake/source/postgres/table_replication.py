@@ -1,0 +1,355 @@
+"""One table in the log: what becomes of its changes on their way into the raw lake.
+
+Changes are spooled until their transaction has ended; then they are brought in pieces, in the log's
+order. A piece has rows of one set of columns: where columns come, go or get other names, or the
+table was emptied, another one begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from chronolake.source.postgres.columns import SourceColumn, numbered, numbers_of
+from chronolake.source.postgres.offset import Clock, LogPosition
+from chronolake.source.postgres.row_versions import RowKey, Spool, sequence_of, versions_of
+from chronolake.source.postgres.text_dependencies import KnownTypes, LabelCheck
+from chronolake.source.protocol import Piece, Snapshot
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from chronolake.source.postgres.catalog import SourceTable
+    from chronolake.source.postgres.messages import Relation, Transaction
+    from chronolake.source.postgres.pgoutput import Changes, Decoded, Flags, Places
+    from chronolake.source.postgres.slot import Reached
+    from chronolake.source.protocol import Position
+
+#: A table's changes are brought when so many bytes of them wait, and their transaction has ended.
+PIECE_BYTES: Final = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A change in the log with a text that is not valid in its database's encoding.
+
+    Attributes:
+        column: the name of its column.
+        transaction: its transaction.
+    """
+
+    column: str
+    transaction: Transaction
+
+
+@dataclass(frozen=True)
+class _Emptied:
+    """A truncate, by its time and its place in the log."""
+
+    at_micros: int
+    sequence: str
+    columns: tuple[SourceColumn, ...]
+
+
+@dataclass
+class Following:
+    """A table that is followed in the log.
+
+    Attributes:
+        table: the table as the catalog has it now.
+        position: how far it has come: what was brought last says so.
+        folder: where changes wait.
+        domains: for each type that stands for another one, that one's oid and modifier.
+        before: the table before the log was read; None: it was not there yet.
+        looked_at: how far the log was when that was looked at.
+        invalid: the change that cannot be read, or None: the log is followed no further than to its
+            transaction.
+        is_recognized: whether the log that is read is known to be the one that was read before.
+        is_lost: whether it is another one.
+    """
+
+    table: SourceTable
+    position: LogPosition
+    folder: Path
+    domains: Mapping[int, tuple[int, int]]
+    before: SourceTable | None
+    looked_at: int
+    invalid: Invalid | None = None
+    is_recognized: bool = False
+    is_lost: bool = False
+    _has_unlogged: bool = False
+    _columns: tuple[SourceColumn, ...] = ()
+    _greatest: int = 0
+    _clock: Clock = field(default_factory=lambda: Clock(0))
+    _steps: list[Spool | _Emptied] = field(default_factory=list)
+    _added_commit: int = -1
+    _is_forgotten: bool = False
+    _spools: int = 0
+    _labels: LabelCheck = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._columns = self.position.columns
+        self._greatest = self.position.greatest
+        self._has_unlogged = self.position.has_unlogged
+        self._clock = Clock(self.position.last_micros)
+        self.is_recognized = self.is_recognized or self.position.evidence is None
+        known = self.position.types or KnownTypes({})
+        of_columns = {column.number: column.type_oid for column in self.table.columns}
+        self._labels = LabelCheck.of(known, self.table.dependencies, of_columns)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much waits that it should be brought before the log is read on."""
+        waiting = sum(step.bytes for step in self._steps if isinstance(step, Spool))
+        return self.is_recognized and waiting >= PIECE_BYTES
+
+    def add(self, decoded: Decoded) -> None:
+        """Take what the next batch of the log says of the table, unless it is another log."""
+        self._recognize(decoded)
+        is_read = not self.is_lost and self.invalid is None
+        if is_read and self.table.oid in decoded.touched:
+            self._add(decoded)
+
+    def _recognize(self, decoded: Decoded) -> None:
+        evidence = self.position.evidence
+        if self.is_recognized or self.is_lost or evidence is None:
+            return
+        self.is_recognized = evidence.is_in(decoded)
+        self.is_lost = not self.is_recognized and evidence.should_be_before(decoded)
+
+    def _add(self, decoded: Decoded) -> None:
+        mine = [one for one in decoded.changes if one.relation.oid == self.table.oid]
+        emptied = [one for one in decoded.truncates if self.table.oid in one.relations]
+        new = np.array(
+            [one.commit_lsn >= self.position.lsn for one in decoded.transactions], np.bool_
+        )
+        self.invalid = _first_invalid(mine, new, decoded.transactions)
+        if self.invalid is not None:
+            end = decoded.transactions.index(self.invalid.transaction)
+            new[end:] = False
+            if self.invalid.transaction.commit_lsn == self._added_commit:
+                # A part of its transaction waits, and must not land alone.
+                self._forget()
+                return
+        touched = np.zeros(len(new), np.bool_)
+        for one in mine:
+            touched[one.transactions] = True
+        for truncate in emptied:
+            touched[truncate.transaction] = True
+        times = self._clock.times(decoded.transactions, touched & new)
+        commits = [one.commit_lsn for one in decoded.transactions]
+        begun = (-1, -1)
+        for truncate in emptied:
+            place = truncate.transaction, truncate.ordinal
+            if not new[truncate.transaction]:
+                continue
+            self._add_rows(mine, new, times, commits, between=(begun, place))
+            at = int(times[truncate.transaction])
+            sequence = sequence_of(commits[truncate.transaction], truncate.ordinal * 2)
+            self._steps.append(_Emptied(at, sequence, self._columns))
+            self._added_commit = commits[truncate.transaction]
+            begun = place
+        self._add_rows(mine, new, times, commits, between=(begun, (len(commits), 0)))
+
+    def _add_rows(
+        self,
+        changes: list[Changes],
+        new: Flags,
+        times: Places,
+        commits: list[int],
+        *,
+        between: tuple[tuple[int, int], tuple[int, int]],
+    ) -> None:
+        """Spool the rows between two places, each a transaction and an ordinal in it."""
+        for one in changes:
+            wanted = new[one.transactions] & _after(one, between[0]) & ~_after(one, between[1])
+            if not wanted.any():
+                continue
+            spool = self._spool_for(one.relation)
+            at = times[one.transactions]
+            versions, is_whole = versions_of(
+                one, spool.key.names, times=at, commits=commits, wanted=wanted
+            )
+            self._has_unlogged = (
+                self._has_unlogged
+                or not is_whole
+                or any(self._labels.doubts(c.number, versions[c.name]) for c in spool.columns)
+            )
+            spool.add(versions)
+            last = commits[int(one.transactions[wanted][-1])]
+            self._added_commit = max(self._added_commit, last)
+
+    def _spool_for(self, relation: Relation) -> Spool:
+        """Where rows of the table as it was described go."""
+        columns = self._resolved(relation)
+        last = self._steps[-1] if self._steps else None
+        if isinstance(last, Spool) and last.columns == columns:
+            return last
+        if columns != self._columns:
+            self._note_altered(columns)
+        self._spools += 1
+        file = self.folder / f"{self._spools}.parquet"
+        spool = Spool(columns, self._key_in(columns), file)
+        self._steps.append(spool)
+        return spool
+
+    def _resolved(self, relation: Relation) -> tuple[SourceColumn, ...]:
+        """A description's columns with their numbers, which the log does not tell."""
+        described = []
+        for column in relation.columns:
+            if column.name in self.table.generated:
+                continue
+            base = self.domains.get(column.type_oid, (column.type_oid, column.type_modifier))
+            described.append(SourceColumn(None, column.name, *base))
+        found = numbered(described, self._columns, self.table.columns, greatest=self._greatest)
+        if not self.table.forms:
+            return found
+        # A key stays the text that it is.
+        key = {*self.table.key_numbers, *self.table.followed_by}
+        return tuple(
+            replace(one, form=self.table.forms.get(one.type_oid))
+            if (one.name if one.number is None else one.number) not in key
+            else one
+            for one in found
+        )
+
+    def _note_altered(self, columns: tuple[SourceColumn, ...]) -> None:
+        before = {column.number: column for column in self._columns}
+        for column in columns:
+            old = before.get(column.number)
+            if column.number is None:
+                is_told = False
+            elif old is not None:
+                is_told = old.same_texts(column)
+            else:
+                # One that is not new was computed before.
+                is_filled = column.number in self.table.filled
+                is_told = column.number > self._greatest and not is_filled
+            self._has_unlogged = self._has_unlogged or not is_told
+        self._columns = columns
+        self._greatest = max(self._greatest, *numbers_of(columns).values(), 0)
+
+    def _key_in(self, columns: tuple[SourceColumn, ...]) -> RowKey:
+        """What identifies a record while the table has some columns."""
+        by_number = {one.number: one.name for one in columns}
+        unnumbered = {one.name for one in columns if one.number is None}
+        key = [one for one in self.table.columns if one.name in self.table.followed_by]
+        found = []
+        for one in key:
+            if one.number in by_number:
+                found.append(replace(one, name=by_number[one.number]))
+            elif one.name in unnumbered:
+                found.append(one)
+        # A hash of some of them would be another record's: without all, the key is not the table's.
+        return RowKey(tuple(found), is_hashed=not self.table.key and len(found) == len(key))
+
+    def bring(self, spark: SparkSession, reached: Reached) -> Iterator[Piece | Snapshot]:
+        """What waits, in its order.
+
+        Args:
+            spark: the session that will read it.
+            reached: how far the log was read.
+        """
+        if self.invalid is not None:
+            # What waited before it was forgotten, or is all that there is before it.
+            before = min(reached.lsn, self.invalid.transaction.commit_lsn)
+            lsn = 0 if self._is_forgotten else before
+            reached = replace(reached, lsn=lsn, upto=lsn)
+        done = self._position_at(reached)
+        steps, self._steps = self._steps, []
+        for number, step in enumerate(steps):
+            # What comes before the end may have to be brought again.
+            position = (done if number == len(steps) - 1 else self.position).as_json()
+            if isinstance(step, _Emptied):
+                yield self._emptied(spark, step, position)
+                continue
+            step.close()
+            yield Piece(
+                self.table.stream,
+                step.versions(spark),
+                tuple(step.declared),
+                position,
+                self.position.numbers(step.columns),
+                has_followers=step.has_followers,
+            )
+            step.file.unlink(missing_ok=True)
+        brought = steps[-1].columns if steps else self.position.columns
+        if done.columns != brought:
+            declared = self._key_in(done.columns).declared(done.columns, beyond=set())
+            numbers = done.numbers(done.columns)
+            yield Piece(self.table.stream, None, declared, done.as_json(), numbers)
+        elif not steps:
+            yield Piece(self.table.stream, None, (), done.as_json())
+        self.position = done
+
+    def _position_at(self, reached: Reached) -> LogPosition:
+        """The stream's position when all that waits has landed."""
+        is_further = reached.lsn >= self.position.lsn
+        done = replace(
+            self.position,
+            lsn=reached.lsn if is_further else self.position.lsn,
+            evidence=reached.evidence if is_further else self.position.evidence,
+            last_micros=self._clock.last_micros,
+            columns=self._columns,
+            has_unlogged=self._has_unlogged,
+            greatest=self._greatest,
+        )
+        is_looked_at = reached.upto >= self.looked_at and done.unlogged(self.table) is None
+        if self.before is None or not is_looked_at:
+            return done
+        # What is altered after this look is seen in the next run.
+        done = replace(done, types=self.before.dependencies.known)
+        if self.before.columns != self.table.columns:
+            return done
+        return replace(done, columns=self.table.columns, greatest=self.table.greatest)
+
+    def _forget(self) -> None:
+        """Remove what waits: it will be brought again, from where the stream is."""
+        for step in self._steps:
+            if isinstance(step, Spool):
+                step.close()
+                step.file.unlink(missing_ok=True)
+        self._steps = []
+        self._is_forgotten = True
+        self.__post_init__()
+
+    def _emptied(self, spark: SparkSession, step: _Emptied, position: Position) -> Snapshot:
+        columns = self._key_in(step.columns).declared(step.columns, beyond=set())
+        schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
+        return Snapshot(
+            self.table.stream,
+            spark.createDataFrame([], schema),
+            columns,
+            step.at_micros,
+            step.sequence,
+            position,
+            self.position.numbers(step.columns),
+        )
+
+
+def _first_invalid(
+    changes: Iterable[Changes], new: Flags, transactions: Sequence[Transaction]
+) -> Invalid | None:
+    """Return the first change of new transactions that cannot be read, or None."""
+    found = [
+        (int(one.transactions[first[0]]), first[1])
+        for one in changes
+        if (first := one.first_invalid(new[one.transactions])) is not None
+    ]
+    if not found:
+        return None
+    transaction, column = min(found)
+    return Invalid(column, transactions[transaction])
+
+
+def _after(changes: Changes, place: tuple[int, int]) -> Flags:
+    """Which changes were made after a place."""
+    transaction, ordinal = place
+    is_within: Flags = (changes.transactions == transaction) & (changes.ordinals > ordinal)
+    return (changes.transactions > transaction) | is_within

@@ -1,0 +1,297 @@
+"""Change data capture: every change that the server's capture job has read from its log.
+
+Source: `seeds/history-mode.txt` ("SQL Server CT and CDC differences"). A change has the time at
+which its transaction was committed. A copy of a table has the time of a minute before it began:
+what is captured of changes before that is put before it, and whatever was not committed when it was
+read comes after it, as exact as the server's clocks may be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Self
+from zoneinfo import ZoneInfo
+
+from chronolake.change_set import (
+    DELETED_AT,
+    MODIFIED,
+    OPERATED,
+    PURGED_AT,
+    RESERVED,
+    SEQUENCE,
+    TELLS,
+)
+from chronolake.errors import SourceError
+from chronolake.source.jdbc import cell, columns_of, latest_micros, snapshot_of
+from chronolake.source.protocol import Piece, Snapshot
+from chronolake.source.sqlserver import statements
+from chronolake.source.sqlserver.statements import COMMAND, OPERATION, SEQVAL, START, TableOfRun
+from chronolake.types import literal, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from chronolake.source.protocol import Position
+
+_MICROS: Final = f"{RESERVED}micros"
+_NUMBER: Final = f"{RESERVED}number"
+_COPY_MARGIN_MICROS: Final = 60_000_000
+#: The digits of an LSN, of a command's number, of an LSN and of an operation.
+_DIGITS: Final = (20, 8, 20, 1)
+
+#: What `__$operation` says. Of an updated row the old state is asked for if its key has changed.
+_DELETE: Final = 1
+_INSERT: Final = 2
+_BEFORE_UPDATE: Final = 3
+_WORDS: Final = (
+    f"CASE {OPERATION} WHEN {_DELETE} THEN 'delete' WHEN {_INSERT} THEN 'insert' ELSE 'update' END"
+)
+
+
+@dataclass(frozen=True)
+class _Instance:
+    """What captures a table: its name, the columns that it has, and the oldest LSN it keeps."""
+
+    name: str
+    columns: tuple[str, ...]
+    oldest: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How far a stream is.
+
+    Attributes:
+        instance: the capture instance whose changes have been brought.
+        lsn: all changes of transactions up to this one have been.
+        last_micros: when the last of them was committed, as it counts, in microseconds since 1970.
+        copied_micros: when the table was last read as a whole.
+    """
+
+    instance: str
+    lsn: str
+    last_micros: int
+    copied_micros: int
+
+    @classmethod
+    def from_json(cls, told: Position) -> Self | None:
+        """What was stored, or None: by another kind of source."""
+        if "instance" not in told:
+            return None
+        return cls(
+            str(told["instance"]),
+            str(told["lsn"]),
+            int(told["last_micros"]),
+            int(told["copied_micros"]),
+        )
+
+    def as_json(self) -> Position:
+        return {
+            "instance": self.instance,
+            "lsn": self.lsn,
+            "last_micros": self.last_micros,
+            "copied_micros": self.copied_micros,
+        }
+
+
+class CapturedTable(TableOfRun):
+    """One table in one run, by change data capture."""
+
+    def bring(self, told: Position, *, anew: bool) -> Iterator[Piece | Snapshot]:
+        """What was captured after a place; then all of the table, if it is wanted or has to be.
+
+        Raises:
+            SourceError: nothing captures the table, or what was captured is not there any more.
+        """
+        newest_lsn, at_micros = self._captured()
+        instances = self._instances()
+        newest = instances[-1]
+        # An instance may begin later in the log than the capture job has come.
+        begin = max(newest_lsn, _lsn(_number(newest.oldest) - 1))
+        before = _Place.from_json(told)
+        if before is None:
+            first = _Place(newest.name, begin, 0, latest_micros(told))
+            yield self._whole(first, newest, at_micros)
+            return
+        problem = self._gap(before, instances, newest_lsn)
+        if problem is not None:
+            if not anew:
+                raise problem
+            yield self._whole(replace(before, lsn=begin), newest, at_micros)
+            return
+        now = before
+        if before.lsn < newest_lsn:
+            piece, now = self._changes(before, _named(instances, before.instance), newest_lsn)
+            yield piece
+        # A newer instance is there because the table has other columns by now.
+        is_to_switch = now.instance != newest.name and begin == newest_lsn
+        if anew or is_to_switch:
+            instance = newest if is_to_switch else _named(instances, now.instance)
+            yield self._whole(now, instance, at_micros)
+
+    def _instances(self) -> list[_Instance]:
+        """What captures the table, the newest last."""
+        told = self.asked(statements.instances(self.name))
+        if not told:
+            schema, _, table = self.name.partition(".")
+            raise SourceError(
+                f"Nothing captures changes of {self.name}.",
+                hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N'{schema}', @source_name = "
+                f"N'{table}', @role_name = NULL;",
+            )
+        seen = [row for row in told if row["oldest"] is not None and _number(row["oldest"])]
+        if not seen:
+            raise SourceError(
+                f"The capture of {self.name} has not begun, or the user may not see it.",
+                hint="Wait until the capture job has run (SQL Server Agent); or GRANT SELECT ON "
+                "SCHEMA::cdc to the user that reads, and make it a member of the instance's role.",
+            )
+        seen.sort(key=lambda row: row["made_micros"])
+        return [_Instance(row["name"], self._columns(row["name"]), row["oldest"]) for row in seen]
+
+    def _columns(self, instance: str) -> tuple[str, ...]:
+        told = self.asked(statements.columns(instance))
+        names = [row["name"] for row in sorted(told, key=lambda row: row["ordinal"])]
+        if not names:
+            raise SourceError(
+                f"The user may not see the columns of the capture instance {instance}.",
+                hint="GRANT SELECT ON SCHEMA::cdc to the user that reads.",
+            )
+        if missing := [column for column in self.key if column not in names]:
+            raise SourceError(
+                f"The capture instance {instance} of {self.name} does not have "
+                f"{', '.join(missing)}.",
+                hint=f"It has {', '.join(names)}: correct tables.{self.name}.key, or make an "
+                "instance that has the key.",
+            )
+        return tuple(names)
+
+    def _captured(self) -> tuple[str, int]:
+        """How far the capture job is, and the server's time."""
+        capturing = self.asked(statements.capturing())
+        if not capturing or not capturing[0]["enabled"]:
+            raise SourceError(
+                "The database does not capture changes.", hint="EXEC sys.sp_cdc_enable_db;"
+            )
+        (told,) = self.asked(statements.captured())
+        self._expect_time_zone(told["at_micros"], told["offset_minutes"])
+        if told["newest"] is None:
+            raise SourceError(
+                "The capture job has not read the log yet.",
+                hint="Start SQL Server Agent, and wait until the job has run.",
+            )
+        return told["newest"], told["at_micros"]
+
+    def _expect_time_zone(self, at_micros: int, minutes: int) -> None:
+        """Refuse another zone than the server's: changes would be hours from where they belong."""
+        now = datetime.fromtimestamp(at_micros / 1_000_000, UTC)
+        offset = now.astimezone(ZoneInfo(self.config.time_zone)).utcoffset() or timedelta()
+        if offset != timedelta(minutes=minutes):
+            raise SourceError(
+                f"The server's clock is {minutes} minutes from UTC, which is not "
+                f"{self.config.time_zone}.",
+                hint="Correct `time_zone` of the source.",
+            )
+
+    def _gap(
+        self, before: _Place, instances: Sequence[_Instance], newest: str
+    ) -> SourceError | None:
+        """Why what was captured does not go on where the stream is, or None."""
+        known = next((one for one in instances if one.name == before.instance), None)
+        if known is None:
+            why = f"Its capture instance {before.instance} was dropped."
+        elif before.lsn > newest and _number(before.lsn) + 1 != _number(known.oldest):
+            why = "The database was restored, or is another one."
+        elif _number(before.lsn) + 1 < _number(known.oldest):
+            why = (
+                "The cleanup job has removed what was not read yet (let it keep more), or the "
+                "capture instance was made anew."
+            )
+        else:
+            return None
+        return SourceError(
+            f"What changed in {self.name} since the last run is not known.",
+            hint=f"{why} `chronolake resync {self.pipeline} --stream {self.name}` brings what "
+            "there is now.",
+        )
+
+    def _whole(self, place: _Place, instance: _Instance, at_micros: int) -> Snapshot:
+        """All rows as they are, by the columns that changes will have."""
+        rows = self.all_rows()
+        # The table may have lost a column that its instance still has.
+        names = [name for name in instance.columns if name in rows.columns]
+        latest = max(place.last_micros, place.copied_micros, self.landed_micros)
+        at = max(at_micros - _COPY_MARGIN_MICROS, latest + 1)
+        return snapshot_of(
+            self.name,
+            rows.select(*map(quoted, names)),
+            self.key,
+            at_micros=at,
+            # As long as those of changes, and later than all up to the place.
+            sequence=place.lsn.removeprefix("0x").ljust(sum(_DIGITS), "F"),
+            position=replace(place, instance=instance.name, copied_micros=at).as_json(),
+        )
+
+    def _changes(self, before: _Place, instance: _Instance, upto: str) -> tuple[Piece, _Place]:
+        """What was captured between two places, and where that leads."""
+        commits = self._commits(before, upto)
+        last = commits.agg({_MICROS: "max"}).collect()[0][0]
+        if last is None:
+            place = replace(before, lsn=upto)
+            return Piece(self.name, None, (), place.as_json()), place
+        place = replace(before, lsn=upto, last_micros=last)
+        query = statements.changes(instance.name, self.key, after=before.lsn, upto=upto)
+        rows = self.query(query)
+        fields = {field.name: field for field in rows.schema}
+        captured = [fields[name] for name in instance.columns]
+        is_mark = f"{OPERATION} IN ({_DELETE}, {_BEFORE_UPDATE})"
+        cells = [
+            cell(field, unless="false" if field.name in self.key else is_mark) for field in captured
+        ]
+        # Servers know commands' numbers since 2016, and rows from before an upgrade have none.
+        command = f"lpad(hex(coalesce({COMMAND}, 0)), {_DIGITS[1]}, '0')"
+        sequence = f"concat(substr({START}, 3), {command}, substr({SEQVAL}, 3), {OPERATION})"
+        # A change of which no commit is told would be without a time, and is refused.
+        versions = rows.join(commits, START, "left_outer").selectExpr(
+            *cells,
+            f"{_MICROS} AS {MODIFIED}",
+            f"{sequence} AS {SEQUENCE}",
+            f"IF({is_mark}, {_MICROS}, NULL) AS {DELETED_AT}",
+            f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
+            f"NOT {is_mark} AS {TELLS}",
+            f"{_WORDS} AS {OPERATED}",
+        )
+        columns = columns_of(captured, self.key, self.name)
+        return Piece(self.name, versions, columns, place.as_json()), place
+
+    def _commits(self, before: _Place, upto: str) -> DataFrame:
+        """Transactions with the time that counts for each, in microseconds since 1970.
+
+        Clocks may jump back, and have only so many ticks: a transaction is at least a microsecond
+        later than the one before it in the log.
+        """
+        zone = literal(self.config.time_zone)
+        told = self.query(statements.commits(after=before.lsn, upto=upto))
+        utc = f"unix_micros(to_utc_timestamp(timestamp_micros(local_micros), {zone}))"
+        numbered = told.selectExpr(
+            START, f"{utc} AS {_MICROS}", f"row_number() OVER (ORDER BY {START}) AS {_NUMBER}"
+        )
+        latest = f"max({_MICROS} - {_NUMBER}) OVER (ORDER BY {_NUMBER})"
+        return numbered.selectExpr(
+            START, f"greatest({latest}, {before.last_micros}L) + {_NUMBER} AS {_MICROS}"
+        )
+
+
+def _named(instances: Sequence[_Instance], name: str) -> _Instance:
+    return next(one for one in instances if one.name == name)
+
+
+def _number(lsn: str) -> int:
+    return int(lsn, 16)
+
+
+def _lsn(number: int) -> str:
+    return f"0x{number:0{_DIGITS[0]}X}"

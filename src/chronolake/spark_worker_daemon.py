@@ -1,0 +1,62 @@
+"""The process that Spark forks its Python workers from (`spark.python.daemon.module`).
+
+It is Spark's own daemon, made ready for this project's tasks:
+
+* What it has imported, none of its workers has to import.
+* It imports PySpark from where it is installed, not from the archives that Spark puts first on the
+  path. At the begin of every task a worker forgets what it knows of importable files, and Python
+  reads the directory of every such archive again: a tenth of a second of each task.
+* What the JVM sends is acknowledged at once (`chronolake.py4j_nodelay`).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from chronolake.py4j_nodelay import in_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Where the functions live that tasks run.
+_PRELOADED: Final = (
+    "chronolake.batch_files.task_packing",
+    "chronolake.core.upsert_fold",
+    "chronolake.core.scd2_fold",
+)
+
+
+def archives_of_installed(path: Sequence[str]) -> set[str]:
+    """The archives on an import path that belong to the PySpark that is installed on it.
+
+    Those of another PySpark do not: a cluster may run one that a machine has not installed.
+    """
+    folders = [entry for entry in path if not Path(entry).is_file()]
+    found = PathFinder.find_spec("pyspark", folders)
+    if found is None or found.origin is None:
+        return set()
+    installed = Path(found.origin).parent
+    return {entry for entry in path if Path(entry).is_relative_to(installed)}
+
+
+def main() -> None:
+    """Serve Spark's requests for workers until it closes standard input."""
+    archives = archives_of_installed(sys.path)
+    sys.path[:] = [entry for entry in sys.path if entry not in archives]
+    sys.path_importer_cache.clear()
+    for name in _PRELOADED:
+        import_module(name)
+    # Workers collect garbage after every task: what is here now need not be looked at.
+    gc.freeze()
+    daemon: Any = import_module("pyspark.daemon")
+    daemon.worker_main = in_worker(daemon.worker_main)
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The records of a table that differ between two times, column by column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chronolake.query import Answer
+from chronolake.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chronolake.formatting import Cell
+    from chronolake.lake_table import Instant, LakeTable
+
+_INSERTED: Final = "inserted"
+_DELETED: Final = "deleted"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One record that differs.
+
+    Attributes:
+        key: its key.
+        change: `inserted`, `changed` or `deleted`.
+        old: its values at the first time by column, without the key; None if it was not there.
+        new: its values at the second time; None if it was not there.
+    """
+
+    key: dict[str, Cell]
+    change: str
+    old: dict[str, Cell] | None
+    new: dict[str, Cell] | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that differ; all of them where the record is new or gone."""
+        if self.old is None or self.new is None:
+            return tuple(self.old or self.new or ())
+        return tuple(name for name, value in self.old.items() if self.new[name] != value)
+
+    def as_json(self) -> dict[str, Any]:
+        """The difference as JSON's own types; of a changed record only what differs."""
+
+        def told(values: dict[str, Cell] | None) -> dict[str, Cell] | None:
+            return None if values is None else {name: values[name] for name in self.columns}
+
+        return {
+            "key": self.key,
+            "change": self.change,
+            "old": told(self.old),
+            "new": told(self.new),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The records that differ, not read yet."""
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    answer: Answer
+
+    def records(self, limit: int | None = None) -> Iterator[Difference]:
+        """The records, sorted by key, one partition in memory at a time.
+
+        Args:
+            limit: at most so many; all by default.
+
+        Raises:
+            QueryError: Spark fails while it computes them.
+        """
+        keys, width = len(self.key), len(self.columns)
+        for row in self.answer.rows(limit):
+            change = str(row[0])
+            old, new = row[1 + keys : 1 + keys + width], row[1 + keys + width :]
+            yield Difference(
+                key=dict(zip(self.key, row[1 : 1 + keys], strict=True)),
+                change=change,
+                old=None if change == _INSERTED else dict(zip(self.columns, old, strict=True)),
+                new=None if change == _DELETED else dict(zip(self.columns, new, strict=True)),
+            )
+
+
+def compared(table: LakeTable, before: Instant, after: Instant) -> Comparison:
+    """Compare a history table with itself at another time.
+
+    Args:
+        table: a history table.
+        before: an instant, as for `LakeTable.as_of`.
+        after: a later instant.
+
+    Raises:
+        BatchError: the table is not in history mode.
+        ValueRefusedError: a text is no time, or the first instant is after the second.
+    """
+    found = table.diff(before, after)
+    key = table.describe().record_key
+    columns = tuple(name for name in found.schema["old"].dataType.names if name not in key)
+
+    def parts(of: str, names: tuple[str, ...]) -> list[Any]:
+        return [F.col(f"{of}.{quoted(name)}") for name in names]
+
+    cells = [*parts("key", key), *parts("old", columns), *parts("new", columns)]
+    flat = found.select("change", *cells).orderBy(*parts("key", key))
+    return Comparison(key, columns, Answer(("change", *key, *columns, *columns), flat))

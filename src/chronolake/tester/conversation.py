@@ -1,0 +1,596 @@
+"""Calls to the destination: checked, counted and reported.
+
+Checks: what a destination describes, against what the model says.
+
+The report of a run: one line for every call, readable or as JSON.
+
+A conversation with a destination: calls whose answers are checked, counted and reported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+from chronolake.humanize import counted
+from chronolake.protos import destination_sdk_pb2 as sdk
+from chronolake.tester import client
+from chronolake.tester.client import UNIMPLEMENTED
+from chronolake.types import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TextIO
+
+    from chronolake.tester.client import Answer, Destination
+    from chronolake.tester.definition import ColumnSpec, TableDefinition
+    from chronolake.tester.model import Model, ModelTable
+    from chronolake.tester.options import DriveOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A check that did not hold.
+
+    Attributes:
+        what: what was checked.
+        expected: what should have been.
+        actual: what was.
+    """
+
+    what: str
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: expected {self.expected}, got {self.actual}"
+
+
+@dataclass(slots=True)
+class Checked:
+    """The outcome of the checks of one call.
+
+    Attributes:
+        checked: what was checked, in a few words each.
+        failures: what did not hold.
+        notices: what is worth saying and no failure.
+    """
+
+    checked: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def expect(self, what: str, expected: object, actual: object) -> bool:
+        """Check that two things are equal; True if they are."""
+        self.checked.append(what)
+        if expected == actual:
+            return True
+        self.failures.append(Failure(what, str(expected), str(actual)))
+        return False
+
+
+def check_description(
+    described: TableDefinition,
+    table: ModelTable,
+    *,
+    accepted: Mapping[Kind, Kind],
+) -> Checked:
+    """Compare a described table with the modelled one, column by column.
+
+    Args:
+        described: what the destination says.
+        table: what it should say, retained columns included.
+        accepted: for a declared kind another one that may be described in its place.
+
+    Returns:
+        The checks: the set of columns, and for each its type, its decimal parameters and its place
+        in the key.
+    """
+    result = Checked()
+    there = {column.name: column for column in described.columns}
+    wanted = {column.name: column for column in table.definition.columns}
+    result.checked.append(f"{len(wanted)} columns")
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        result.failures.append(Failure("columns", ", ".join(missing), "none of that name"))
+    more = [name for name in described.names if name not in wanted]
+    if more:
+        result.failures.append(Failure("columns", "no more", f"also {', '.join(more)}"))
+    if len(there) < len(described.columns):
+        result.failures.append(Failure("columns", "each name once", "a name that stands twice"))
+    retained = [name for name in wanted if name not in table.sent]
+    if retained:
+        result.checked.append(f"{len(retained)} retained columns")
+    for name, column in wanted.items():
+        actual = there.get(name)
+        if actual is not None:
+            _check_type(result, column, actual, accepted)
+            if actual.key != column.key:
+                words = {True: "in the primary key", False: "not in the primary key"}
+                result.failures.append(
+                    Failure(f"column {name!r}", words[column.key], words[actual.key])
+                )
+    result.checked.append("types, decimals and primary key")
+    return result
+
+
+def _check_type(
+    result: Checked, column: ColumnSpec, actual: ColumnSpec, accepted: Mapping[Kind, Kind]
+) -> None:
+    what = f"type of {column.name!r}"
+    if actual.kind is not column.kind:
+        if accepted.get(column.kind) is actual.kind:
+            result.notices.append(f"{what} is {actual.kind} in place of {column.kind}.")
+        else:
+            result.failures.append(Failure(what, column.spelled, actual.spelled))
+    elif column.kind is Kind.DECIMAL:
+        if actual.precision is None:
+            result.notices.append(
+                f"{what} is described without precision and scale: they will never be widened."
+            )
+        elif column.precision is not None and column.spelled != actual.spelled:
+            result.failures.append(Failure(what, column.spelled, actual.spelled))
+
+
+_RPC_WIDTH: Final = 18
+_Found = TypeVar("_Found", Failure, str)
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """One call, and what was checked about it.
+
+    Attributes:
+        answer: what came back.
+        table: the table it is about, or "".
+        detail: what was sent, in a few words.
+        outcome: the checks; of their findings those that no earlier call had.
+        known: number of findings that an earlier call had.
+        ok: whether every check holds.
+    """
+
+    answer: Answer
+    table: str
+    detail: str
+    outcome: Checked
+    known: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A failure or a notice about one call and table, which every such call may have again.
+
+    Attributes:
+        schema: the schema, or "" before the first scenario.
+        rpc: the call.
+        table: the table, or "".
+        what: the failed check, or the text of a notice.
+    """
+
+    schema: str
+    rpc: str
+    table: str
+    what: Failure | str
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of a run; each finding counts once, however often it came."""
+
+    scenarios: int = 0
+    calls: int = 0
+    checks: int = 0
+    notices: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+    findings: Counter[Finding] = field(default_factory=Counter)
+
+    def add(
+        self, answer: Answer, schema: str, table: str, detail: str, outcome: Checked
+    ) -> CallReport:
+        """Count one call, and return the report of it."""
+
+        def are_new(found: list[_Found]) -> list[_Found]:
+            keys = [Finding(schema, answer.rpc, table, what) for what in found]
+            self.findings.update(keys)
+            return [key.what for key in keys if self.findings[key] == 1]  # type: ignore[misc]
+
+        failures, notices = are_new(outcome.failures), are_new(outcome.notices)
+        self.calls += 1
+        self.checks += len(outcome.checked)
+        self.notices += len(notices)
+        self.failures.extend(failures)
+        self.seconds += answer.seconds
+        known = len(outcome.failures) + len(outcome.notices) - len(failures) - len(notices)
+        return CallReport(
+            answer,
+            table,
+            detail,
+            replace(outcome, failures=failures, notices=notices),
+            known,
+            ok=not outcome.failures,
+        )
+
+    @property
+    def repeated(self) -> list[tuple[Finding, int]]:
+        """The findings that came more than once, with their counts, the most frequent first."""
+        return [(finding, count) for finding, count in self.findings.most_common() if count > 1]
+
+
+class Report(Protocol):
+    """Where a run tells what it does."""
+
+    def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
+        """The run begins."""
+
+    def scenario(self, file: str, schema: str) -> None:
+        """A scenario begins."""
+
+    def waiting(self, seconds: float, reason: str) -> None:
+        """The destination does not answer yet; seconds since the first try."""
+
+    def call(self, call: CallReport) -> None:
+        """A call was made."""
+
+    def notice(self, text: str) -> None:
+        """Something worth saying."""
+
+    def error(self, text: str, **parts: Any) -> None:
+        """The run cannot go on; a program gets what the text is made of, too."""
+
+    def finish(self, tally: Tally) -> None:
+        """The run is over."""
+
+
+class TextReport:
+    """A report for a reader at a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to a stream; colours only where it is a terminal."""
+        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+
+    def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
+        """The run begins."""
+        form = f"{options.compression}, {'AES' if options.encrypted else 'not encrypted'}"
+        self._line(
+            ("drive ", "bold"),
+            (options.target, "bold cyan"),
+            (f"  files: {form}, in {folder}  --shuffle-seed {seed}", "dim"),
+        )
+
+    def scenario(self, file: str, schema: str) -> None:
+        """A scenario begins."""
+        self._line(("\n" + file, "bold"), (f"  schema {schema}", "dim"))
+
+    def waiting(self, seconds: float, reason: str) -> None:
+        """The destination does not answer yet."""
+        self._line((f"  waiting for {seconds:.0f} s: {reason}", "dim"))
+
+    def call(self, call: CallReport) -> None:
+        """A call was made."""
+        outcome, answer, good = call.outcome, call.answer, call.ok
+        self._line(
+            ("  ✓ " if good else "  ✗ ", "green" if good else "bold red"),
+            (f"{answer.rpc:<{_RPC_WIDTH}} ", ""),
+            (f"{call.table}  " if call.table else "", "cyan"),
+            (f"{call.detail}  " if call.detail else "", ""),
+            (f"{answer.member or 'answered'}  ", "green" if good else "red"),
+            (f"{answer.seconds * 1000:.0f} ms", "dim"),
+            (f"  checked: {'; '.join(outcome.checked)}" if outcome.checked else "", "dim"),
+            (f"  {counted(call.known, 'finding')} as before" if call.known else "", "dim"),
+        )
+        if answer.text:
+            self._line((f"      {answer.text}", "yellow"))
+        for failure in outcome.failures:
+            self._line((f"      {failure.what}", "red"))
+            self._line((f"        expected  {failure.expected}", "green"))
+            self._line((f"        actual    {failure.actual}", "red"))
+        for notice in outcome.notices:
+            self.notice(notice)
+
+    def notice(self, text: str) -> None:
+        """Something worth saying."""
+        self._line((f"      note: {text}", "yellow"))
+
+    def error(self, text: str, **parts: Any) -> None:
+        """The run cannot go on."""
+        del parts
+        self._line(("error: ", "bold red"), (text, ""))
+
+    def finish(self, tally: Tally) -> None:
+        """The run is over."""
+        if tally.repeated:
+            self._line(("\nfindings that came more than once", "bold"))
+        for finding, count in tally.repeated:
+            what = finding.what if isinstance(finding.what, str) else str(finding.what)
+            self._line(
+                (f"  {count:>4} times  ", ""),
+                (f"{finding.rpc}  ", ""),
+                (f"{finding.table}  " if finding.table else "", "cyan"),
+                (what, "yellow" if isinstance(finding.what, str) else "red"),
+            )
+        failed = len(tally.failures)
+        self._line(
+            ("\n" + ("every check holds" if not failed else f"{failed} failed"), _colour(failed)),
+            (
+                (
+                    f"  {tally.scenarios} scenarios, {tally.calls} calls, {tally.checks} checks, "
+                    f"{tally.notices} notes, {tally.seconds:.1f} s in calls"
+                ),
+                "dim",
+            ),
+        )
+
+    def _line(self, *parts: tuple[str, str]) -> None:
+        self._console.print(Text.assemble(*parts))
+
+
+def _colour(failed: int) -> str:
+    return "bold red" if failed else "bold green"
+
+
+class JsonReport:
+    """A report for a program: one JSON object a line, each with an `event`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to a stream."""
+        self._stream = stream
+
+    def begin(self, options: DriveOptions, *, seed: int, folder: str) -> None:
+        """The run begins."""
+        self._write("begin", target=options.target, shuffle_seed=seed, work_dir=folder)
+
+    def scenario(self, file: str, schema: str) -> None:
+        """A scenario begins."""
+        self._write("scenario", file=file, schema=schema)
+
+    def waiting(self, seconds: float, reason: str) -> None:
+        """The destination does not answer yet."""
+        self._write("waiting", seconds=round(seconds, 1), reason=reason)
+
+    def call(self, call: CallReport) -> None:
+        """A call was made."""
+        outcome = call.outcome
+        self._write(
+            "call",
+            rpc=call.answer.rpc,
+            table=call.table or None,
+            detail=call.detail or None,
+            answer=call.answer.member or None,
+            text=call.answer.text or None,
+            seconds=round(call.answer.seconds, 6),
+            ok=call.ok,
+            known=call.known,
+            checked=outcome.checked,
+            failures=[
+                {"what": one.what, "expected": one.expected, "actual": one.actual}
+                for one in outcome.failures
+            ],
+            notices=outcome.notices,
+        )
+
+    def notice(self, text: str) -> None:
+        """Something worth saying."""
+        self._write("notice", text=text)
+
+    def error(self, text: str, **parts: Any) -> None:
+        """The run cannot go on."""
+        self._write("error", text=text, **parts)
+
+    def finish(self, tally: Tally) -> None:
+        """The run is over."""
+        self._write(
+            "finish",
+            ok=not tally.failures,
+            scenarios=tally.scenarios,
+            calls=tally.calls,
+            checks=tally.checks,
+            notices=tally.notices,
+            failures=len(tally.failures),
+            repeated=[
+                {
+                    "schema": finding.schema or None,
+                    "rpc": finding.rpc,
+                    "table": finding.table or None,
+                    "what": str(finding.what),
+                    "count": count,
+                }
+                for finding, count in tally.repeated
+            ],
+            seconds=round(tally.seconds, 6),
+        )
+
+    def _write(self, event: str, **content: Any) -> None:
+        line = json.dumps({"event": event, **content}, ensure_ascii=False)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+#: Known destinations leave the oneof of these answers unset when all went well.
+_MAY_BE_UNSET: Final = frozenset({"WriteBatch", "WriteHistoryBatch", "Truncate"})
+
+
+class SyncStopped(Exception):  # noqa: N818 - an outcome: the destination has ended the sync
+    """A task or a gRPC error came back, which ends a real sync."""
+
+
+class Conversation:
+    """Asks one destination, and keeps the tally."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        report: Report,
+        *,
+        configuration: Mapping[str, str],
+        accepted_types: Mapping[Kind, Kind],
+    ) -> None:
+        """Begin with a connection and a report.
+
+        Args:
+            destination: whom to ask.
+            report: where every call is told.
+            configuration: goes with every request that carries one.
+            accepted_types: see `check_description`.
+        """
+        self._destination = destination
+        self._report = report
+        self._accepted = accepted_types
+        self.configuration = configuration
+        self.tally = Tally()
+        self._schema = ""
+
+    def ask(
+        self,
+        rpc: str,
+        request: Any,
+        *,
+        table: str = "",
+        detail: str = "",
+        good: tuple[str, ...] = ("success",),
+        refusal: str | None = None,
+        refusal_due: bool = True,
+        unimplemented: str | None = None,
+        inspect: Callable[[Answer, Checked], None] | None = None,
+    ) -> Answer:
+        """Make a call and check its answer.
+
+        Args:
+            rpc: name of the call.
+            request: its request.
+            table: the table it is about, for the report.
+            detail: what is sent, for the report.
+            good: the members of the response that are right; a warning always is. None are looked
+                at when the response has no oneof.
+            refusal: why the destination may refuse, if it may.
+            refusal_due: whether the guides want it to, so that a success is wrong.
+            unimplemented: what follows if the destination does not implement the call; None: it
+                must.
+            inspect: further checks of a good answer.
+
+        Raises:
+            SyncStopped: the answer is a task or a gRPC error, and no refusal was due.
+        """
+        answer = self._destination.call(rpc, request)
+        outcome = Checked()
+        outcome.checked.append("gRPC status" if answer.member == "" else "answer")
+        is_missing = answer.member == UNIMPLEMENTED and unimplemented is not None
+        if is_missing:
+            outcome.notices.append(f"the destination does not implement {rpc}: {unimplemented}.")
+        elif refusal is not None:
+            _judge_refusal(answer, outcome, refusal, due=refusal_due)
+        elif _judge(answer, outcome, good) and inspect is not None:
+            inspect(answer, outcome)
+        call = self.tally.add(answer, self._schema, table, detail, outcome)
+        self._report.call(call)
+        if answer.refused and refusal is None and not is_missing:
+            raise SyncStopped(rpc)
+        return answer
+
+    def begin_scenario(self, file: str, schema: str) -> None:
+        """Tell that a scenario begins."""
+        self.tally.scenarios += 1
+        self._schema = schema
+        self._report.scenario(file, schema)
+
+    def notice(self, text: str) -> None:
+        """Tell something that is no failure."""
+        self.tally.notices += 1
+        self._report.notice(text)
+
+    def look_up(self, schema: str, table: str) -> TableDefinition | None:
+        """Ask for a table's columns; None if it is not found.
+
+        Raises:
+            SyncStopped: the destination cannot say.
+        """
+        answer = self.ask(
+            "DescribeTable",
+            self._description(schema, table),
+            table=table,
+            good=("table", "not_found"),
+        )
+        if answer.member != "table":
+            return None
+        definition, unknown = client.table_definition(answer.message.table)
+        for name in unknown:
+            self.notice(f"{table}.{name} is described without a known type and is left out.")
+        return definition
+
+    def expect_absent(self, schema: str, table: str) -> bool:
+        """Check that a table is not found; True if so.
+
+        Raises:
+            SyncStopped: the destination cannot say.
+        """
+        answer = self.ask(
+            "DescribeTable", self._description(schema, table), table=table, good=("not_found",)
+        )
+        return answer.member == "not_found"
+
+    def verify(self, schema: str, model: Model, table: str) -> None:
+        """Check that a table is described as the model says; a table it lacks must not be found.
+
+        Raises:
+            SyncStopped: the destination cannot say.
+        """
+        wanted = model.tables.get(table)
+        if wanted is None:
+            self.expect_absent(schema, table)
+            return
+        self.ask(
+            "DescribeTable",
+            self._description(schema, table),
+            table=table,
+            good=("table",),
+            inspect=lambda answer, outcome: self._compare(answer, outcome, model, wanted),
+        )
+
+    def _compare(self, answer: Answer, outcome: Checked, model: Model, wanted: ModelTable) -> None:
+        outcome.expect("name", wanted.name, answer.message.table.name)
+        described, unknown = client.table_definition(answer.message.table)
+        for name in unknown:
+            outcome.failures.append(Failure(f"type of {name!r}", "a type", "UNSPECIFIED"))
+        found = check_description(described, wanted, accepted=self._accepted)
+        outcome.checked.extend(found.checked)
+        outcome.failures.extend(found.failures)
+        outcome.notices.extend(found.notices)
+        model.settle_decimals(wanted.name, described)
+
+    def _description(self, schema: str, table: str) -> sdk.DescribeTableRequest:
+        return sdk.DescribeTableRequest(
+            configuration=self.configuration, schema_name=schema, table_name=table
+        )
+
+
+def _judge(answer: Answer, outcome: Checked, good: tuple[str, ...]) -> bool:
+    """Check which member an answer has; True if it is a good one."""
+    if answer.refused:
+        outcome.failures.append(Failure("answer", " or ".join(good) or "OK", answer.member))
+    elif answer.member == "warning":
+        outcome.notices.append("a warning: the sync goes on.")
+    elif answer.member == "unset" and answer.rpc in _MAY_BE_UNSET:
+        outcome.notices.append("the response is empty: it should say success.")
+    elif answer.member and (answer.member not in good or answer.text == "false"):
+        said = f"{answer.member}=false" if answer.text == "false" else answer.member
+        outcome.failures.append(Failure("answer", " or ".join(good), said))
+    else:
+        return True
+    return False
+
+
+def _judge_refusal(answer: Answer, outcome: Checked, refusal: str, *, due: bool) -> None:
+    """Check an answer to what the destination must, or may, refuse."""
+    outcome.checked.append("refusal")
+    if answer.refused:
+        outcome.notices.append(f"refused, as it {'must' if due else 'may'} be: {refusal}.")
+    elif not due:
+        outcome.notices.append(f"not refused, although {refusal}.")
+    elif answer.member != "unsupported":
+        outcome.failures.append(Failure("answer", f"a task, because {refusal}", answer.member))

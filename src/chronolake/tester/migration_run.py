@@ -1,0 +1,486 @@
+"""Schema migrations of a scenario: requested, applied to the model, checked.
+
+The effects of schema migrations on the expected contents (`specs/partner-sdk.md`, 4.8 and 4.9).
+
+`migrate` applies what the guides want a destination to do; `without_support` what Fivetran does
+instead when the destination answers `unsupported`.
+
+The schema migrations of a scenario: asked for, applied to the model, looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from chronolake.protos import destination_sdk_pb2 as sdk
+from chronolake.tester import client, values
+from chronolake.tester import scenario as forms
+from chronolake.tester.client import UNIMPLEMENTED
+from chronolake.tester.conversation import Checked, Failure
+from chronolake.tester.definition import DELETED_COLUMN, HISTORY_SPECS, ColumnSpec, TableDefinition
+from chronolake.tester.model import EPSILON_MICROS, Model, ModelRefusal, ModelTable, StoredRow
+from chronolake.tester.values import Value, parsed
+from chronolake.types import (
+    ACTIVE,
+    DELETED,
+    END,
+    HISTORY_COLUMNS,
+    START,
+    SYNCED,
+    TMAX_MICROS,
+    TMIN_MICROS,
+    Kind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chronolake.tester.client import Answer
+    from chronolake.tester.conversation import Conversation
+    from chronolake.tester.scenario import Migration
+
+
+NULL_TEXT: Final = "NULL"
+
+
+def migrate(model: Model, migration: Migration, *, now_micros: int) -> None:
+    """Do to the model what the migration asks of the destination.
+
+    Args:
+        model: changed in place, unless the migration is refused.
+        migration: what to do.
+        now_micros: the wall clock, for the one conversion that takes it.
+
+    Raises:
+        ModelRefusal: the guides want the destination to refuse; the model is as it was.
+    """
+    match migration:
+        case forms.AddColumn() | forms.ChangeColumnDataType() | forms.DropColumn():
+            wanted, drop = altered(model, migration)
+            sent = model.table(migration.table).sent
+            model.alter(migration.table, wanted, drop_columns=drop)
+            names = {*sent, migration.column}
+            table = model.table(migration.table)
+            table.sent = tuple(n for n in table.definition.names if n in names)
+        case forms.DropTable():
+            model.tables.pop(migration.table, None)
+        case forms.RenameTable():
+            if migration.from_table not in model.tables and migration.to_table in model.tables:
+                return  # it was done before, and the answer was lost
+            _require_free(model, migration.from_table, migration.to_table)
+            table = model.tables.pop(migration.from_table)
+            model.tables[migration.to_table] = replace(table, name=migration.to_table)
+        case forms.CopyTable():
+            copy = model.table(migration.from_table).copy(migration.to_table)
+            target = model.tables.get(migration.to_table)
+            if target is None or target.definition != copy.definition:
+                _require_free(model, migration.from_table, migration.to_table)
+            model.tables[migration.to_table] = copy
+        case forms.CopyTableToHistoryMode():
+            _require_free(model, migration.from_table, migration.to_table)
+            copy = model.table(migration.from_table).copy(migration.to_table)
+            _to_history(copy, migration.deleted_column or None)
+            model.tables[migration.to_table] = copy
+        case forms.SyncMode():
+            _convert(model, migration, now_micros)
+        case _:
+            _change_column(model, migration)
+
+
+def altered(
+    model: Model, migration: forms.AddColumn | forms.ChangeColumnDataType | forms.DropColumn
+) -> tuple[TableDefinition, bool]:
+    """The columns and the `drop_columns` flag of the AlterTable that carries the migration.
+
+    It lists every stored column, as Fivetran knows them from DescribeTable, so that a
+    `drop_columns` takes away nothing else.
+
+    Raises:
+        ModelRefusal: the table is missing.
+    """
+    definition = model.table(migration.table).definition
+    match migration:
+        case forms.DropColumn():
+            return definition.without([migration.column]), True
+        case _:
+            old = definition.column(migration.column)
+            spec = replace(migration.spec, key=old is not None and old.key)
+            return definition.with_column(spec), False
+
+
+def without_support(model: Model, migration: Migration) -> TableDefinition | None:
+    """What Fivetran asks for instead, when a destination does not support the migration.
+
+    Returns:
+        The columns for AlterTable of the migration's table or, for the migrations that copy or
+        rename a table, for CreateTable of the new one; None if Fivetran does nothing.
+    """
+    table = model.tables.get(migration.tables[0])
+    if table is None:
+        return None
+    definition = table.definition
+    match migration:
+        case forms.AddColumnWithDefaultValue():
+            if definition.column(migration.column) is None:
+                return definition.with_column(migration.spec)
+        case forms.RenameColumn() | forms.CopyColumn():
+            old = definition.column(migration.from_column)
+            if old is not None and not old.key and definition.column(migration.to_column) is None:
+                return definition.with_column(replace(old, name=migration.to_column))
+        case forms.RenameTable() | forms.CopyTable():
+            if migration.to_table not in model.tables:
+                return table.request
+    return None
+
+
+def _require_free(model: Model, source: str, target: str) -> None:
+    model.table(source)
+    if target in model.tables:
+        raise ModelRefusal(f"the table {target!r} exists")
+
+
+def _change_column(model: Model, migration: Migration) -> None:  # noqa: C901, PLR0912 - one case a form
+    table = model.table(migration.tables[0])
+    match migration:
+        case forms.UpdateColumnValue():
+            _fill(table, migration.column, migration.value)
+        case forms.SetColumnToNull():
+            _fill(table, migration.column, NULL_TEXT)
+        case forms.AddColumnWithDefaultValue():
+            old = table.definition.column(migration.column)
+            default = _value(migration.default_value, old or migration.spec)
+            if old is None:
+                _add(table, migration.spec)
+            for row in table.rows:
+                row[migration.column] = default
+        case forms.CopyColumn():
+            copied = replace(
+                _stored(table, migration.from_column), name=migration.to_column, key=False
+            )
+            if table.definition.column(migration.to_column) != copied:
+                _add(table, copied)
+            for row in table.rows:
+                row[migration.to_column] = row[migration.from_column]
+        case forms.RenameColumn():
+            _rename(table, migration.from_column, migration.to_column)
+        case forms.AddColumnInHistoryMode():
+            spec = table.definition.column(migration.column) or migration.spec
+            default = _value(migration.default_value, spec)
+            begin = _begin(table, migration.operation_timestamp)
+            if table.definition.column(spec.name) is None:
+                _add(table, spec)
+            _new_versions(table, spec.name, begin, default, lambda _: True)
+        case forms.DropColumnInHistoryMode():
+            name = migration.column
+            if table.definition.column(name) is not None:
+                begin = _begin(table, migration.operation_timestamp)
+                _new_versions(table, name, begin, None, lambda row: row[name] is not None)
+        case _:
+            raise ModelRefusal(f"{migration.operation} is not known")
+
+
+def _stored(table: ModelTable, name: str) -> ColumnSpec:
+    column = table.definition.column(name)
+    if column is None:
+        raise ModelRefusal(f"the table has no column {name!r}")
+    return column
+
+
+def _value(text: str, column: ColumnSpec) -> Value:
+    try:
+        return parsed(text, column)
+    except ValueError as failure:
+        raise ModelRefusal(f"the value does not fit {column.spelled}: {failure}") from None
+
+
+def _fill(table: ModelTable, name: str, text: str) -> None:
+    column = _stored(table, name)
+    value = None if text == NULL_TEXT else _value(text, column)
+    for row in table.rows:
+        row[name] = value
+
+
+def _add(table: ModelTable, column: ColumnSpec) -> None:
+    if table.definition.column(column.name) is not None:
+        raise ModelRefusal(f"the table has a column {column.name!r}")
+    table.definition = table.definition.with_column(column)
+    table.sent = (*table.sent, column.name)
+    for row in table.rows:
+        row[column.name] = None
+
+
+def _rename(table: ModelTable, old: str, new: str) -> None:
+    _stored(table, old)
+    if table.definition.column(new) is not None:
+        raise ModelRefusal(f"the table has a column {new!r}")
+    table.definition = table.definition.renamed(old, new)
+    table.sent = tuple(new if name == old else name for name in table.sent)
+    for row in table.rows:
+        row[new] = row.pop(old)
+
+
+def _begin(table: ModelTable, text: str) -> int:
+    begin = values.micros(text)
+    if not table.definition.history:
+        raise ModelRefusal("the table is not in history mode")
+    if any(row[ACTIVE] and _start(row) > begin for row in table.rows):
+        raise ModelRefusal("an active version begins after the operation's time")
+    return begin
+
+
+def _start(row: StoredRow) -> int:
+    start = row[START]
+    return start if isinstance(start, int) else TMIN_MICROS
+
+
+def _new_versions(
+    table: ModelTable,
+    column: str,
+    begin: int,
+    value: Value,
+    concerned: Callable[[StoredRow], bool],
+) -> None:
+    """End the active versions at `begin` and go on with `value`; those that begin then get it."""
+    added: list[StoredRow] = []
+    for row in table.rows:
+        if row[ACTIVE] and _start(row) < begin and concerned(row):
+            added.append({**row, START: begin, END: TMAX_MICROS})
+            row[ACTIVE], row[END] = False, begin - EPSILON_MICROS
+    table.rows.extend(added)
+    for row in table.rows:
+        if _start(row) == begin:
+            row[column] = value
+
+
+def _convert(model: Model, migration: forms.SyncMode, now_micros: int) -> None:  # noqa: C901 - one case a form
+    table = model.table(migration.table)
+    match migration:
+        case forms.MigrateSoftDeleteToHistory():
+            _to_history(table, migration.deleted_column)
+        case forms.MigrateHistoryToSoftDelete():
+            _to_soft_delete(table, migration.deleted_column or DELETED)
+        case forms.MigrateSoftDeleteToLive():
+            marker = migration.deleted_column or DELETED
+            table.rows = [row for row in table.rows if row.get(marker) is not True]
+            if marker == DELETED:
+                _drop(table, [DELETED])
+        case forms.MigrateHistoryToLive():
+            if not migration.keep_inactive_rows:
+                table.rows = [row for row in table.rows if row.get(ACTIVE)]
+            _drop(table, HISTORY_COLUMNS)
+        case forms.MigrateLiveToSoftDelete():
+            marker = migration.deleted_column or DELETED
+            if table.definition.column(marker) is None:
+                _add(table, ColumnSpec(marker, Kind.BOOLEAN))
+            for row in table.rows:
+                row[marker] = bool(row[marker])
+        case forms.MigrateLiveToHistory():
+            _require_no_history(table)
+            for spec in HISTORY_SPECS:
+                _add(table, spec)
+            for row in table.rows:
+                row.update({START: now_micros, END: TMAX_MICROS, ACTIVE: True})
+            table.inexact.add(START)  # the destination's clock decides
+
+
+def _drop(table: ModelTable, names: tuple[str, ...] | list[str]) -> None:
+    table.definition = table.definition.without(names)
+    table.sent = tuple(name for name in table.sent if name not in names)
+    for row in table.rows:
+        for name in names:
+            row.pop(name, None)
+
+
+def _require_no_history(table: ModelTable) -> None:
+    if table.definition.history:
+        raise ModelRefusal("the table is in history mode already")
+
+
+def _to_history(table: ModelTable, marker: str | None) -> None:
+    _require_no_history(table)
+    synced = [value for row in table.rows if isinstance(value := row.get(SYNCED), int)]
+    begin = max(synced, default=TMIN_MICROS)
+    for spec in HISTORY_SPECS:
+        _add(table, spec)
+    for row in table.rows:
+        if marker is not None and row.get(marker) is True:
+            row.update({START: TMIN_MICROS, END: TMIN_MICROS, ACTIVE: False})
+        else:
+            row.update({START: begin, END: TMAX_MICROS, ACTIVE: True})
+    _drop(table, [DELETED])
+
+
+def _to_soft_delete(table: ModelTable, marker: str) -> None:
+    if not table.definition.history:
+        raise ModelRefusal("the table is not in history mode")
+    newest = [max(versions, key=_start) for versions in table.by_key().values()]
+    table.rows = [row for row in newest if row[START] is not None]
+    for spec in (DELETED_COLUMN, ColumnSpec(marker, Kind.BOOLEAN)):
+        if table.definition.column(spec.name) is None:
+            _add(table, spec)
+            for row in table.rows:
+                row[spec.name] = False
+    for row in table.rows:
+        row[marker] = not row[ACTIVE]
+    _drop(table, HISTORY_COLUMNS)
+
+
+class Migrator:
+    """Carries out migrations in one schema."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        *,
+        schema: str,
+        strict: bool,
+        now_millis: Callable[[], int],
+    ) -> None:
+        """Begin with a conversation.
+
+        Args:
+            conversation: whom to ask.
+            schema: the tables' schema.
+            strict: whether an `unsupported` migration is a failure.
+            now_millis: the wall clock, in milliseconds since the epoch.
+        """
+        self._conversation = conversation
+        self._schema = schema
+        self._strict = strict
+        self._now = now_millis
+
+    def carry_out(self, model: Model, migration: Migration) -> Model:
+        """Ask for one migration and check what became of its tables.
+
+        Args:
+            model: the tables as they must be before; not to be used afterwards.
+            migration: what to do.
+
+        Returns:
+            The tables as they must be afterwards.
+
+        Raises:
+            SyncStopped: the destination refused without reason.
+        """
+        source = migration.tables[0]
+        if source not in model.tables:
+            found = self._conversation.look_up(self._schema, source)
+            if found is not None:
+                model.adopt(source, found)
+        after, refusal = copy.deepcopy(model), None
+        try:
+            migrate(after, migration, now_micros=self._now() * 1000)
+        except ModelRefusal as reason:
+            after, refusal = model, str(reason)
+        match migration:
+            case forms.AddColumn() | forms.ChangeColumnDataType() | forms.DropColumn():
+                if source not in model.tables:
+                    self._conversation.notice(
+                        f"{migration.place}: there is no table {source!r}; skipped."
+                    )
+                    return model
+                self._alter(model, migration, refusal)
+            case _:
+                # The guides do not say what becomes of a table that is not there.
+                answer = self._migrate(migration, refusal, due=source in model.tables)
+                if answer.member in {"unsupported", UNIMPLEMENTED}:
+                    after = self._fall_back(model, migration)
+        for table in migration.tables:
+            self._conversation.verify(self._schema, after, table)
+        return after
+
+    def _alter(
+        self,
+        model: Model,
+        migration: forms.AddColumn | forms.ChangeColumnDataType | forms.DropColumn,
+        refusal: str | None,
+    ) -> None:
+        wanted, drop = altered(model, migration)
+        self.alter_table(
+            migration.table, wanted, drop=drop, detail=migration.operation, refusal=refusal
+        )
+
+    def alter_table(
+        self,
+        table: str,
+        wanted: TableDefinition,
+        *,
+        drop: bool = False,
+        detail: str = "",
+        refusal: str | None = None,
+    ) -> None:
+        """Ask for an AlterTable.
+
+        Raises:
+            SyncStopped: the destination refused without reason.
+        """
+        request = sdk.AlterTableRequest(
+            configuration=self._conversation.configuration,
+            schema_name=self._schema,
+            table=client.table_message(table, wanted),
+            drop_columns=drop,
+        )
+        self._conversation.ask("AlterTable", request, table=table, detail=detail, refusal=refusal)
+
+    def create_table(self, table: str, definition: TableDefinition, *, detail: str = "") -> None:
+        """Ask for a CreateTable.
+
+        Raises:
+            SyncStopped: the destination refused.
+        """
+        request = sdk.CreateTableRequest(
+            configuration=self._conversation.configuration,
+            schema_name=self._schema,
+            table=client.table_message(table, definition),
+        )
+        self._conversation.ask("CreateTable", request, table=table, detail=detail)
+
+    def _migrate(self, migration: Migration, refusal: str | None, *, due: bool) -> Answer:
+        request = sdk.MigrateRequest(
+            configuration=self._conversation.configuration,
+            details=client.migration_details(self._schema, migration),
+        )
+        withdrawn = isinstance(migration, forms.SyncMode) and migration.withdrawn
+
+        def inspect(answer: Answer, outcome: Checked) -> None:
+            if answer.member == "unsupported" and withdrawn:
+                outcome.checked.append("a withdrawn migration is unsupported")
+            elif answer.member == "unsupported" and self._strict:
+                outcome.failures.append(Failure("answer", "success", "unsupported"))
+            elif answer.member == "unsupported":
+                outcome.notices.append("unsupported: Fivetran goes on without it.")
+            elif withdrawn:
+                outcome.notices.append("this migration was withdrawn: unsupported is expected.")
+
+        return self._conversation.ask(
+            "Migrate",
+            request,
+            table=migration.tables[0],
+            detail=migration.operation,
+            good=("success", "unsupported"),
+            refusal=refusal,
+            refusal_due=due,
+            unimplemented=None if self._strict else "Fivetran goes on without it",
+            inspect=inspect,
+        )
+
+    def _fall_back(self, model: Model, migration: Migration) -> Model:
+        instead = without_support(model, migration)
+        if instead is None:
+            return model
+        match migration:
+            case forms.RenameTable() | forms.CopyTable():
+                self.create_table(migration.to_table, instead, detail="instead")
+                model.create(migration.to_table, instead)
+            case _:
+                table = migration.tables[0]
+                sent = set(model.table(table).sent)
+                self.alter_table(table, instead, detail="instead")
+                model.alter(table, instead)
+                sent.add(instead.names[-1])
+                if isinstance(migration, forms.RenameColumn):
+                    sent.discard(migration.from_column)
+                model.table(table).sent = tuple(name for name in instead.names if name in sent)
+        return model

@@ -1,0 +1,286 @@
+"""Rows of batch files from a scenario's operations, and the history columns computed by the sender.
+
+Rows: from a scenario's operations to the rows of batch files, for tables without history.
+
+History: the start, end and active columns that the sender computes within one request.
+
+For each key the upserts and updates of the request are ordered by `op_time`. Each begins a version;
+it ends 1 ms before the next one begins, and the last one is active. A delete carries its time as
+the end, and nothing about the versions before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from chronolake.errors import ScenarioError
+from chronolake.tester import values
+from chronolake.tester.scenario import Row, RowOperation, RowStep
+from chronolake.tester.values import Value, parsed
+from chronolake.types import ACTIVE, DELETED, END, START, SYNCED, TMAX_TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from chronolake.tester.definition import TableDefinition
+    from chronolake.tester.scenario import Scenario
+
+
+class Marker(Enum):
+    """A cell that is no text: NULL, or in update files the stored value."""
+
+    NULL = "null"
+    UNMODIFIED = "unmodified"
+
+
+Cell = str | Marker
+#: One row of a batch file: a cell for each of the file's columns.
+Record = Mapping[str, Cell]
+Key = tuple[Value, ...]
+
+
+class FileKind(StrEnum):
+    """The four lists of a write request, by the name that their files carry."""
+
+    EARLIEST = "earliest"
+    UPSERT = "upsert"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row of one operation, with the time at which the operation was taken up."""
+
+    operation: RowOperation
+    row: Row
+    synced: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one write request carries for one table.
+
+    Attributes:
+        table: the table's name.
+        definition: the columns of the request.
+        records: the rows by the kind of file, in the order of the files; a kind without rows is
+            absent.
+    """
+
+    table: str
+    definition: TableDefinition
+    records: Mapping[FileKind, tuple[Record, ...]]
+
+    def of(self, kind: FileKind) -> tuple[Record, ...]:
+        """The rows of one kind of file."""
+        return self.records.get(kind, ())
+
+    def columns(self, kind: FileKind) -> tuple[str, ...]:
+        """The columns that every row of this kind of file has."""
+        records = self.of(kind)
+        return tuple(records[0]) if records else ()
+
+
+def key_of(cells: Mapping[str, Cell | None], definition: TableDefinition) -> Key:
+    """The typed key of a row that `check_rows` has accepted; without `_fivetran_start`."""
+    found: list[Value] = []
+    for name in definition.key:
+        column, cell = definition.column(name), cells[name]
+        found.append(parsed(cell, column) if column and isinstance(cell, str) else None)
+    return tuple(found)
+
+
+def check_rows(scenario: Scenario, definitions: Mapping[str, TableDefinition]) -> None:
+    """Refuse rows that no batch file could carry to their table.
+
+    Tables without a definition are passed over.
+
+    Raises:
+        ScenarioError: an unknown column, a missing key or op_time, or a value that does not fit;
+            the message names the JSON path and never the value.
+    """
+    for step in scenario.steps:
+        if isinstance(step, RowStep):
+            for table, rows in step.tables.items():
+                definition = definitions.get(table)
+                if definition is not None:
+                    for row in rows:
+                        _check_row(row, step.operation, definition, str(scenario.path))
+
+
+def _check_row(row: Row, operation: RowOperation, definition: TableDefinition, file: str) -> None:
+    for name, text in row.cells.items():
+        column = definition.column(name)
+        if column is None:
+            raise ScenarioError(
+                f"{row.place}.{name}: The table has no such column.",
+                hint="Declare it in create_table, or in alter_table.",
+                file=file,
+            )
+        if text is not None:
+            try:
+                parsed(text, column)
+            except ValueError as failure:
+                raise ScenarioError(
+                    f"{row.place}.{name}: The value does not fit {column.spelled}: {failure}.",
+                    hint="Write another value, or declare the column with another type.",
+                    file=file,
+                ) from None
+    for name in definition.key:
+        if row.cells.get(name) is None:
+            raise ScenarioError(
+                f"{row.place}: The key column {name!r} is missing.",
+                hint="Give every row a value for each column of primary_key.",
+                file=file,
+            )
+    if definition.history and row.op_time is None:
+        raise ScenarioError(
+            f"{row.place}: A row of a history table must have an op_time.",
+            hint="Write op_time beside its columns, such as 2024-02-29T10:15:30Z.",
+            file=file,
+        )
+    if operation is RowOperation.SOFT_DELETE and not (
+        definition.history or definition.soft_deletes
+    ):
+        raise ScenarioError(
+            f"{row.place}: The table has no {DELETED!r} column.",
+            hint="Use delete, or declare the column or history_mode.",
+            file=file,
+        )
+
+
+def upsert_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
+    """The given values; NULL where none was given."""
+    record = _given(event, definition, Marker.NULL)
+    if definition.soft_deletes:
+        record[DELETED] = event.row.cells.get(DELETED) or "false"
+    return record
+
+
+def update_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
+    """The given values; unmodified where none was given. An update takes a soft delete back."""
+    record = _given(event, definition, Marker.UNMODIFIED)
+    if definition.soft_deletes:
+        record[DELETED] = event.row.cells.get(DELETED) or "false"
+    return record
+
+
+def delete_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
+    """The key and the time of sync; NULL everywhere else."""
+    return _only_key(event, definition, Marker.NULL)
+
+
+def soft_delete_record(event: Event, definition: TableDefinition) -> dict[str, Cell]:
+    """The key, the time of sync and a true delete marker; unmodified everywhere else."""
+    record = _only_key(event, definition, Marker.UNMODIFIED)
+    record[DELETED] = "true"
+    return record
+
+
+def _given(event: Event, definition: TableDefinition, rest: Marker) -> dict[str, Cell]:
+    record: dict[str, Cell] = {}
+    for name in definition.names:
+        if name in event.row.cells:
+            text = event.row.cells[name]
+            record[name] = Marker.NULL if text is None else text
+        else:
+            record[name] = event.synced if name == SYNCED else rest
+    return record
+
+
+def _only_key(event: Event, definition: TableDefinition, rest: Marker) -> dict[str, Cell]:
+    record: dict[str, Cell] = dict.fromkeys(definition.names, rest)
+    for name in definition.key:
+        record[name] = event.row.cells[name] or ""
+    record[SYNCED] = event.synced
+    return record
+
+
+def plain_changes(table: str, definition: TableDefinition, events: Iterable[Event]) -> Changes:
+    """The rows of a WriteBatch: one list per kind of file, each in the order of the operations."""
+    records: dict[FileKind, list[Record]] = {}
+    for event in events:
+        match event.operation:
+            case RowOperation.UPSERT:
+                kind, record = FileKind.UPSERT, upsert_record(event, definition)
+            case RowOperation.UPDATE:
+                kind, record = FileKind.UPDATE, update_record(event, definition)
+            case RowOperation.SOFT_DELETE:
+                kind, record = FileKind.UPDATE, soft_delete_record(event, definition)
+            case RowOperation.DELETE:
+                kind, record = FileKind.DELETE, delete_record(event, definition)
+        records.setdefault(kind, []).append(record)
+    return Changes(table, definition, frozen(records))
+
+
+def frozen(records: Mapping[FileKind, Sequence[Record]]) -> dict[FileKind, tuple[Record, ...]]:
+    """The lists as tuples, in the order of the request's lists, without the empty ones."""
+    return {kind: tuple(records[kind]) for kind in FileKind if records.get(kind)}
+
+
+_BEGINNINGS: Final = frozenset({RowOperation.UPSERT, RowOperation.UPDATE})
+
+
+def history_changes(table: str, definition: TableDefinition, events: Iterable[Event]) -> Changes:
+    """The rows of a WriteHistoryBatch, grouped by key in each file.
+
+    Args:
+        table: the table's name.
+        definition: the table's columns, the history columns among them.
+        events: the rows in the order of the operations, each with an `op_time`.
+
+    Raises:
+        ScenarioError: two events of one key at one time, whose order nobody could tell.
+    """
+    by_key: dict[Key, list[Event]] = {}
+    for event in events:
+        by_key.setdefault(key_of(event.row.cells, definition), []).append(event)
+    records: dict[FileKind, list[Record]] = {}
+    for group in by_key.values():
+        ordered = sorted(group, key=_time)
+        for one, two in pairwise(ordered):
+            if _time(one) == _time(two):
+                raise ScenarioError(
+                    f"{one.row.place} and {two.row.place} have the same key and op_time.",
+                    hint="Give one of them another op_time.",
+                )
+        _group(ordered, definition, records)
+    return Changes(table, definition, frozen(records))
+
+
+def _time(event: Event) -> int:
+    return values.nanos(event.row.op_time or "")
+
+
+def _group(
+    events: list[Event], definition: TableDefinition, records: dict[FileKind, list[Record]]
+) -> None:
+    beginnings = [event for event in events if event.operation in _BEGINNINGS]
+    ends: dict[int, str] = {
+        id(event): values.time_text(_time(following) - values.NANOS_PER_MILLI)
+        for event, following in pairwise(beginnings)
+    }
+    if beginnings:
+        earliest: dict[str, Cell] = {
+            name: beginnings[0].row.cells[name] or "" for name in definition.key
+        }
+        earliest[START] = beginnings[0].row.op_time or ""
+        records.setdefault(FileKind.EARLIEST, []).append(earliest)
+    for event in events:
+        if event.operation not in _BEGINNINGS:
+            record = delete_record(event, definition)
+            record[END], record[ACTIVE] = event.row.op_time or "", "false"
+            records.setdefault(FileKind.DELETE, []).append(record)
+            continue
+        upsert = event.operation is RowOperation.UPSERT
+        record = (upsert_record if upsert else update_record)(event, definition)
+        record[START] = event.row.op_time or ""
+        record[END] = ends.get(id(event), TMAX_TEXT)
+        record[ACTIVE] = "true" if id(event) not in ends else "false"
+        kind = FileKind.UPSERT if upsert else FileKind.UPDATE
+        records.setdefault(kind, []).append(record)

@@ -1,0 +1,496 @@
+"""A test run: scenarios in order, from the files to the exit code.
+
+A session: the calls of each scenario in the order in which the vendor's tester makes them.
+
+Per run: ConfigurationForm, Test for each test of the form, Capabilities. Per scenario: CreateTable,
+AlterTable, WriteBatch or WriteHistoryBatch, Truncate, schema migrations, DescribeTable. Every
+change of a schema is looked at with DescribeTable right away.
+
+One run of the tester, from the scenario files to the exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chronolake.errors import ChronolakeError, ConfigurationError, ScenarioError
+from chronolake.protos import common_pb2 as common
+from chronolake.protos import destination_sdk_pb2 as sdk
+from chronolake.tester import client, values
+from chronolake.tester.client import Destination
+from chronolake.tester.conversation import (
+    Conversation,
+    Failure,
+    JsonReport,
+    Report,
+    SyncStopped,
+    TextReport,
+)
+from chronolake.tester.definition import DELETED_COLUMN, TableDefinition, with_system_columns
+from chronolake.tester.files import BatchFolder, FileForm, FileFormat
+from chronolake.tester.migration_run import Migrator
+from chronolake.tester.model import Model, ModelRefusal
+from chronolake.tester.options import DriveOptions, FlushMode
+from chronolake.tester.rows import Event, check_rows, history_changes, plain_changes
+from chronolake.tester.scenario import (
+    RowStep,
+    Scenario,
+    TableForm,
+    TruncateStep,
+    read_scenario,
+    scenario_files,
+)
+from chronolake.types import DELETED, SYNCED, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import TextIO
+
+    from chronolake.tester.client import Answer
+    from chronolake.tester.conversation import Checked
+
+
+_MILLIS_BETWEEN_OPERATIONS = 2
+
+
+class WallClock:
+    """Milliseconds since the epoch, never twice within two milliseconds."""
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._last = 0
+
+    def __call__(self) -> int:
+        """The time, after waiting until it is two milliseconds later than the last one."""
+        while (now := time.time_ns() // 1_000_000) < self._last + _MILLIS_BETWEEN_OPERATIONS:
+            time.sleep(0.001)
+        self._last = now
+        return now
+
+
+def introduce(conversation: Conversation, tests_with: dict[str, str]) -> FileFormat:
+    """Ask for the configuration form, run its tests, and ask for the capabilities.
+
+    Args:
+        conversation: whom to ask.
+        tests_with: the configuration to test.
+
+    Returns:
+        The format of batch files that the destination wants.
+
+    Raises:
+        SyncStopped: the destination failed.
+    """
+    form = conversation.ask(
+        "ConfigurationForm", common.ConfigurationFormRequest(), inspect=_check_form
+    )
+    required = [one.name for one in form.message.fields if one.required]
+    for name in required:
+        if not tests_with.get(name):
+            conversation.notice(f"the form requires {name!r}; the configuration does not have it.")
+    for test in form.message.tests:
+        conversation.ask(
+            "Test",
+            common.TestRequest(name=test.name, configuration=tests_with),
+            detail=test.name,
+            unimplemented="nobody is told whether the configuration works",
+        )
+    answer = conversation.ask(
+        "Capabilities", sdk.CapabilitiesRequest(), unimplemented="batch files are CSV"
+    )
+    if answer.message is None:
+        return FileFormat.CSV
+    parquet = answer.message.batch_file_format == sdk.PARQUET
+    return FileFormat.PARQUET if parquet else FileFormat.CSV
+
+
+def _check_form(answer: Answer, outcome: Checked) -> None:
+    names = client.form_names(answer.message.fields)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    outcome.expect("unique field names", "none twice", ", ".join(twice) or "none twice")
+    if not answer.message.tests:
+        outcome.notices.append("the form names no test.")
+
+
+class Session:
+    """Plays scenarios against one schema of a destination, and keeps the model of its tables."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        *,
+        schema: str,
+        options: DriveOptions,
+        folder: BatchFolder,
+        shuffler: random.Random,
+        clock: WallClock,
+    ) -> None:
+        """Begin with an empty schema.
+
+        Args:
+            conversation: whom to ask.
+            schema: the schema that the tables are in.
+            options: how to play.
+            folder: where the batch files go.
+            shuffler: decides about the order of columns in requests.
+            clock: stamps the operations.
+        """
+        self.model = Model()
+        self.schema = schema
+        self._conversation = conversation
+        self._options = options
+        self._folder = folder
+        self._shuffler = shuffler
+        self._clock = clock
+        self._migrator = Migrator(
+            conversation, schema=schema, strict=options.strict_migrations, now_millis=clock
+        )
+
+    def play(self, scenario: Scenario) -> None:
+        """Play one scenario.
+
+        Raises:
+            ScenarioError: its rows fit no table; nothing was changed for this scenario.
+            SyncStopped: the destination ended the sync.
+        """
+        for text in scenario.notices:
+            self._conversation.notice(text)
+        self._adopt((*scenario.alter, *sorted(scenario.written)), scenario)
+        created, altered = self._definitions(scenario)
+        current = {name: table.request for name, table in self.model.tables.items()}
+        check_rows(scenario, current | created | altered)
+        self._check_truncates(scenario, current | created | altered)
+        for name, definition in created.items():
+            self._create(name, definition)
+        for name, definition in altered.items():
+            self._alter(name, definition)
+        self._operate(scenario)
+        for migration in scenario.migrations:
+            self.model = self._migrator.carry_out(self.model, migration)
+        for name in scenario.describe:
+            self._conversation.verify(self.schema, self.model, name)
+
+    def _adopt(self, names: Iterable[str], scenario: Scenario) -> None:
+        """Take the definition of tables that the run has not made from the destination."""
+        for name in dict.fromkeys(names):
+            if name in self.model.tables or name in scenario.create:
+                continue
+            found = self._conversation.look_up(self.schema, name)
+            if found is not None:
+                self.model.adopt(name, found)
+            else:
+                self._conversation.notice(f"there is no table {name!r}: what is for it is skipped.")
+
+    def _definitions(
+        self, scenario: Scenario
+    ) -> tuple[dict[str, TableDefinition], dict[str, TableDefinition]]:
+        """The columns for CreateTable and, by table, for AlterTable."""
+        created, altered = {}, {}
+        for name, form in scenario.create.items():
+            if name in self.model.tables:
+                self._conversation.notice(
+                    f"the table {name!r} is there from an earlier scenario: AlterTable in place of "
+                    "CreateTable."
+                )
+                altered[name] = self._definition(name, form, scenario)
+            else:
+                created[name] = self._definition(name, form, scenario)
+        for name, form in scenario.alter.items():
+            if name in self.model.tables or name in created:
+                altered[name] = self._definition(name, form, scenario)
+        for name in scenario.soft_deleted - created.keys() - altered.keys():
+            table = self.model.tables.get(name)
+            if table and not table.definition.history and DELETED not in table.sent:
+                altered[name] = table.request.with_column(DELETED_COLUMN)
+        return created, altered
+
+    def _definition(self, name: str, form: TableForm, scenario: Scenario) -> TableDefinition:
+        table = self.model.tables.get(name)
+        has_marker = table is not None and DELETED in table.definition.names
+        wanted = with_system_columns(
+            [kind.column(one, key=one in form.primary_key) for one, kind in form.columns.items()],
+            history=form.history_mode,
+            soft_deleted=name in scenario.soft_deleted or has_marker,
+            version=self._options.tester_version,
+        )
+        made = scenario.create.get(name)
+        was = table.definition.history if table is not None else made and made.history_mode
+        if was is not None and was is not wanted.history:
+            raise ScenarioError(
+                f"The table {name!r} cannot change history_mode by its definition.",
+                hint="Use a migration, or --schema-per-file.",
+                file=str(scenario.path),
+            )
+        return wanted
+
+    def _check_truncates(self, scenario: Scenario, definitions: dict[str, TableDefinition]) -> None:
+        for step in scenario.steps:
+            if isinstance(step, TruncateStep) and step.soft:
+                for name in step.tables:
+                    if name in definitions and definitions[name].history:
+                        raise ScenarioError(
+                            f"{step.place}: The history table {name!r} has no {DELETED!r} column "
+                            "to set.",
+                            hint="Use truncate_before.",
+                            file=str(scenario.path),
+                        )
+
+    def _create(self, name: str, definition: TableDefinition) -> None:
+        if not self._conversation.expect_absent(self.schema, name):
+            self._conversation.notice("use another --schema-name, or drop the table first.")
+        self._migrator.create_table(name, definition, detail=f"{len(definition.columns)} columns")
+        self.model.create(name, definition)
+        self._conversation.verify(self.schema, self.model, name)
+
+    def _alter(self, name: str, definition: TableDefinition) -> None:
+        refusal = None
+        try:
+            self.model.alter(name, definition)
+        except ModelRefusal as reason:
+            refusal = str(reason)
+        self._migrator.alter_table(
+            name, definition, detail=f"{len(definition.columns)} columns", refusal=refusal
+        )
+        self._conversation.verify(self.schema, self.model, name)
+
+    def _operate(self, scenario: Scenario) -> None:
+        events: dict[str, list[Event]] = {}
+        truncates: list[tuple[str, bool, int]] = []
+        for step in scenario.steps:
+            stamp = self._clock()
+            if isinstance(step, RowStep):
+                synced = values.time_text(stamp * values.NANOS_PER_MILLI)
+                for name, rows in step.tables.items():
+                    if name in self.model.tables:
+                        group = events.setdefault(name, [])
+                        group.extend(Event(step.operation, row, synced) for row in rows)
+                continue
+            truncates.extend((name, step.soft, stamp) for name in step.tables)
+            if self._options.mode is FlushMode.SEQUENTIAL:
+                self._flush(scenario, events, truncates)
+        self._flush(scenario, events, truncates)
+
+    def _flush(
+        self,
+        scenario: Scenario,
+        events: dict[str, list[Event]],
+        truncates: list[tuple[str, bool, int]],
+    ) -> None:
+        for name, group in events.items():
+            self._write(scenario, name, group)
+        for name, soft, stamp in truncates:
+            self._truncate(name, soft=soft, stamp=stamp)
+        events.clear()
+        truncates.clear()
+
+    def _write(self, scenario: Scenario, name: str, events: list[Event]) -> None:
+        table = self.model.table(name)
+        history = table.definition.history
+        try:
+            changes = (history_changes if history else plain_changes)(name, table.request, events)
+        except ScenarioError as failure:
+            raise ScenarioError(
+                failure.message, hint=failure.hint, file=str(scenario.path)
+            ) from failure
+        if not changes.records:
+            return
+        self._note_parquet(table.request)
+        files = self._folder.write(changes, scenario.name)
+        request = client.write_request(
+            schema=self.schema,
+            configuration=self._conversation.configuration,
+            table=client.table_message(name, table.request, shuffler=self._shuffler),
+            files=files,
+            form=self._folder.form,
+            history=history,
+        )
+        rpc = "WriteHistoryBatch" if history else "WriteBatch"
+        detail = ", ".join(
+            f"{sum(file.rows for file in group)} {kind}"
+            + (f" in {len(group)} files" if len(group) > 1 else "")
+            for kind, group in files.items()
+        )
+        self._conversation.ask(rpc, request, table=name, detail=detail)
+        (self.model.write_history if history else self.model.write)(changes)
+        if self._options.replay:
+            self._conversation.ask(rpc, request, table=name, detail=f"{detail}, again")
+
+    def _note_parquet(self, definition: TableDefinition) -> None:
+        naive = [c.name for c in definition.columns if c.kind is Kind.NAIVE_DATETIME]
+        if naive and self._folder.form.format is FileFormat.PARQUET:
+            self._conversation.notice(
+                f"NAIVE_DATETIME has no form in Parquet; {', '.join(naive)} is written as text."
+            )
+
+    def _truncate(self, name: str, *, soft: bool, stamp: int) -> None:
+        request = sdk.TruncateRequest(
+            configuration=self._conversation.configuration,
+            schema_name=self.schema,
+            table_name=name,
+            synced_column=SYNCED,
+            utc_delete_before=client.timestamp(stamp),
+            soft=sdk.SoftTruncate(deleted_column=DELETED) if soft else None,
+        )
+        before = values.time_text(stamp * values.NANOS_PER_MILLI)
+        detail = f"{'soft, ' if soft else ''}before {before}"
+        self._conversation.ask("Truncate", request, table=name, detail=detail)
+        self.model.truncate(
+            name, before_micros=stamp * 1000, deleted_column=DELETED if soft else None
+        )
+
+
+EXIT_GOOD: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_WRONG_INPUT: Final = 2
+_SEEDS: Final = 2**32
+
+
+def run(paths: Sequence[Path], options: DriveOptions, *, stream: TextIO | None = None) -> int:
+    """Play scenarios against a destination and report.
+
+    Args:
+        paths: scenario files, or folders of them; played in this order.
+        options: how to play.
+        stream: where the report goes; None is standard output.
+
+    Returns:
+        The exit code: 0 if every check holds, 1 if one does not, 2 if a scenario or an option is
+        wrong.
+    """
+    stream = stream or sys.stdout
+    report: Report = JsonReport(stream) if options.json_lines else TextReport(stream)
+    try:
+        scenarios = [read_scenario(path) for path in scenario_files(paths)]
+        if not scenarios:
+            raise ConfigurationError(
+                "No scenario is named.", hint="Name a scenario's JSON file, or a folder of them."
+            )
+        return _play(scenarios, options, report)
+    except ChronolakeError as failure:
+        report.error(
+            str(failure),
+            error=type(failure).__name__,
+            message=failure.message,
+            **failure.place,
+            hint=failure.hint,
+            retryable=failure.retryable,
+        )
+        return EXIT_WRONG_INPUT
+
+
+def _play(scenarios: Sequence[Scenario], options: DriveOptions, report: Report) -> int:
+    seed = options.shuffle_seed
+    if seed is None:
+        seed = secrets.randbelow(_SEEDS)
+    with ExitStack() as stack:
+        folder = _work_dir(options, stack)
+        destination = stack.enter_context(
+            Destination(
+                options.target,
+                timeout=options.timeout,
+                tls=options.tls,
+                ca_certificate=options.ca_certificate,
+            )
+        )
+        report.begin(options, seed=seed, folder=str(folder))
+        conversation = Conversation(
+            destination,
+            report,
+            configuration=options.configuration,
+            accepted_types=options.accepted_types,
+        )
+        unreachable = destination.reach(options.connect_timeout, report.waiting)
+        if unreachable is None:
+            shuffler = random.Random(seed)  # noqa: S311 - only the order of columns
+            files = BatchFolder(
+                folder,
+                form=FileForm(compression=options.compression, encrypted=options.encrypted),
+                shuffler=shuffler,
+                split=options.split,
+                minimal_deletes=options.minimal_deletes,
+            )
+            if not options.keep_files:
+                stack.callback(files.remove)
+            sessions = _sessions(scenarios, options, conversation, files, shuffler)
+            _dump(sessions, options.dump_model)
+        else:
+            failure = Failure("connection", f"a server at {options.target}", unreachable)
+            report.error(str(failure))
+            conversation.tally.failures.append(failure)
+        report.finish(conversation.tally)
+        return EXIT_FAILED if conversation.tally.failures else EXIT_GOOD
+
+
+def _sessions(
+    scenarios: Sequence[Scenario],
+    options: DriveOptions,
+    conversation: Conversation,
+    files: BatchFolder,
+    shuffler: random.Random,
+) -> dict[str, Session]:
+    """Play all scenarios; the sessions by schema."""
+    sessions: dict[str, Session] = {}
+    clock = WallClock()
+    try:
+        wanted = introduce(conversation, dict(options.configuration))
+        if options.format is not None and options.format is not wanted:
+            conversation.notice(
+                f"the destination wants {wanted} files and gets {options.format} files."
+            )
+        files.form = replace(files.form, format=options.format or wanted)
+        for scenario in scenarios:
+            name = options.schema
+            schema = f"{name}_{scenario.name}" if options.schema_per_file else name
+            if schema not in sessions:
+                sessions[schema] = Session(
+                    conversation,
+                    schema=schema,
+                    options=options,
+                    folder=files,
+                    shuffler=shuffler,
+                    clock=clock,
+                )
+            conversation.begin_scenario(str(scenario.path), schema)
+            sessions[schema].play(scenario)
+    except SyncStopped:
+        pass  # it is in the report and in the tally already
+    return sessions
+
+
+def _work_dir(options: DriveOptions, stack: ExitStack) -> Path:
+    if options.work_dir is not None:
+        try:
+            options.work_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as failure:
+            raise ConfigurationError(
+                f"The work folder cannot be made: {failure.strerror}.",
+                hint="Name another with --work-dir.",
+                file=str(options.work_dir),
+            ) from failure
+        return options.work_dir.resolve()
+    if options.keep_files:
+        return Path(tempfile.mkdtemp(prefix="chronolake-drive-")).resolve()
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chronolake-drive-")))
+
+
+def _dump(sessions: Mapping[str, Session], path: Path | None) -> None:
+    if path is None:
+        return
+    content = {schema: session.model.dump() for schema, session in sessions.items()}
+    try:
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    except OSError as failure:
+        raise ConfigurationError(
+            f"The expected contents cannot be written: {failure.strerror}.",
+            hint="Name another file with --dump-model.",
+            file=str(path),
+        ) from failure

@@ -1,0 +1,611 @@
+"""Scenarios: JSON files in the format of the vendor's tester, with their migrations.
+
+The schema migrations that a scenario may ask for, each as the form in which it is written.
+
+Scenarios: what a JSON file in the format of the vendor's tester asks for.
+
+A file is one JSON object with the keys `create_table`, `alter_table`, `ops`, `schema_migration` and
+`describe_table`, all optional. Unknown keys are ignored, and listed in `Scenario.notices`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from chronolake.errors import ScenarioError, UnsupportedTypeError
+from chronolake.tester import values
+from chronolake.tester.definition import ColumnSpec
+from chronolake.tester.values import cell_text
+from chronolake.types import HISTORY_COLUMNS, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class TypeForm(BaseModel):
+    """A column's type: a bare name of a type, or an object with `type`, `precision`, `scale`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: Kind
+    precision: Annotated[int, Field(strict=True)] | None = None
+    scale: Annotated[int, Field(strict=True)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _possible(self) -> TypeForm:
+        if self.type is Kind.DECIMAL and self.precision is not None:
+            try:
+                _ = self.column("").type
+            except UnsupportedTypeError as failure:
+                raise ValueError(failure.message) from None
+        return self
+
+    def column(self, name: str, *, key: bool = False) -> ColumnSpec:
+        """A column of this type."""
+        if self.type is not Kind.DECIMAL or self.precision is None:
+            return ColumnSpec(name, self.type, key=key)
+        return ColumnSpec(name, self.type, self.precision, self.scale or 0, key=key)
+
+
+def _time(text: Any) -> Any:
+    if isinstance(text, str):
+        values.nanos(text)
+    return text
+
+
+Time = Annotated[str, BeforeValidator(_time)]
+#: Numbers and booleans may stand where the wire wants a text.
+Text = Annotated[str, BeforeValidator(cell_text)]
+
+
+class Migration(BaseModel):
+    """One schema migration.
+
+    Attributes:
+        operation: the key it has in a scenario.
+        place: where it stands, as a JSON path.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    operation: ClassVar[str]
+
+    place: str = Field(default="$", exclude=True)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables it is about: the one it starts from first."""
+        names = [getattr(self, name, None) for name in ("table", "from_table", "to_table")]
+        return tuple(name for name in names if name)
+
+
+class _OnTable(Migration):
+    table: Name
+
+
+class _OnColumn(_OnTable):
+    column: Name
+
+
+class _Typed(_OnColumn):
+    data_type: TypeForm
+
+    @property
+    def spec(self) -> ColumnSpec:
+        """The column that it adds or changes, as declared."""
+        return self.data_type.column(self.column)
+
+
+class _BetweenColumns(_OnTable):
+    from_column: Name
+    to_column: Name
+
+
+class _BetweenTables(Migration):
+    from_table: Name
+    to_table: Name
+
+
+class AddColumn(_Typed):
+    """AlterTable with one more column."""
+
+    operation = "add_column"
+
+
+class ChangeColumnDataType(_Typed):
+    """AlterTable with another type for one column."""
+
+    operation = "change_column_data_type"
+
+
+class DropColumn(_OnColumn):
+    """AlterTable without the column, `drop_columns` true."""
+
+    operation = "drop_column"
+
+
+class CopyColumn(_BetweenColumns):
+    """Migrate `copy.copy_column`."""
+
+    operation = "copy_column"
+
+
+class UpdateColumnValue(_OnColumn):
+    """Migrate `update_column_value`: every row gets the value; `NULL` means NULL."""
+
+    operation = "update_column_value"
+    value: Text
+
+
+class SetColumnToNull(_OnColumn):
+    """Migrate `update_column_value` with the text `NULL`."""
+
+    operation = "set_column_to_null"
+
+
+class AddColumnWithDefaultValue(_Typed):
+    """Migrate `add.add_column_with_default_value`."""
+
+    operation = "add_column_with_default_value"
+    default_value: Text
+
+
+class CopyTable(_BetweenTables):
+    """Migrate `copy.copy_table`."""
+
+    operation = "copy_table"
+
+
+class RenameColumn(_BetweenColumns):
+    """Migrate `rename.rename_column`."""
+
+    operation = "rename_column"
+
+
+class RenameTable(_BetweenTables):
+    """Migrate `rename.rename_table`."""
+
+    operation = "rename_table"
+
+
+class DropTable(_OnTable):
+    """Migrate `drop.drop_table`."""
+
+    operation = "drop_table"
+
+
+class AddColumnInHistoryMode(_Typed):
+    """Migrate `add.add_column_in_history_mode`."""
+
+    operation = "add_column_in_history_mode"
+    default_value: Text
+    operation_timestamp: Time
+
+
+class DropColumnInHistoryMode(_OnColumn):
+    """Migrate `drop.drop_column_in_history_mode`: the column stays, its active values end."""
+
+    operation = "drop_column_in_history_mode"
+    operation_timestamp: Time
+
+
+class CopyTableToHistoryMode(_BetweenTables):
+    """Migrate `copy.copy_table_to_history_mode`."""
+
+    operation = "copy_table_to_history_mode"
+    deleted_column: str = ""
+
+
+class SyncMode(_OnTable):
+    """Migrate `table_sync_mode_migration`.
+
+    Attributes:
+        mode: name of the `TableSyncModeMigrationType`.
+        withdrawn: whether destinations are told not to implement it (the four live ones).
+    """
+
+    mode: ClassVar[str]
+    withdrawn: ClassVar[bool] = False
+
+
+class MigrateSoftDeleteToHistory(SyncMode):
+    """A soft-delete table begins to keep its history."""
+
+    operation = "migrate_soft_delete_to_history"
+    mode = "SOFT_DELETE_TO_HISTORY"
+    deleted_column: str | None = None
+
+
+class MigrateHistoryToSoftDelete(SyncMode):
+    """A history table keeps only the newest version of each record."""
+
+    operation = "migrate_history_to_soft_delete"
+    mode = "HISTORY_TO_SOFT_DELETE"
+    deleted_column: str | None = None
+
+
+class MigrateHistoryToLive(SyncMode):
+    """Withdrawn: a history table loses its history columns."""
+
+    operation = "migrate_history_to_live"
+    mode = "HISTORY_TO_LIVE"
+    withdrawn = True
+    keep_inactive_rows: bool = False
+
+
+class MigrateSoftDeleteToLive(SyncMode):
+    """Withdrawn: a soft-delete table loses its deleted rows."""
+
+    operation = "migrate_soft_delete_to_live"
+    mode = "SOFT_DELETE_TO_LIVE"
+    withdrawn = True
+    deleted_column: str | None = None
+
+
+class MigrateLiveToSoftDelete(SyncMode):
+    """Withdrawn: a live table gets a delete marker."""
+
+    operation = "migrate_live_to_soft_delete"
+    mode = "LIVE_TO_SOFT_DELETE"
+    withdrawn = True
+    deleted_column: str | None = None
+
+
+class MigrateLiveToHistory(SyncMode):
+    """Withdrawn: a live table begins to keep its history."""
+
+    operation = "migrate_live_to_history"
+    mode = "LIVE_TO_HISTORY"
+    withdrawn = True
+
+
+#: Every migration by its key in a scenario.
+MIGRATIONS: Final[dict[str, type[Migration]]] = {
+    form.operation: form
+    for form in (
+        AddColumn,
+        ChangeColumnDataType,
+        DropColumn,
+        CopyColumn,
+        UpdateColumnValue,
+        SetColumnToNull,
+        AddColumnWithDefaultValue,
+        CopyTable,
+        RenameColumn,
+        RenameTable,
+        DropTable,
+        AddColumnInHistoryMode,
+        DropColumnInHistoryMode,
+        CopyTableToHistoryMode,
+        MigrateSoftDeleteToHistory,
+        MigrateHistoryToSoftDelete,
+        MigrateHistoryToLive,
+        MigrateSoftDeleteToLive,
+        MigrateLiveToSoftDelete,
+        MigrateLiveToHistory,
+    )
+}
+
+
+OP_TIME: Final = "op_time"
+CONFIGURATION_FILE: Final = "configuration.json"
+
+_Form = TypeVar("_Form", bound=BaseModel)
+
+
+class RowOperation(StrEnum):
+    """What an operation does to the rows that it lists."""
+
+    UPSERT = "upsert"
+    UPDATE = "update"
+    DELETE = "delete"
+    SOFT_DELETE = "soft_delete"
+
+
+_KEYS: Final = ("create_table", "alter_table", "ops", "schema_migration", "describe_table")
+_TRUNCATES: Final = {"truncate_before": False, "soft_truncate_before": True}
+
+
+class TableForm(BaseModel):
+    """A table as `create_table` and `alter_table` define it; the columns are the complete set."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    columns: dict[Name, TypeForm]
+    primary_key: tuple[Name, ...] = ()
+    history_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of an operation.
+
+    Attributes:
+        cells: the given columns' texts; None is NULL.
+        op_time: when it changed at the source, an ISO text, or None.
+        place: where it stands in the file, as a JSON path.
+    """
+
+    cells: Mapping[str, str | None]
+    op_time: str | None
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """One operation on rows; all its rows carry the same time of sync."""
+
+    operation: RowOperation
+    tables: Mapping[str, tuple[Row, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateStep:
+    """One `truncate_before` or `soft_truncate_before`."""
+
+    tables: tuple[str, ...]
+    soft: bool
+    place: str
+
+
+Step = RowStep | TruncateStep
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What one file asks for.
+
+    Attributes:
+        path: the file.
+        create: definitions by table, for CreateTable.
+        alter: definitions by table, for AlterTable.
+        steps: the data operations, in order.
+        migrations: the schema migrations, in order.
+        describe: the tables to describe at the end.
+        notices: what was ignored, one sentence each.
+    """
+
+    path: Path
+    create: Mapping[str, TableForm]
+    alter: Mapping[str, TableForm]
+    steps: tuple[Step, ...]
+    migrations: tuple[Migration, ...]
+    describe: tuple[str, ...]
+    notices: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name without `.json`: part of the batch files' names."""
+        return self.path.stem
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The tables that an operation writes rows to."""
+        return frozenset(
+            table for step in self.steps if isinstance(step, RowStep) for table in step.tables
+        )
+
+    @property
+    def soft_deleted(self) -> frozenset[str]:
+        """The tables that an operation soft-deletes from or soft-truncates."""
+        names: set[str] = set()
+        for step in self.steps:
+            if isinstance(step, TruncateStep):
+                names.update(step.tables if step.soft else ())
+            elif step.operation is RowOperation.SOFT_DELETE:
+                names.update(step.tables)
+        return frozenset(names)
+
+
+def scenario_files(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The scenario files that the paths stand for.
+
+    A folder stands for its `.json` files in alphabetical order, without `configuration.json`.
+
+    Raises:
+        ScenarioError: a path that does not exist, or a folder without scenarios.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(
+                entry
+                for entry in path.iterdir()
+                if entry.suffix == ".json" and entry.is_file() and entry.name != CONFIGURATION_FILE
+            )
+            if not found:
+                raise ScenarioError(
+                    "The folder holds no scenario.",
+                    hint=f"Scenarios are its .json files, but for {CONFIGURATION_FILE}.",
+                    file=str(path),
+                )
+            files.extend(found)
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise ScenarioError(
+                "There is no such scenario.",
+                hint="Name a scenario's JSON file, or a folder of them.",
+                file=str(path),
+            )
+    return tuple(files)
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Read one scenario file.
+
+    Raises:
+        ScenarioError: the file is not JSON or not a scenario; the message names the JSON path.
+    """
+    try:
+        content = json.loads(path.read_bytes(), object_pairs_hook=_no_duplicates)
+    except OSError as failure:
+        raise ScenarioError(
+            f"The scenario cannot be read: {failure.strerror}.",
+            hint="Name a scenario's JSON file, or a folder of them.",
+            file=str(path),
+        ) from failure
+    except ValueError as failure:
+        raise ScenarioError(
+            f"The scenario is not JSON: {failure}.",
+            hint="Mend the file there; JSON has no comments, no names without quotes, and no comma "
+            "after the last item.",
+            file=str(path),
+        ) from failure
+    return _Reader(path).scenario(content)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found
+
+
+class _Reader:
+    """Walks one file's JSON, and remembers what it ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._notices: list[str] = []
+
+    def scenario(self, content: Any) -> Scenario:
+        top = self._object(content, "$")
+        self._ignore([name for name in top if name not in _KEYS], "$")
+        return Scenario(
+            path=self._path,
+            create=self._definitions(top.get("create_table"), "$.create_table"),
+            alter=self._definitions(top.get("alter_table"), "$.alter_table"),
+            steps=tuple(self._steps(top.get("ops"))),
+            migrations=tuple(self._migrations(top.get("schema_migration"))),
+            describe=self._names(top.get("describe_table"), "$.describe_table"),
+            notices=tuple(self._notices),
+        )
+
+    def _definitions(self, value: Any, place: str) -> dict[str, TableForm]:
+        forms: dict[str, TableForm] = {}
+        for table, definition in self._object(value, place).items():
+            where = f"{place}.{table}"
+            form = self._form(TableForm, definition, where)
+            unknown = [name for name in form.primary_key if name not in form.columns]
+            if unknown:
+                raise self._error(f"{unknown[0]!r} is no column.", f"{where}.primary_key")
+            for column, kind in form.columns.items():
+                self._ignore(kind.model_extra or (), f"{where}.columns.{column}")
+            forms[table] = form
+        return forms
+
+    def _steps(self, value: Any) -> Iterator[Step]:
+        for index, entry in enumerate(self._array(value, "$.ops")):
+            place = f"$.ops[{index}]"
+            for key, body in self._object(entry, place).items():
+                where = f"{place}.{key}"
+                if key in _TRUNCATES:
+                    yield TruncateStep(self._names(body, where), _TRUNCATES[key], where)
+                elif key in set(RowOperation):
+                    tables = {
+                        table: tuple(self._rows(rows, f"{where}.{table}"))
+                        for table, rows in self._object(body, where).items()
+                    }
+                    yield RowStep(RowOperation(key), tables)
+                else:
+                    self._notices.append(f"{where} is no operation and is ignored.")
+
+    def _rows(self, value: Any, place: str) -> Iterator[Row]:
+        for index, entry in enumerate(self._array(value, place)):
+            where = f"{place}[{index}]"
+            cells = {
+                column: cell_text(cell)
+                for column, cell in self._object(entry, where).items()
+                if column != OP_TIME
+            }
+            taken = [name for name in HISTORY_COLUMNS if name in cells]
+            if taken:
+                raise self._error("This column is computed from op_time.", f"{where}.{taken[0]}")
+            yield Row(cells, self._time(entry.get(OP_TIME), f"{where}.{OP_TIME}"), where)
+
+    def _migrations(self, value: Any) -> Iterator[Migration]:
+        for index, entry in enumerate(self._array(value, "$.schema_migration")):
+            place = f"$.schema_migration[{index}]"
+            for key, bodies in self._object(entry, place).items():
+                form = MIGRATIONS.get(key)
+                if form is None:
+                    self._notices.append(f"{place}.{key} is no migration and is ignored.")
+                    continue
+                for number, body in enumerate(self._array(bodies, f"{place}.{key}")):
+                    where = f"{place}.{key}[{number}]"
+                    yield self._form(form, {**self._object(body, where), "place": where}, where)
+
+    def _form(self, kind: type[_Form], value: Any, place: str) -> _Form:
+        try:
+            form = kind.model_validate(value)
+        except ValidationError as failure:
+            first = failure.errors(include_url=False, include_input=False)[0]
+            steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+            raise self._error(f"{first['msg']}.", place + "".join(steps)) from None
+        self._ignore(form.model_extra or (), place)
+        return form
+
+    def _ignore(self, unknown: Iterable[str], place: str) -> None:
+        self._notices.extend(f"{place}.{key} is not known and is ignored." for key in unknown)
+
+    def _object(self, value: Any, place: str) -> dict[str, Any]:
+        if value is None and place != "$":
+            return {}
+        if not isinstance(value, dict):
+            raise self._error("An object must stand here.", place)
+        if "" in value:
+            raise self._error("A name is empty.", place)
+        return value
+
+    def _array(self, value: Any, place: str) -> list[Any]:
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self._error("An array must stand here.", place)
+        return value
+
+    def _names(self, value: Any, place: str) -> tuple[str, ...]:
+        try:
+            return _NAMES.validate_python(value or [])
+        except ValidationError:
+            raise self._error("An array of table names must stand here.", place) from None
+
+    def _time(self, value: Any, place: str) -> str | None:
+        if value is None:
+            return None
+        try:
+            values.nanos(value if isinstance(value, str) else "")
+        except ValueError as failure:
+            raise self._error(f"This is {failure}.", place) from None
+        return str(value)
+
+    def _error(self, message: str, place: str) -> ScenarioError:
+        return ScenarioError(f"{place}: {message}", hint=_FORMAT, file=str(self._path))
+
+
+_FORMAT: Final = "docs/drive.md tells what may stand in a scenario, and where."
+_NAMES: Final = TypeAdapter(tuple[Annotated[str, Field(min_length=1)], ...])

@@ -1,0 +1,399 @@
+"""Values and times of a scenario as cell text and as stored values.
+
+Times as texts and integers: the tester's ISO texts, with 0 to 9 digits of a second.
+
+Python's `datetime` knows neither nanoseconds nor the year 0, so times are counted here, in the
+proleptic Gregorian calendar, from 1970-01-01T00:00:00Z.
+
+Values: from a scenario's JSON to the text of a cell, and from there to what a table keeps.
+
+The expected contents hold these Python values, by the column's kind:
+
+| kind | value |
+|---|---|
+| BOOLEAN | bool |
+| SHORT, INT, LONG | int |
+| DECIMAL | Decimal, rounded half up to the column's scale |
+| FLOAT, DOUBLE | float; a FLOAT's nearest single-precision number |
+| NAIVE_DATE | int, days since 1970-01-01 |
+| NAIVE_DATETIME, UTC_DATETIME | int, microseconds since 1970-01-01T00:00:00 |
+| BINARY | bytes |
+| STRING, JSON, XML, NAIVE_TIME | str |
+
+and None for NULL.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from datetime import date
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from chronolake.types import LAST_MICROS, TMIN_MICROS, Kind
+
+if TYPE_CHECKING:
+    from chronolake.tester.definition import ColumnSpec
+
+
+NANOS_PER_MILLI: Final = 1_000_000
+NANOS_PER_SECOND: Final = 1_000_000_000
+_SECONDS_PER_DAY: Final = 86_400
+_DAYS_PER_400_YEARS: Final = 146_097
+_EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
+_YEARS: Final = 400
+_LEAP_YEARS_START: Final = 2000  # any multiple of 400 inside Python's range
+_LAST_HOUR, _LAST_MINUTE = 23, 59
+
+_TIME = re.compile(
+    r"(?P<date>[+-]?\d{4,}-\d\d-\d\d)[T ](?P<hour>\d\d):(?P<minute>\d\d)"
+    r"(?::(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?)?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+_DATE = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)")
+
+
+def days(text: str) -> int:
+    """Days since 1970-01-01 of an ISO date; any year, the year 0 included.
+
+    Raises:
+        ValueError: the text is no date.
+    """
+    match = _DATE.fullmatch(text)
+    if match is None:
+        raise ValueError("not a date of the form YYYY-MM-DD")
+    year, month, day = (int(part) for part in match.groups())
+    # The calendar repeats every 400 years, so any year has a twin that Python can count.
+    twin = _LEAP_YEARS_START + year % _YEARS
+    cycles = (year - twin) // _YEARS
+    return date(twin, month, day).toordinal() - _EPOCH_ORDINAL + cycles * _DAYS_PER_400_YEARS
+
+
+def nanos(text: str) -> int:
+    """Nanoseconds since the epoch of an ISO date-time; no zone is read as UTC.
+
+    Raises:
+        ValueError: the text is no date-time.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError("not a date-time of the form YYYY-MM-DDTHH:MM:SS.fffZ")
+    hour, minute, second = (int(match[part] or 0) for part in ("hour", "minute", "second"))
+    if hour > _LAST_HOUR or minute > _LAST_MINUTE or second > _LAST_MINUTE:
+        raise ValueError("not a time of day")
+    seconds = days(match["date"]) * _SECONDS_PER_DAY + hour * 3600 + minute * 60 + second
+    zone = match["zone"]
+    if zone and zone != "Z":
+        offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
+        seconds -= offset if zone[0] == "+" else -offset
+    return seconds * NANOS_PER_SECOND + int((match["fraction"] or "").ljust(9, "0"))
+
+
+def micros(text: str) -> int:
+    """Microseconds since the epoch, finer digits cut off, within the years 1 to 9999.
+
+    Raises:
+        ValueError: the text is no date-time.
+    """
+    return min(max(nanos(text) // 1000, TMIN_MICROS), LAST_MICROS)
+
+
+def date_text(count: int) -> str:
+    """The ISO date that is `count` days after 1970-01-01, which must lie in the years 0 to 9999."""
+    cycles, rest = divmod(
+        count + _EPOCH_ORDINAL - date(_LEAP_YEARS_START, 1, 1).toordinal(), _DAYS_PER_400_YEARS
+    )
+    twin = date.fromordinal(date(_LEAP_YEARS_START, 1, 1).toordinal() + rest)
+    return f"{twin.year + cycles * _YEARS:04d}-{twin.month:02d}-{twin.day:02d}"
+
+
+def time_text(count: int, *, zone: str = "Z") -> str:
+    """The ISO text of `count` nanoseconds since the epoch: 0, 3, 6 or 9 digits of a second.
+
+    The number of digits is the smallest that loses nothing, as the vendor's tester prints times.
+    """
+    seconds, fraction = divmod(count, NANOS_PER_SECOND)
+    day, rest = divmod(seconds, _SECONDS_PER_DAY)
+    text = f"{date_text(day)}T{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    if fraction:
+        digits = f"{fraction:09d}"
+        while digits.endswith("000"):
+            digits = digits[:-3]
+        text += f".{digits}"
+    return text + zone
+
+
+Value = bool | int | float | Decimal | str | bytes | None
+
+_PLAIN_FROM, _PLAIN_BELOW = 1e-3, 1e7
+_MICROS_PER_DAY: Final = 86_400_000_000
+_INTEGER_BITS: Final = {Kind.SHORT: 16, Kind.INT: 32, Kind.LONG: 64}
+_INTEGER = re.compile(r"[+-]?\d+")
+_TIME_OF_DAY = re.compile(
+    r"(?P<minutes>(?:[01]\d|2[0-3]):[0-5]\d)(?:(?P<seconds>:[0-5]\d)(?P<fraction>\.\d{1,9})?)?"
+)
+#: The greatest FLOAT of the documents' own example, just beyond the type's: it stands for that one.
+_FLOAT_EXAMPLE_MAX: Final = 3.4028237e38
+_EXACT: Final = Context(
+    prec=100, rounding=ROUND_HALF_UP, Emax=999_999_999, Emin=-999_999_999, traps=[]
+)
+_TEXTS: Final = frozenset({Kind.STRING, Kind.JSON, Kind.XML})
+_NUMBERS: Final = frozenset(
+    {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.DECIMAL, Kind.FLOAT, Kind.DOUBLE}
+)
+# The kinds whose text in another column is the same in every engine.
+_PLAIN_TEXT: Final = frozenset(
+    {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.NAIVE_DATE, Kind.NAIVE_TIME, *_TEXTS}
+)
+
+
+def java_double(number: float) -> str:
+    """A double as Java prints it.
+
+    There is at least one fraction digit, and E notation from 10^7 on and below 10^-3. The
+    digits are the fewest that read back as the same double.
+    """
+    if number == 0 or not math.isfinite(number):
+        special = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        if math.isnan(number):
+            return "NaN"
+        return special.get(number, "-0.0" if math.copysign(1, number) < 0 else "0.0")
+    sign, digit_tuple, exponent = Decimal(repr(number)).as_tuple()
+    digits = "".join(map(str, digit_tuple))
+    point = len(digits) + int(exponent)
+    digits = digits.rstrip("0") or "0"
+    if _PLAIN_FROM <= abs(number) < _PLAIN_BELOW:
+        if point <= 0:
+            text = "0." + "0" * -point + digits
+        else:
+            text = f"{digits[:point].ljust(point, '0')}.{digits[point:] or '0'}"
+    else:
+        text = f"{digits[0]}.{digits[1:] or '0'}E{point - 1}"
+    return "-" + text if sign else text
+
+
+def cell_text(value: Any) -> str | None:
+    """The text that the tester writes for a JSON value; None for a JSON null.
+
+    Strings are copied as they are, whatever the column's type; integers keep their digits;
+    fractions go through a Java double; objects and arrays become compact JSON.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return java_double(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def parsed(text: str, column: ColumnSpec) -> Value:
+    """The value that a table keeps for a cell's text.
+
+    Times are cut to microseconds and dates are kept within the years 1 to 9999; text in a BINARY
+    column that is not Base64 stands for its own UTF-8 bytes; an empty text in a column that is not
+    of a text kind is NULL.
+
+    Raises:
+        ValueError: the text does not fit the column. The message names no value.
+    """
+    if column.kind in _TEXTS:
+        return text
+    if not text:
+        return b"" if column.kind is Kind.BINARY else None
+    if column.kind is Kind.BOOLEAN:
+        if text.lower() not in {"true", "false"}:
+            raise ValueError("neither true nor false")
+        return text.lower() == "true"
+    if column.kind in _INTEGER_BITS:
+        return _integer(text, column.kind)
+    if column.kind in {Kind.FLOAT, Kind.DOUBLE}:
+        number = float(text)
+        if math.isinf(number) and "inf" not in text.lower():
+            raise ValueError("too great")
+        return _floating(number, column.kind)
+    return _other(text, column)
+
+
+def _other(text: str, column: ColumnSpec) -> Value:
+    match column.kind:
+        case Kind.DECIMAL:
+            try:
+                number = Decimal(text)
+            except InvalidOperation:
+                raise ValueError("not a decimal number") from None
+            return fitted(number, column)
+        case Kind.NAIVE_DATE:
+            count = days(text)
+            return min(max(count, TMIN_MICROS // _MICROS_PER_DAY), LAST_MICROS // _MICROS_PER_DAY)
+        case Kind.NAIVE_DATETIME | Kind.UTC_DATETIME:
+            return micros(text)
+        case Kind.NAIVE_TIME:
+            match = _TIME_OF_DAY.fullmatch(text)
+            if match is None:
+                raise ValueError("not a time of the form HH:MM:SS")
+            # As many digits as a table has, and one spelling of each time.
+            fraction = (match["fraction"] or "")[:7].rstrip("0").rstrip(".")
+            return f"{match['minutes']}{match['seconds'] or ':00'}{fraction}"
+        case Kind.BINARY:
+            try:
+                return base64.b64decode(text, validate=True)
+            except binascii.Error:
+                return text.encode()
+    raise ValueError(f"no value of {column.kind} can be read")
+
+
+def _integer(text: str, kind: Kind) -> int:
+    if not _INTEGER.fullmatch(text):
+        # `850.0` stands for a whole number where JSON had a fraction.
+        number = Decimal(text) if re.fullmatch(r"[+-]?\d+\.0+", text) else None
+        if number is None:
+            raise ValueError("not a whole number")
+        text = str(int(number))
+    value, bits = int(text), _INTEGER_BITS[kind]
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise ValueError(f"beyond {bits} bits")
+    return value
+
+
+def _floating(number: float, kind: Kind) -> float:
+    if kind is not Kind.FLOAT or not math.isfinite(number):
+        return number
+    with np.errstate(over="ignore"):
+        nearest = float(np.float32(number))
+    if math.isfinite(nearest):
+        return nearest
+    if abs(number) > _FLOAT_EXAMPLE_MAX:
+        raise ValueError("too great")
+    return math.copysign(float(np.finfo(np.float32).max), number)
+
+
+def fitted(number: Decimal, column: ColumnSpec) -> Decimal:
+    """A number rounded half up to a DECIMAL column's scale.
+
+    Raises:
+        ValueError: the number has more integer digits than the column.
+    """
+    if not number.is_finite():
+        raise ValueError("not a finite number")
+    if column.precision is None:
+        return number
+    digits = column.precision - (column.scale or 0)
+    if not number or number.adjusted() < digits:
+        rounded = number.quantize(Decimal(1).scaleb(-(column.scale or 0)), context=_EXACT)
+        if not rounded or rounded.adjusted() < digits:
+            return rounded
+    raise ValueError(f"more digits than {column.spelled}")
+
+
+def text_of(value: Value, kind: Kind) -> str:  # noqa: PLR0911 - one case a kind
+    """The text of a value that is not NULL, as a batch file would carry it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float):
+        # A single-precision number has fewer digits than the double that holds it.
+        return java_double(float(str(np.float32(value))) if kind is Kind.FLOAT else value)
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, int) and kind is Kind.NAIVE_DATE:
+        return date_text(value)
+    if isinstance(value, int) and kind in {Kind.NAIVE_DATETIME, Kind.UTC_DATETIME}:
+        zone = "Z" if kind is Kind.UTC_DATETIME else ""
+        return time_text(value * 1000, zone=zone)
+    return str(value)
+
+
+def cast(  # noqa: PLR0911 - one case a pair of kinds
+    value: Value, old: ColumnSpec, new: ColumnSpec
+) -> Value:
+    """A stored value after its column's type was changed.
+
+    The guides say little of what becomes of which type: this is what `docs/architecture.md`
+    ("Changes of a column's type") promises.
+
+    Raises:
+        ValueError: the value does not fit the new type.
+    """
+    if value is None or old.kind is new.kind is not Kind.DECIMAL:
+        return value
+    if isinstance(value, bytes):
+        if new.kind not in _TEXTS:
+            raise ValueError("bytes are only texts")
+        return value.decode()
+    if new.kind is Kind.BINARY:
+        return text_of(value, old.kind).encode()
+    if new.kind in _TEXTS:
+        return text_of(value, old.kind)
+    if isinstance(value, str):
+        if old.kind not in _TEXTS:
+            raise ValueError("a time of day is only a text")
+        return parsed(value, new)
+    if old.kind in _NUMBERS and new.kind in _NUMBERS:
+        return _as_number(value, new)
+    if old.kind not in _NUMBERS and new.kind not in _NUMBERS and isinstance(value, int):
+        return _as_time(value, old.kind, new.kind)
+    raise ValueError("numbers are no times")
+
+
+def _as_number(value: float | Decimal, new: ColumnSpec) -> Value:
+    if new.kind in {Kind.FLOAT, Kind.DOUBLE}:
+        number = _floating(float(value), new.kind)
+        if isinstance(value, int) and number != value:
+            raise ValueError("more digits than such a number has")
+        return number
+    if new.kind is Kind.DECIMAL:
+        return fitted(Decimal(repr(value)) if isinstance(value, float) else Decimal(value), new)
+    if not math.isfinite(value) or int(value) != value:
+        raise ValueError("not a whole number")
+    if new.kind is Kind.BOOLEAN:
+        if value not in {0, 1}:
+            raise ValueError("neither true nor false")
+        return bool(value)
+    return _integer(str(int(value)), new.kind)
+
+
+def _as_time(value: int, old: Kind, new: Kind) -> Value:
+    if new is Kind.NAIVE_TIME:
+        raise ValueError("only a text is a time of day")
+    if old is Kind.NAIVE_DATE:
+        return value * _MICROS_PER_DAY
+    if new is not Kind.NAIVE_DATE:
+        return value
+    if value % _MICROS_PER_DAY:
+        raise ValueError("a date has no time of day")
+    return value // _MICROS_PER_DAY
+
+
+def cast_is_exact(old: ColumnSpec, new: ColumnSpec) -> bool:
+    """Whether every engine agrees on the values after such a change of type.
+
+    They do not where numbers or times become text: engines print them differently.
+    """
+    if old.kind is new.kind or new.kind not in {*_TEXTS, Kind.BINARY}:
+        return True
+    return old.kind in _PLAIN_TEXT or old.kind is Kind.BINARY
+
+
+def dumped(value: Value, kind: Kind) -> bool | int | float | str | None:
+    """A value as JSON: numbers and booleans as such, everything else as a batch file's text.
+
+    LONG and DECIMAL are texts as well, because JSON readers may round them, and so are numbers
+    that JSON does not have (NaN, Infinity).
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else java_double(value)
+    if isinstance(value, int) and kind in {Kind.SHORT, Kind.INT}:
+        return value
+    return text_of(value, kind)

@@ -1,0 +1,348 @@
+"""A connection is tried by the streams that the manifest names for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apis import Api, Reply
+from readings import requester, retriever, stream
+
+from chronolake.config import DeclarativeSource
+from chronolake.source.declarative.check import findings_of
+from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
+from chronolake.source.protocol import Finding, Level
+from commands import ran_words
+from datalakes import project
+
+_TABLES = [{"name": name} for name in ("one", "two", "three")]
+_NAMED = {
+    "type": "ComponentMappingDefinition",
+    "field_path": ["name"],
+    "value": "{{ components_values['name'] }}",
+}
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    records = Reply({"data": [{"id": 1}]})
+    paths = {f"/tables/{one['name']}": records for one in _TABLES}
+    with Api({"/tables": Reply({"data": _TABLES}), "/items": records, **paths}) as running:
+        yield running
+
+
+def _tables(**more: Any) -> dict[str, Any]:
+    """A stream for each of the API's tables."""
+    path = {**_NAMED, "field_path": ["retriever", "requester", "path"]}
+    return {
+        "type": "DynamicDeclarativeStream",
+        "stream_template": stream(""),
+        "components_resolver": {
+            "type": "HttpComponentsResolver",
+            "retriever": retriever("/tables"),
+            "components_mapping": [
+                _NAMED,
+                {**path, "value": "/tables/{{ components_values['name'] }}"},
+            ],
+        },
+        **more,
+    }
+
+
+def _configured(count: int | None = None, name: str = "tables") -> dict[str, Any]:
+    told = {"type": "DynamicStreamCheckConfig", "dynamic_stream_name": name}
+    return told if count is None else {**told, "stream_count": count}
+
+
+def _manifest(
+    check: dict[str, Any], *dynamic: dict[str, Any], streams: list[Any] | None = None
+) -> Manifest:
+    whole = {
+        "streams": [stream()] if streams is None else streams,
+        "dynamic_streams": list(dynamic or (_tables(name="tables"),)),
+        "check": check,
+    }
+    return of(mapped(whole), Path("manifest.yaml"))
+
+
+def _findings(
+    manifest: Manifest, api: Api, only: list[str] | None = None, **more: Any
+) -> list[Finding]:
+    source = DeclarativeSource(
+        type="declarative", manifest="manifest.yaml", config={"api": api.url}, only=only, **more
+    )
+    return list(findings_of(manifest, source))
+
+
+def _tried(findings: list[Finding]) -> dict[str, Level]:
+    kind = "connection, by "
+    return {one.what.removeprefix(kind): one.level for one in findings if one.what.startswith(kind)}
+
+
+@pytest.mark.parametrize(
+    ("check", "expected"),
+    [
+        ({"stream_names": ["items"]}, ["items"]),
+        ({"dynamic_streams_check_configs": [_configured(2)]}, ["one", "two"]),
+        ({"dynamic_streams_check_configs": [_configured()]}, ["one", "two", "three"]),
+        ({"dynamic_streams_check_configs": [_configured(9)]}, ["one", "two", "three"]),
+        (
+            {"stream_names": ["items"], "dynamic_streams_check_configs": [_configured(1)]},
+            ["items", "one"],
+        ),
+        (
+            {"stream_names": ["two"], "dynamic_streams_check_configs": [_configured(2)]},
+            ["two", "one"],
+        ),
+        ({"stream_names": []}, ["items"]),
+        ({"type": "CheckDynamicStream", "stream_count": 3}, ["items", "one", "two"]),
+        (
+            {
+                "type": "CheckDynamicStream",
+                "stream_count": 3,
+                "use_check_availability": False,
+            },
+            [],
+        ),
+    ],
+)
+def test_as_many_streams_are_tried_as_the_manifest_says(
+    api: Api, check: dict[str, Any], expected: list[str]
+) -> None:
+    manifest = _manifest(check)
+    assert manifest.problems == ()
+
+    findings = _findings(manifest, api)
+
+    assert list(_tried(findings)) == expected
+    assert {one.level for one in findings} == {Level.OK}
+    # What streams there are is asked once, and each that is tried once.
+    paths = ["/items" if name == "items" else f"/tables/{name}" for name in expected]
+    assert api.paths() == ["/tables", *paths]
+
+
+def test_streams_that_have_no_name_together_are_numbered(api: Api) -> None:
+    check = {"dynamic_streams_check_configs": [_configured(1, "dynamic_stream_1")]}
+    listed = {
+        "type": "ParametrizedComponentsResolver",
+        "stream_parameters": {
+            "type": "StreamParametersDefinition",
+            "list_of_parameters_for_stream": [{"name": "listed"}],
+        },
+        "components_mapping": [_NAMED],
+    }
+
+    manifest = _manifest(check, _tables(components_resolver=listed), _tables())
+
+    assert manifest.problems == ()
+    assert list(_tried(_findings(manifest, api))) == ["one"]
+
+
+@pytest.mark.differs("a look at several streams")
+def test_each_stream_that_fails_is_told(api: Api) -> None:
+    for name in ("one", "three"):
+        api.on(f"/tables/{name}", Reply(status=403))
+
+    tried = _tried(_findings(_manifest({"dynamic_streams_check_configs": [_configured()]}), api))
+
+    assert tried == {"one": Level.FAILED, "two": Level.OK, "three": Level.FAILED}
+
+
+def test_of_streams_that_the_user_does_not_want_none_is_tried(api: Api) -> None:
+    manifest = _manifest({"dynamic_streams_check_configs": [_configured(1)]})
+
+    assert list(_tried(_findings(manifest, api, ["items", "two"]))) == ["two"]
+    # None of those that are made of a template is wanted: nobody asks which there are.
+    api.asked.clear()
+    assert list(_tried(_findings(manifest, api, ["items"]))) == ["items"]
+    assert api.paths() == ["/items"]
+
+
+@pytest.mark.differs("config_overrides of a look")
+def test_a_look_may_be_made_with_other_values(api: Api) -> None:
+    authenticator = {
+        "type": "OAuthAuthenticator",
+        "token_refresh_endpoint": "{{ config['api'] }}/token",
+        "client_id": "me",
+        "client_secret": "hush-hush",
+        "refresh_token_updater": {},
+    }
+    api.on("/token", Reply({"access_token": "a", "refresh_token": "b"}))
+    parameters = {"size": "{{ config['size'] }}"}
+    asks = {"request_parameters": parameters, "authenticator": authenticator}
+    described = stream(retriever=retriever(asks=asks))
+    rules = {
+        "type": "ConfigNormalizationRules",
+        "transformations": [
+            {
+                "type": "ConfigAddFields",
+                "fields": [{"type": "AddedFieldDefinition", "path": ["size"], "value": "100"}],
+            }
+        ],
+    }
+    whole = {
+        "streams": [described],
+        "check": {"stream_names": ["items"], "config_overrides": {"size": 1}},
+        "spec": {"type": "Spec", "config_normalization_rules": rules},
+    }
+
+    manifest = of(mapped(whole), Path("manifest.yaml"))
+
+    assert _tried(_findings(manifest, api)) == {"items": Level.OK}
+    assert api.asked[-1].params == {"size": "1"}
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "message"),
+    [
+        (
+            {"dynamic_streams_check_configs": [_configured(1, "charts")]},
+            "check.dynamic_streams_check_configs[0].dynamic_stream_name",
+            "there are no dynamic streams charts",
+        ),
+        (
+            {"dynamic_streams_check_configs": [_configured(1, "table")]},
+            "check.dynamic_streams_check_configs[0].dynamic_stream_name",
+            "there are no dynamic streams table",
+        ),
+        (
+            {"dynamic_streams_check_configs": [_configured(0)]},
+            "check.dynamic_streams_check_configs[0].stream_count",
+            "greater than or equal to 1",
+        ),
+        ({"type": "CheckDynamicStream"}, "check.stream_count", "is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_check_is_told(
+    api: Api, check: dict[str, Any], path: str, message: str
+) -> None:
+    (problem,) = _manifest(check).problems
+
+    assert (problem.path, problem.stream) == (path, None)
+    assert message in problem.message
+    assert Level.FAILED in {one.level for one in _findings(_manifest(check), api)}
+
+
+def test_a_stream_that_nobody_knows_is_told(api: Api) -> None:
+    findings = _findings(_manifest({"stream_names": ["items", "itmes"]}), api)
+
+    assert _tried(findings) == {"items": Level.OK, "itmes": Level.FAILED}
+    assert findings[-1].fix == "Did you mean 'items'?"
+
+
+def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
+    whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
+    manifest = of(mapped(whole), Path("manifest.yaml"))
+
+    findings = _findings(manifest, api, ["items", "Orders", "zebras"])
+
+    told = {one.what: one.fix for one in findings if one.level is Level.FAILED}
+    assert told == {
+        "stream Orders": "Did you mean 'orders'?",
+        "stream zebras": "Correct `source.only`.",
+    }
+
+
+def test_streams_that_may_lack_records_must_be_there(api: Api) -> None:
+    checked = _manifest({"type": "CheckStream", "stream_names": ["items"]})
+    found = _findings(checked, api, may_lack_records=["items", "itms"])
+    assert [one.fix for one in found if one.level is Level.FAILED] == ["Did you mean 'items'?"]
+
+
+def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> None:
+    wrong = stream("other", retriever={"type": "SimpleRetriever"})
+    manifest = _manifest({"stream_names": ["other"]}, streams=[stream(), wrong])
+
+    findings = _findings(manifest, api)
+
+    assert list(_tried(findings)) == ["items"]
+    assert Level.FAILED not in {one.level for one in findings}
+
+
+@pytest.mark.parametrize("answer", [Reply({"data": _TABLES}), Reply(status=403)])
+def test_a_check_asks_once_which_streams_there_are(
+    api: Api, answer: Reply, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.on("/tables", answer)
+    whole = {"dynamic_streams": [_tables(name="tables")], "check": {"stream_names": ["two"]}}
+    (tmp_path / "manifest.yaml").write_text(json.dumps(whole))
+    project(
+        tmp_path,
+        "  shop:\n    mode: live\n    source: {type: declarative, manifest: manifest.yaml, "
+        f"config: {{api: '{api.url}'}}}}\n",
+    )
+
+    code, told, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+
+    assert api.paths().count("/tables") == 1
+    words = {one["what"]: one for one in json.loads(told)}["pipelines.shop"]
+    assert (code == 0) is words["ok"] is (answer.status == 200)
+    assert ("3 streams: one, two, three" in words["message"]) is words["ok"]
+
+
+def test_what_is_configured_for_no_stream_hides_none(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"streams": [stream(), stream("orders")], "check": {"stream_names": ["items"]}}
+    (tmp_path / "manifest.yaml").write_text(json.dumps(whole))
+    project(
+        tmp_path,
+        "  shop:\n    mode: live\n    source: {type: declarative, manifest: manifest.yaml, "
+        f"config: {{api: '{api.url}'}}}}\n"
+        "    streams: {itmes: {mode: live}, Orders: {nested: json}, orders: {mode: history}}\n",
+    )
+    where = ("--project", str(tmp_path))
+
+    code, told, error = ran_words(capsys, "discover", "shop", "--json", *where)
+
+    assert code == 1
+    assert [one["stream"] for one in json.loads(told)] == ["items", "orders"]
+    hints = [json.loads(line)["hint"] for line in error.splitlines()]
+    assert hints == ["Did you mean 'items'?", "Did you mean 'orders'?"]
+    code, told, error = ran_words(capsys, "discover", "shop", *where)
+    assert code == 1
+    assert "orders" in told
+    assert "pipelines.shop.streams.itmes: the source has no such stream" in error
+    code, told, _ = ran_words(capsys, "check", "--json", *where)
+    assert code == 1
+    found = [one for one in json.loads(told) if one["what"] == "pipelines.shop"]
+    assert [one["ok"] for one in found] == [False, False, False, True]
+    assert [one["hint"] for one in found[:2]] == hints
+    assert "history" in found[2]["message"]
+    assert found[3]["message"] == "1 stream: items"
+    (tried,) = [one for one in json.loads(told) if one["what"].endswith("connection, by items")]
+    assert tried["message"] == "1 request, a record came"
+
+
+def _nested() -> Manifest:
+    """A stream with a slice for each of the API's tables."""
+    parent = {
+        "type": "ParentStreamConfig",
+        "stream": stream("tables", retriever=retriever("/tables")),
+        "parent_key": "name",
+        "partition_field": "table",
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [parent]}
+    asks = requester("/tables/{{ stream_partition.table }}")
+    described = stream(retriever={**retriever(partition_router=router), "requester": asks})
+    check = {"stream_names": ["items"]}
+    return of(mapped({"streams": [described], "check": check}), Path("manifest.yaml"))
+
+
+def test_a_look_takes_the_first_slice_alone(api: Api) -> None:
+    api.on("/tables/one", Reply({"data": []}))
+
+    findings = _findings(_nested(), api)
+
+    assert findings[-1].message == "2 requests, no record came"
+    assert api.paths() == ["/tables", "/tables/one"]
+
+
+@pytest.mark.differs("a look at a stream without slices")
+def test_a_stream_without_slices_is_no_failure(api: Api) -> None:
+    api.on("/tables", Reply({"data": []}))
+
+    assert _tried(_findings(_nested(), api)) == {"items": Level.WARNING}

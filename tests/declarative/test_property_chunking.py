@@ -1,0 +1,205 @@
+"""Requests ask for properties by name, and the parts of a record are put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from apis import Api, Asked, Reply
+from readings import reading, requester, retriever, stream
+
+from chronolake.errors import ConfigurationError
+from chronolake.source.declarative.models.streams import QueryProperties
+from chronolake.source.declarative.retrieval.pages import Properties
+from chronolake.source.declarative.stream_slice import StreamSlice
+
+_ROWS = [{"id": "x", "a": 1, "b": {"in": 2}, "c": 3}, {"id": "y", "a": 4, "b": {"too": 5}}]
+
+
+def _asked_for(asked: Asked) -> Reply:
+    names = asked.params["fields"].split(",")
+    return Reply({"data": [{n: row[n] for n in names if n in row} for row in _ROWS]})
+
+
+def _query(**more: Any) -> dict[str, Any]:
+    return {"type": "QueryProperties", "property_list": ["a", "b", "c"], **more}
+
+
+def _chunking(limit: int | None, by: str = "property_count", **more: Any) -> dict[str, Any]:
+    return {
+        "type": "PropertyChunking",
+        "property_limit_type": by,
+        "property_limit": limit,
+        **more,
+    }
+
+
+def _stream(query: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return stream(retriever=retriever(asks={"request_parameters": {"fields": query}}), **more)
+
+
+def _chunks(schema: dict[str, Any] | None = None, **more: Any) -> list[list[str]]:
+    model = QueryProperties.model_validate(_query(**more))
+    one = StreamSlice({"team": 1}, {"start": 2}, {"other": 3})
+    made = list(Properties(model, {}, schema, lambda _: tuple).slices(one))
+    assert all(dict(each) == {"team": 1, "start": 2} for each in made)
+    return [each.extra_fields["query_properties"] for each in made]
+
+
+def test_parts_of_records_are_put_together() -> None:
+    merge = {"type": "GroupByKeyMergeStrategy", "key": "id"}
+    query = _query(
+        always_include_properties=["id"],
+        property_chunking=_chunking(1, record_merge_strategy=merge),
+    )
+    with Api({"/items": _asked_for}) as api:
+        found = reading(_stream(query), api)
+        asked = [one.params["fields"] for one in api.asked]
+
+    assert found.result.failure is None
+    assert found.result.records == _ROWS
+    assert asked == ["id,a", "id,b", "id,c"]
+
+
+def test_records_without_the_key_stay_apart() -> None:
+    query = _query(property_chunking=_chunking(2))
+    with Api({"/items": _asked_for}) as api:
+        found = reading(_stream(query), api)
+
+    assert found.result.records == [
+        {"a": 1, "b": {"in": 2}},
+        {"a": 4, "b": {"too": 5}},
+        {"c": 3},
+        {},
+    ]
+
+
+def test_pages_follow_the_last_part() -> None:
+    rows = {"0": [{"id": "x"}, {"id": "y"}], "2": [{"id": "z"}]}
+    described = _stream(_query(property_chunking=_chunking(2)))
+    described["retriever"]["paginator"] = {
+        "type": "DefaultPaginator",
+        "page_token_option": {
+            "type": "RequestOption",
+            "inject_into": "request_parameter",
+            "field_name": "offset",
+        },
+        "pagination_strategy": {"type": "OffsetIncrement", "page_size": 2},
+    }
+    with Api({"/items": lambda one: Reply({"data": rows[one.params.get("offset", "0")]})}) as api:
+        found = reading(described, api)
+        asked = [(one.params["fields"], one.params.get("offset")) for one in api.asked]
+
+    assert found.ids == ["x", "y", "z"]
+    assert asked == [("a,b", None), ("c", None), ("a,b", "2"), ("c", "2")]
+
+
+def test_the_api_tells_the_properties_once() -> None:
+    endpoint = {
+        "type": "PropertiesFromEndpoint",
+        "property_field_path": ["name", "short"],
+        "retriever": retriever("/fields"),
+    }
+    described = _stream(_query(property_list=endpoint, property_chunking=_chunking(1)))
+    described["retriever"]["partition_router"] = {
+        "type": "ListPartitionRouter",
+        "cursor_field": "team",
+        "values": ["1", "2"],
+    }
+    names = [{"name": {"short": "a"}}, {"name": {}}, {"name": {"short": "c"}}]
+    with Api({"/items": _asked_for, "/fields": Reply({"data": names})}) as api:
+        found = reading(described, api)
+        paths = api.paths()
+
+    assert found.result.failure is None
+    assert paths == ["/fields", *["/items"] * 4]
+
+
+def test_properties_that_the_api_does_not_tell_fail_the_slice() -> None:
+    endpoint = {
+        "type": "PropertiesFromEndpoint",
+        "property_field_path": ["name"],
+        "retriever": retriever("/fields"),
+    }
+    with Api({"/fields": Reply(status=403)}) as api:
+        found = reading(_stream(_query(property_list=endpoint)), api)
+
+    assert "/fields is answered with status 403" in str(found.result.failure)
+
+
+def test_templates_see_the_properties_of_a_requester() -> None:
+    asks = {
+        "request_parameters": {"fields": "{{ stream_slice.extra_fields.query_properties|join }}"},
+        "query_properties": _query(property_list=["a", "b"]),
+    }
+    with Api({"/items": Reply({"data": [{"id": 1}]})}) as api:
+        found = reading(stream(retriever=retriever(asks=asks)), api)
+        asked = [one.params["fields"] for one in api.asked]
+
+    assert found.ids == [1]
+    assert asked == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, [["a", "b", "c"]]),
+        ({"always_include_properties": ["id"]}, [["id", "a", "b", "c"]]),
+        ({"property_chunking": _chunking(2)}, [["a", "b"], ["c"]]),
+        ({"property_chunking": _chunking(8, "characters")}, [["a", "b"], ["c"]]),
+        ({"property_chunking": _chunking(None)}, [["a", "b", "c"]]),
+        (
+            {"property_chunking": _chunking(None), "always_include_properties": ["id"]},
+            [["a", "b", "c", "id"]],
+        ),
+        (
+            {"property_chunking": _chunking(2), "always_include_properties": ["id"]},
+            [["id", "a", "b"], ["id", "c"]],
+        ),
+    ],
+)
+def test_properties_are_cut_into_chunks(more: dict[str, Any], expected: list[list[str]]) -> None:
+    assert _chunks(**more) == expected
+
+
+def test_a_selector_takes_those_that_the_schema_has() -> None:
+    selector = {
+        "type": "JsonSchemaPropertySelector",
+        "transformations": [{"type": "KeysReplace", "old": "my_", "new": ""}],
+    }
+    schema: dict[str, Any] = {"properties": {"my_a": {}, "c": {}, "d": {}}}
+
+    assert _chunks(schema, property_selector=selector) == [["a", "c"]]
+    assert _chunks(schema, property_selector=selector, property_chunking=_chunking(1)) == [
+        ["a"],
+        ["c"],
+    ]
+    assert _chunks(None, property_selector=selector) == [["a", "b", "c"]]
+
+
+def test_there_is_one_list_of_properties() -> None:
+    asks = {"request_parameters": {"one": _query(), "two": _query()}}
+    with Api() as api, pytest.raises(ConfigurationError, match="one QueryProperties"):
+        reading(stream(retriever=retriever(asks=asks)), api)
+
+
+def test_an_endpoint_is_checked_before_anything_is_read() -> None:
+    wrong = {**retriever("/fields"), "requester": requester("/fields")}
+    wrong["paginator"] = {
+        "type": "DefaultPaginator",
+        "page_size_option": {
+            "type": "RequestOption",
+            "inject_into": "request_parameter",
+            "field_name": "size",
+        },
+        "pagination_strategy": {"type": "OffsetIncrement"},
+    }
+    endpoint = {
+        "type": "PropertiesFromEndpoint",
+        "property_field_path": ["name"],
+        "retriever": wrong,
+    }
+    with Api() as api:
+        with pytest.raises(ConfigurationError, match="page_size"):
+            reading(_stream(_query(property_list=endpoint)), api)
+        assert api.asked == []

@@ -1,0 +1,193 @@
+"""Pages that repeat are an error and not read for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from apis import Api, Asked, Reply
+from hypothesis import given
+from hypothesis import strategies as st
+from readings import option, reading, retriever, stream
+
+from chronolake.errors import SourceError
+from chronolake.source.declarative.records.selector import Page
+from chronolake.source.declarative.retrieval.paginator import Repetition
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with Api() as running:
+        yield running
+
+
+def paged(strategy: dict[str, Any], *, name: str = "page", **more: Any) -> dict[str, Any]:
+    paginator = {
+        "type": "DefaultPaginator",
+        "page_token_option": option(name),
+        "pagination_strategy": strategy,
+    }
+    return stream("orders", retriever=retriever(paginator=paginator, **more))
+
+
+def cursor(value: str = "{{ response.next }}", **more: Any) -> dict[str, Any]:
+    return {"type": "CursorPagination", "cursor_value": value, **more}
+
+
+def message(read: Any) -> str:
+    assert isinstance(read.result.failure, SourceError)
+    return read.result.failure.message
+
+
+@pytest.mark.differs("pages without an end")
+def test_a_token_that_comes_twice_in_a_row_is_an_error(api: Api) -> None:
+    numbers = iter(range(1000))
+    api.on("/items", lambda _: Reply({"data": [{"id": next(numbers)}], "next": "abc"}))
+
+    read = reading(paged(cursor()), api)
+
+    assert message(read) == (
+        "The pages of the stream orders do not end: page 2 (token 'abc') gives its own token as "
+        "that of the next page."
+    )
+    assert len(api.asked) == 2
+
+
+def test_tokens_that_go_round_are_an_error(api: Api) -> None:
+    following = {None: "a", "a": "b", "b": "c", "c": "a"}
+    numbers = iter(range(1000))
+
+    def answer(asked: Asked) -> Reply:
+        token = asked.params.get("page")
+        return Reply({"data": [{"id": next(numbers)}], "next": following[token]})
+
+    api.on("/items", answer)
+
+    assert "gives the token of an earlier page" in message(reading(paged(cursor()), api))
+    assert len(api.asked) < 10
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"type": "PageIncrement", "page_size": 2, "start_from_page": 1},
+        {"type": "PageIncrement", "start_from_page": 1},
+        {"type": "OffsetIncrement", "page_size": 2},
+        cursor("{{ response.number }}", page_size=2),
+    ],
+)
+def test_a_full_page_that_is_the_one_before_it_is_an_error(
+    api: Api, strategy: dict[str, Any]
+) -> None:
+    numbers = iter(range(1, 1000))
+    rows = [{"id": 1}, {"id": 2}]
+    api.on("/items", lambda _: Reply({"data": rows, "number": next(numbers), "at": "now"}))
+
+    found = message(reading(paged(strategy), api))
+
+    assert "orders do not end: page 2 (token" in found
+    assert "has the same records as page 1" in found
+    assert len(api.asked) == 2
+
+
+@pytest.mark.parametrize("kind", ["PageIncrement", "OffsetIncrement"])
+def test_an_api_that_begins_with_page_1_may_give_it_twice(api: Api, kind: str) -> None:
+    pages = {"1": [{"id": 1}], "2": [{"id": 2}], "3": []}
+    api.on("/items", lambda asked: Reply({"data": pages[asked.params.get("page", "1")]}))
+
+    read = reading(paged({"type": kind, "page_size": 1}), api)
+
+    assert read.ids == [1, 1, 2]
+
+
+def test_a_first_page_that_comes_three_times_is_an_error(api: Api) -> None:
+    api.on("/items", Reply({"data": [{"id": 1}]}))
+    one = paged({"type": "PageIncrement", "page_size": 1})
+
+    assert "page 3 (token 2) has the same records as page 2" in message(reading(one, api))
+
+
+def test_transformations_do_not_hide_that_a_page_is_the_same(api: Api) -> None:
+    api.on("/items", Reply({"data": [{"id": 1, "seen": 5}]}))
+    one = paged({"type": "PageIncrement", "page_size": 1, "start_from_page": 1})
+    one["transformations"] = [{"type": "RemoveFields", "field_pointers": [["seen"]]}]
+
+    assert "same records" in message(reading(one, api))
+
+
+def test_pages_that_only_look_alike_are_read(api: Api) -> None:
+    pages = {
+        # Full, empty, and short pages that are like another one, but not like a full one before.
+        "0": [{"id": 1}, {"id": 2}],
+        "1": [{"id": 2}, {"id": 1}],
+        "2": [{"id": 1}, {"id": 2}],
+        "3": [{"id": 5}],
+        "4": [{"id": 5}],
+        "5": [],
+        "6": [],
+        "7": [{"id": 6}],
+    }
+
+    def answer(asked: Asked) -> Reply:
+        number = asked.params.get("page", "0")
+        later = str(int(number) + 1)
+        return Reply({"data": pages[number], "next": later if later in pages else None})
+
+    api.on("/items", answer)
+
+    read = reading(paged(cursor(page_size=2)), api)
+
+    assert read.result.failure is None
+    assert read.ids == [1, 2, 2, 1, 1, 2, 5, 5, 6]
+
+
+def _scrolling(api: Api) -> None:
+    pages = iter([[{"id": 1}], [{"id": 2}], [{"id": 3}], []])
+    api.on(
+        "/items",
+        lambda _: Reply({"data": (rows := next(pages)), "scroll_id": "abc" if rows else None}),
+    )
+
+
+def test_the_token_of_a_place_at_the_server_may_repeat(api: Api) -> None:
+    _scrolling(api)
+    assert reading(paged(cursor("{{ response.scroll_id }}")), api).ids == [1, 2, 3]
+
+
+def test_the_configuration_says_whose_tokens_may_repeat(api: Api) -> None:
+    pages = iter([[{"id": 1}], [{"id": 2}], []])
+    api.on(
+        "/items",
+        lambda _: Reply({"data": (rows := next(pages)), "next": "abc" if rows else None}),
+    )
+    assert reading(paged(cursor()), api, may_repeat_tokens=["orders"]).ids == [1, 2]
+
+
+def test_a_place_at_the_server_that_does_not_move_is_an_error(api: Api) -> None:
+    api.on("/items", Reply({"data": [], "scroll_id": "abc"}))
+    assert "same records" in message(reading(paged(cursor("{{ response.scroll_id }}")), api))
+
+
+@given(lead=st.integers(0, 30), cycle=st.integers(1, 30))
+def test_a_cycle_of_any_length_is_noticed(lead: int, cycle: int) -> None:
+    repetition = Repetition("orders", str)
+    token = None
+    for number in range(4 * (lead + cycle) + 4):
+        at = number if number < lead else lead + (number - lead) % cycle
+        following = {"next_page_token": f"t{at}"}
+        try:
+            repetition.raise_if_repeated(token, following, Page([], 0), None)
+        except SourceError:
+            assert number >= cycle
+            return
+        token = following
+    pytest.fail("the cycle was not noticed")
+
+
+@given(st.integers(1, 300))
+def test_tokens_that_never_repeat_are_no_cycle(count: int) -> None:
+    repetition = Repetition("orders", str)
+    for number in range(count):
+        token = {"next_page_token": number}
+        repetition.raise_if_repeated(token, {"next_page_token": number + 1}, Page([], 0), None)

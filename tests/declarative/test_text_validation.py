@@ -1,0 +1,474 @@
+"""What is wrong with the texts of a manifest is found without reading anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apis import Api, Reply
+from readings import requester, retriever, stream
+
+from chronolake.config import DeclarativeSource
+from chronolake.source.declarative.check import findings_of
+from chronolake.source.declarative.connect import opened
+from chronolake.source.declarative.manifests.manifest import Manifest, load, mapped, of
+from chronolake.source.declarative.manifests.problems import Problem
+from chronolake.source.protocol import Level
+
+_CURSOR = {
+    "type": "DatetimeBasedCursor",
+    "cursor_field": "at",
+    "datetime_format": "%Y-%m-%d",
+    "start_datetime": "2024-01-01",
+}
+
+
+def _manifest(*streams: Any, **more: Any) -> Manifest:
+    return of(mapped({"streams": list(streams), **more}), Path("manifest.yaml"))
+
+
+def _asking(**asks: Any) -> dict[str, Any]:
+    """A stream whose requester has these fields."""
+    described = retriever()
+    described["requester"].update(asks)
+    return stream(retriever=described)
+
+
+def _by(**cursor: Any) -> dict[str, Any]:
+    """A stream whose cursor has these fields."""
+    return stream(incremental_sync={**_CURSOR, **cursor})
+
+
+def _handling(**one: Any) -> dict[str, Any]:
+    """A stream whose error handler has one filter with these fields."""
+    handler = {
+        "type": "DefaultErrorHandler",
+        "response_filters": [{"type": "HttpResponseFilter", "action": "FAIL", **one}],
+    }
+    return _asking(error_handler=handler)
+
+
+def _waiting(kind: str, **fields: Any) -> dict[str, Any]:
+    """A stream whose error handler waits by a strategy with these fields."""
+    handler = {"type": "DefaultErrorHandler", "backoff_strategies": [{"type": kind, **fields}]}
+    return _asking(error_handler=handler)
+
+
+def _adding(value: str) -> dict[str, Any]:
+    field = {"type": "AddedFieldDefinition", "path": ["x"], "value": value}
+    return stream(transformations=[{"type": "AddFields", "fields": [field]}])
+
+
+def _paged(**strategy: Any) -> dict[str, Any]:
+    """A stream whose pages go by this strategy."""
+    paginator = {"type": "DefaultPaginator", "pagination_strategy": strategy}
+    return stream(retriever=retriever(paginator=paginator))
+
+
+def _with_schema(properties: dict[str, Any], **cursor: Any) -> dict[str, Any]:
+    schema = {"type": "InlineSchemaLoader", "schema": {"properties": properties}}
+    return stream(incremental_sync={**_CURSOR, **cursor}, schema_loader=schema)
+
+
+def _split(value: str) -> dict[str, Any]:
+    """A stream with partitions by `id` and `pid` that sends a template."""
+    described = retriever(
+        partition_router=[
+            {"type": "ListPartitionRouter", "cursor_field": name, "values": ["x"]}
+            for name in ("id", "pid")
+        ]
+    )
+    described["requester"]["request_parameters"] = {"a": value}
+    return stream(retriever=described)
+
+
+def _dependent(parent: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A stream whose parent is to be read incrementally."""
+    config = {
+        "type": "ParentStreamConfig",
+        "parent_key": "id",
+        "partition_field": "pid",
+        "stream": parent,
+        "incremental_dependency": True,
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [config]}
+    return stream(retriever=retriever(partition_router=router), **more)
+
+
+def _decoded(**decoder: Any) -> dict[str, Any]:
+    return stream(retriever=retriever(decoder=decoder))
+
+
+def _one(found: Manifest) -> Problem:
+    (problem,) = found.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("described", "path", "message", "hint"),
+    [
+        (_asking(request_headers={"a": "{{ config[ }}"}), "a", "cannot be read", "Correct it"),
+        (_asking(request_headers={"a": "{{ confg.x }}"}), "a", "`confg` is not", "'config'"),
+        (
+            _asking(request_parameters={"a": "{{ now_ut() }}"}),
+            "a",
+            "function `now_ut`",
+            "'now_utc'",
+        ),
+        (_asking(request_body_json={"a": [{"b": "{{ 1|hsh }}"}]}), "b", "filter `hsh`", "'hash'"),
+        (_adding("{% if record.x is defind %}1{% endif %}"), "value", "test `defind`", "'defined'"),
+        (_adding("{{ record.x | regex_search('(') }}"), "value", "no regular expression", ""),
+        (_adding("{{ now_utc() - duration('1D') }}"), "value", "'1D' is no duration", "ISO 8601"),
+        (_asking(request_headers={"a": "{{ record.id }}"}), "a", "`record` is not", "It knows"),
+        (_asking(request_headers={"{{ nam }}": 1}), "{{ nam }}", "`nam` is not known", ""),
+        (_asking(request_headers={"a": "{{ stream_state.x }}"}), "a", "`stream_state`", "interval"),
+        (_handling(predicate="{{ respnse.x }}"), "predicate", "`respnse`", "'response'"),
+        (_handling(http_codes=[429, 4290]), "http_codes[1]", "4290 is no status", "three digits"),
+        (_waiting("WaitTimeFromHeader", header="a", regex="["), "regex", "no regular", ""),
+        (_by(step="1 day", cursor_granularity="P1D"), "step", "'1 day' is no duration", "P1D"),
+        (_by(step="P1D", cursor_granularity="{{ 1 }}"), "cursor_granularity", "no duration", ""),
+        (_by(step="P1D"), "step", "`step` and `cursor_granularity`, or neither", ""),
+        (_by(lookback_window="P1X"), "lookback_window", "no duration", ""),
+        (_by(datetime_format="%Y-%Q"), "datetime_format", "no directive %Q", "strptime"),
+        (
+            _by(datetime_format="YYYY-MM-DD"),
+            "datetime_format",
+            "does not tell the year",
+            "strptime",
+        ),
+        (_by(datetime_format="%H:%M"), "datetime_format", "not tell the year", "strptime"),
+        (_by(cursor_datetime_formats=["ISO"]), "cursor_datetime_formats[0]", "the year", ""),
+        (
+            _by(start_datetime="2024-01-01T00:00:00Z"),
+            "start_datetime",
+            "does not have the format %Y-%m-%d",
+            "datetime_format",
+        ),
+        (
+            _by(
+                end_datetime={
+                    "type": "MinMaxDatetime",
+                    "datetime": "01.02.2024",
+                    "datetime_format": "%d/%m/%Y",
+                }
+            ),
+            "end_datetime.datetime",
+            "does not have the format %d/%m/%Y",
+            "",
+        ),
+        (_paged(type="PageIncrement", page_size="ten"), "page_size", "'ten' is not a whole", ""),
+        (_paged(type="OffsetIncrement", page_size="ten"), "page_size", "not a whole number", ""),
+        (
+            _paged(type="CursorPagination", cursor_value="{{ response.x }}", page_size="1O"),
+            "page_size",
+            "not a whole number",
+            "template",
+        ),
+        (
+            _asking(error_handler={"type": "DefaultErrorHandler", "max_retries": "many"}),
+            "max_retries",
+            "not a whole number",
+            "",
+        ),
+        (_by(cursor_field="meta.updated"), "cursor_field", "is one key", "AddFields"),
+        (
+            _with_schema({"updated_at": {}}, cursor_field="updatd_at"),
+            "cursor_field",
+            "not a field of the stream's schema",
+            "'updated_at'",
+        ),
+        (
+            _split("{{ stream_slice.idd }}"),
+            "request_parameters.a",
+            "`stream_slice['idd']` is not there: the stream's slices have id, pid",
+            "'id'",
+        ),
+        (_split("{{ stream_partition['team'] }}"), "a", "slices have id, pid", "Name one"),
+        (_split("{{ stream_interval.get('start_tim') }}"), "a", "slices have id, pid", ""),
+        (
+            _dependent(stream("parents")),
+            "incremental_dependency",
+            "does nothing here: the stream has no cursor",
+            "incremental_sync",
+        ),
+        (
+            _dependent(stream("parents"), incremental_sync=_CURSOR),
+            "incremental_dependency",
+            "does nothing here: the parent has no cursor",
+            "",
+        ),
+        (_by(datetime_format="%Y-%"), "datetime_format", "single %", "strptime"),
+        (_by(cursor_datetime_formats=["%Y %Y"]), "cursor_datetime_formats[0]", "twice", ""),
+        (_by(clamping={"target": "MONHT"}), "clamping.target", "no target MONHT", "'MONTH'"),
+        (
+            _by(start_datetime={"type": "MinMaxDatetime", "datetime": "{{ confi.x }}"}),
+            "start_datetime.datetime",
+            "`confi`",
+            "'config'",
+        ),
+        (_decoded(type="CsvDecoder", encoding="utf-99"), "encoding", "no encoding 'utf-99'", ""),
+        (_decoded(type="JsonItemsDecoder", items_path="$.data"), "items_path", "JSONPath", ""),
+        (
+            _asking(request_parametrs={"a": 1}),
+            "request_parametrs",
+            "has no",
+            "'request_parameters'",
+        ),
+        (_by(lookback_windows="P1D"), "lookback_windows", "has no", "'lookback_window'"),
+        (_asking(url_base="ftp://a.example"), "url_base", "ftp:// is not asked", "https://"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_told_where_it_stands(
+    described: dict[str, Any], path: str, message: str, hint: str
+) -> None:
+    found = _manifest(described)
+
+    problem = _one(found)
+    assert problem.path.startswith("streams[0].")
+    assert problem.path.endswith(path)
+    assert problem.stream == "items"
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+    # It may never come to it: the reference reads such streams.
+    assert list(found.streams) == ["items"]
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        _split("/a/{ {x} }/{{ stream_partition.id }}"),
+        _asking(request_body_json={"query": "}} {x} {% raw %}{{ anything }}{% endraw %}"}),
+        _adding("{% for one in record['a'] %}{{ one }}{{ loop.index }}{% endfor %}"),
+        _adding("{% set a = record.b %}{{ a | hash('md5') }} {{ stream_slice }}"),
+        _waiting("WaitTimeFromResponse", wait_time_in_seconds="{{ whatever | unknown }}"),
+        _waiting("WaitTimeFromHeader", header="a", regex="{{ config['pattern'] }}"),
+        _by(step="{{ config['step'] }}", cursor_granularity="PT0.000001S"),
+        _by(
+            datetime_format="%Y-%m-%dT%H:%M:%S.%_msZ",
+            cursor_datetime_formats=["%s_as_float"],
+            start_datetime="2024-01-01T00:00:00.000Z",
+        ),
+        # No time is read by it, and those that write know more directives.
+        _by(datetime_format="%-d.%-m.%Y", cursor_datetime_formats=["%Y-%m-%d"]),
+        stream(name="stream_state"),
+        # A key that nobody knows may be there on purpose, as may a parameter that is handed on.
+        _asking(purpose="to ask", use_caches=True, **{"$parameters": {"use_caches": True}}),
+    ],
+)
+def test_what_the_reference_reads_is_no_problem(described: dict[str, Any]) -> None:
+    assert _manifest(described).problems == ()
+
+
+def test_requests_know_what_partitions_carry() -> None:
+    parent = {
+        "type": "ParentStreamConfig",
+        "stream": stream("parents"),
+        "parent_key": "id",
+        "partition_field": "parent",
+        "extra_fields": [["region"], ["owner", "id"]],
+    }
+    router = {"type": "SubstreamPartitionRouter", "parent_stream_configs": [parent]}
+    described = stream(
+        retriever={
+            **retriever(partition_router=router),
+            "requester": requester("/{{ region }}/{{ regon }}"),
+        }
+    )
+
+    assert _one(_manifest(described)).message == "`regon` is not known there"
+
+
+def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
+    described = _asking(request_headers={"a": "{{ confg.x }}"})
+    del described["retriever"]["record_selector"]
+
+    found = _manifest(described)
+
+    assert [one.path.rpartition(".")[2] for one in found.problems] == ["a", "record_selector"]
+    assert not found.streams
+
+
+def test_budget_concurrency_and_rules_are_looked_at() -> None:
+    window = {
+        "type": "FixedWindowCallRatePolicy",
+        "period": "1h",
+        "call_limit": 5,
+        "matchers": [{"method": "PSOT", "url_path_pattern": "("}],
+    }
+    rates = {"type": "MovingWindowCallRatePolicy", "rates": [], "matchers": []}
+    added = {"type": "AddedFieldDefinition", "path": ["a"], "value": "{{ confg.a }}"}
+    rules = {
+        "type": "ConfigNormalizationRules",
+        "transformations": [{"type": "ConfigAddFields", "fields": [added]}],
+    }
+
+    found = _manifest(
+        stream(),
+        api_budget={"type": "HTTPAPIBudget", "policies": [window, rates]},
+        concurrency_level={"type": "ConcurrencyLevel", "default_concurrency": "{{ cnfig.x }}"},
+        spec={"type": "Spec", "config_normalization_rules": rules},
+    )
+
+    assert {one.path for one in found.problems} == {
+        "api_budget.policies[0].period",
+        "api_budget.policies[0].matchers[0].method",
+        "api_budget.policies[0].matchers[0].url_path_pattern",
+        "api_budget.policies[1].rates",
+        "concurrency_level.default_concurrency",
+        "spec.config_normalization_rules.transformations[0].fields[0].value",
+    }
+
+
+def _dynamic(template: dict[str, Any], value: str) -> dict[str, Any]:
+    mapping = {"type": "ComponentMappingDefinition", "field_path": ["name"], "value": value}
+    return {
+        "type": "DynamicDeclarativeStream",
+        "name": "tables",
+        "stream_template": template,
+        "components_resolver": {
+            "type": "ParametrizedComponentsResolver",
+            "stream_parameters": {
+                "type": "StreamParametersDefinition",
+                "list_of_parameters_for_stream": [{"name": "one"}, {"name": "two"}],
+            },
+            "components_mapping": [
+                mapping,
+                {
+                    **mapping,
+                    "field_path": ["retriever", "requester", "path"],
+                    "value": "/{{ components_values['name'] }}",
+                },
+            ],
+        },
+    }
+
+
+def test_templates_of_streams_are_told_once_and_not_what_is_put_into_them() -> None:
+    template = _asking(path="{{ to be replaced }}", request_headers={"a": "{{ confg.x }}"})
+    named = "{{ components_values['name'] }}"
+
+    with Api({}) as api:
+        found = _manifest(dynamic_streams=[_dynamic(template, named)])
+        source = DeclarativeSource(
+            type="declarative", manifest="manifest.yaml", config={"api": api.url}
+        )
+        with opened(found, source, wanted=None) as ready:
+            whole = ready.manifest
+
+    assert (
+        _one(found).path
+        == "dynamic_streams[0].stream_template.retriever.requester.request_headers.a"
+    )
+    assert whole.problems == found.problems
+    assert list(whole.streams) == ["one", "two"]
+    wrong = _manifest(dynamic_streams=[_dynamic(stream(), "{{ component_values['name'] }}")])
+    assert _one(wrong).hint == "Did you mean 'components_values'?"
+
+
+def test_a_check_tells_the_line_the_path_and_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.yaml"
+    file.write_text(
+        """\
+streams:
+  - name: items
+    retriever:
+      requester:
+        url_base: "{{ config['api'] }}"
+        path: /items
+        request_headers:
+          x: "{{ confg['y'] }}"
+      record_selector: {extractor: {field_path: [data]}}
+"""
+    )
+    with Api({"/items": Reply({"data": []})}) as api:
+        config = {"api": api.url}
+        for only, level in ((None, Level.WARNING), (["items"], Level.FAILED)):
+            source = DeclarativeSource(
+                type="declarative", manifest="manifest.yaml", config=config, only=only
+            )
+            first = next(iter(findings_of(load(file), source)))
+            assert (first.level, first.fix) == (level, "Did you mean 'config'?")
+            assert first.message.startswith(f"{file}, line 8: the stream items: streams[0].")
+            assert first.message.endswith("request_headers.x: `confg` is not known there")
+
+
+_SPEC = {
+    "type": "Spec",
+    "connection_specification": {
+        "type": "object",
+        "properties": {"token": {"type": "string"}, "api": {}},
+        "oneOf": [{"properties": {"region": {"type": "string"}}}],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("described", "message", "hint", "level"),
+    [
+        (
+            _asking(request_headers={"Authorization": "Bearer {{ config['tokn'] }}"}),
+            "`config['tokn']` is not there: the `spec` has no such setting",
+            "Did you mean 'token'?",
+            Level.FAILED,
+        ),
+        (_asking(path="/{{ config.regoin }}/items"), "config['regoin']", "'region'", Level.FAILED),
+        (_asking(path="/{{ config['place'] }}"), "config['place']", "Name one", Level.FAILED),
+        (_asking(path="/{{ config.get('tokens') }}"), "'tokens'", "'token'", Level.FAILED),
+        # A header of which nothing is left is not sent, and a field of a record is empty.
+        (_asking(request_headers={"a": "{{ config['tokn'] }}"}), "'tokn'", "", Level.WARNING),
+        (_adding("{{ config['tokn'] }}"), "'tokn'", "'token'", Level.WARNING),
+        (_dependent(stream("parents")), "does nothing here", "", Level.WARNING),
+    ],
+)
+def test_a_setting_that_the_spec_has_not_is_told(
+    described: dict[str, Any], message: str, hint: str, level: Level
+) -> None:
+    found = _manifest(described, spec=_SPEC)
+    problem = _one(found)
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+    assert "items" in found.streams
+
+    source = DeclarativeSource(type="declarative", manifest="m.yaml", config={}, only=["items"])
+    (told,) = [one for one in findings_of(found, source) if one.what == "manifest"]
+    assert told.level is level
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        _asking(path="/{{ config['token'] }}/{{ config.region }}"),
+        # What a template can do without, a method, a name of its own, and a nested one.
+        _asking(path="/{{ config.get('place', 'x') }}"),
+        _asking(path="/{{ config['place'] or 'x' }}"),
+        _asking(path="/{{ config['place'] if config['place'] is defined else '' }}"),
+        _asking(path="/{{ config.items() | list | length }}"),
+        _asking(path="/{% set config = {'a': 1} %}{{ config.a }}"),
+        _asking(path="/{{ config['tok' ~ 'n'] }}"),
+        _split("{{ stream_slice.pid }}{{ stream_slice.get('id') }}{{ stream_slice.parent_slice }}"),
+        _split("{{ stream_slice.extra_fields['x'] }}"),
+        _by(cursor_field="{{ config.token }}"),
+        _with_schema({"meta.updated": {}}, cursor_field="meta.updated"),
+        _with_schema({"a": {}, "b": {}}, cursor_field="zzz"),
+        _dependent(_by(), incremental_sync=_CURSOR),
+        _paged(type="PageIncrement", page_size="{{ config.token }}"),
+        _paged(type="PageIncrement", page_size="10"),
+    ],
+)
+def test_what_is_there_or_need_not_be_is_no_problem(described: dict[str, Any]) -> None:
+    assert _manifest(described, spec=_SPEC).problems == ()
+
+
+def test_settings_that_the_manifest_makes_itself_are_there() -> None:
+    field = {"type": "AddedFieldDefinition", "path": ["made"], "value": "x"}
+    rules = {
+        "type": "ConfigNormalizationRules",
+        "transformations": [{"type": "ConfigAddFields", "fields": [field]}],
+    }
+    spec = {**_SPEC, "config_normalization_rules": rules}
+    assert _manifest(_asking(path="/{{ config['made'] }}"), spec=spec).problems == ()
+
+
+def test_without_a_spec_nobody_knows_the_settings() -> None:
+    assert _manifest(_asking(path="/{{ config['made'] }}")).problems == ()

@@ -1,0 +1,475 @@
+"""Tables that are pulled are a function of the rows that were landed for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import DataFrame
+from sqlalchemy import NullPool, create_engine
+
+import landed
+from chronolake import core
+from chronolake.change_set import (
+    DELETED_AT,
+    LANDED_FILE,
+    LANDED_ROW,
+    MODIFIED,
+    PURGED_AT,
+    SEQUENCE,
+    TELLS,
+    UNTOLD,
+)
+from chronolake.core.apply_versions import PullResult, write_versions
+from chronolake.core.pipeline_table import create_pulled
+from chronolake.lake import Lake
+from chronolake.types import ACTIVE, DELETED, END, START, Column, ColumnType, Kind, Mode, TableName
+from lakes import lake_config
+from landed import LandedRow
+from seeds import drawn
+
+_T: Final = 1_704_067_200_000_000
+_MS: Final = 1_000
+_numbers = count()
+_COLUMNS: Final = (
+    Column("Id", ColumnType(Kind.STRING), primary_key=True),
+    Column("Name", ColumnType(Kind.STRING)),
+    Column("Size", ColumnType(Kind.LONG)),
+)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    folder = tmp_path_factory.mktemp("pulled")
+    return Lake.open(folder, config=lake_config(folder))
+
+
+def _frame(lake: Lake, rows: Sequence[LandedRow]) -> DataFrame:
+    columns = {
+        "Id": pa.array([row.key for row in rows], pa.string()),
+        "Name": pa.array([row.fields.get("Name") for row in rows], pa.string()),
+        "Size": pa.array([row.fields.get("Size") for row in rows], pa.int64()),
+        MODIFIED: pa.array([row.modified for row in rows], pa.int64()),
+        SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
+        DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
+        PURGED_AT: pa.array([row.purged for row in rows], pa.int64()),
+        TELLS: pa.array([row.tells and row.purged is None for row in rows], pa.bool_()),
+        UNTOLD: pa.array(
+            [sorted(row.untold) if row.untold else None for row in rows], pa.list_(pa.string())
+        ),
+        LANDED_FILE: pa.array([f"data-{row.place[0]:x}.parquet" for row in rows], pa.string()),
+        LANDED_ROW: pa.array([row.place[1] for row in rows], pa.int64()),
+    }
+    return lake.spark.createDataFrame(pa.table(columns))
+
+
+def _write(
+    lake: Lake,
+    name: TableName,
+    rows: Sequence[LandedRow],
+    *,
+    is_distinct: bool = False,
+    erases: bool = False,
+) -> PullResult:
+    return write_versions(
+        lake,
+        name,
+        _frame(lake, rows),
+        synced_micros=_T,
+        batch="some",
+        properties={},
+        has_each_once=is_distinct,
+        erased=["Name", "Size"] if erases else [],
+    )
+
+
+def _random_rows(seed: int, *, files: int, rows: int, keys: int, step: int) -> list[LandedRow]:
+    """Rows of a few records: duplicates, late ones, deletes, revivals, purges."""
+    chance = random.Random(seed)
+    found = []
+    for file in range(files):
+        for place in range(rows):
+            modified = _T + chance.randrange(12) * step
+            purged = deleted = None
+            if chance.random() < 0.12:
+                purged = modified + chance.randrange(-3, 9) * step
+            if chance.random() < 0.2:
+                deleted = modified + chance.randrange(-2, 6) * step
+            fields = {"Name": f"n{file}.{place}", "Size": chance.choice([None, place])}
+            found.append(
+                LandedRow(
+                    key=f"k{chance.randrange(keys)}",
+                    modified=modified,
+                    sequence=chance.choice(["9", "a", "b", "10", "1a"]),
+                    place=(file + 1, place),
+                    deleted=deleted,
+                    purged=purged,
+                    fields={} if purged is not None else fields,
+                )
+            )
+    return found
+
+
+def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) -> list[LandedRow]:
+    """A log as databases write it: sequences never repeat, and updates leave columns out."""
+    chance = random.Random(seed)
+    rows: list[LandedRow] = []
+    alive: set[str] = set()
+    times = dict.fromkeys([f"k{number}" for number in range(keys)], _T)
+    for number in range(changes):
+        key = f"k{chance.randrange(keys)}"
+        # Several changes of a record at one instant, too.
+        times[key] += chance.choice([0, 1, 1, 3]) * step
+        deleted, purged, tells, untold = None, None, True, frozenset[str]()
+        fields = {"Name": f"n{number}", "Size": chance.choice([None, number])}
+        if key in alive and chance.random() < 0.2:
+            tells, fields = False, {}
+            if purges and chance.random() < 0.3:
+                # What was forgotten is not what comes at the same time.
+                times[key], purged = times[key] + step, times[key]
+            else:
+                deleted = times[key]
+            alive.discard(key)
+        else:
+            if key in alive:
+                untold = frozenset(name for name in fields if chance.random() < 0.4)
+            alive.add(key)
+        rows.append(
+            LandedRow(
+                key=key,
+                modified=times[key],
+                sequence=f"{number:x}",
+                place=(1 + number * 6 // changes, number),
+                deleted=deleted,
+                purged=purged,
+                tells=tells,
+                untold=untold,
+                fields={name: value for name, value in fields.items() if name not in untold},
+            )
+        )
+    return rows
+
+
+def _read(lake: Lake, name: TableName) -> list[dict[str, Any]]:
+    catalog = SqlCatalog(
+        "chronolake", uri=f"sqlite:///{lake.config.catalog_file}", warehouse=lake.warehouse
+    )
+    catalog.engine.dispose()
+    catalog.engine = create_engine(f"sqlite:///{lake.config.catalog_file}", poolclass=NullPool)
+    rows = catalog.load_table((name.schema, name.table)).scan().to_arrow()
+    for column in (START, END):
+        if column in rows.column_names:
+            number = rows.column_names.index(column)
+            rows = rows.set_column(number, column, rows[column].cast(pa.int64()))
+    return rows.to_pylist()
+
+
+def _files(lake: Lake, name: TableName) -> list[str]:
+    """The files of a table that readers see."""
+    found = lake.spark.sql(f"SELECT file_path FROM chronolake.{name.sql}.files").collect()
+    return sorted(row["file_path"] for row in found)
+
+
+def _check_hidden(lake: Lake, name: TableName) -> None:
+    """Of each version, at most one row that says something is hidden; no row is there twice."""
+    found = lake.spark.sql(
+        f"SELECT Id, _chronolake_version AS version FROM chronolake.{name.sql} "
+        "VERSION AS OF 'chronolake-hidden'"
+    ).collect()
+    rows = [(row["Id"], row["version"]) for row in found]
+    assert len(set(rows)) == len(rows)
+    telling = [
+        (key, version.split(" ")[0]) for key, version in rows if version.split(" ")[3] != "*"
+    ]
+    assert len(set(telling)) == len(telling)
+
+
+def _check(
+    lake: Lake, name: TableName, mode: Mode, rows: Sequence[LandedRow], eps: int, *, erases: bool
+) -> None:
+    found = _read(lake, name)
+    if mode is Mode.HISTORY:
+        got = sorted(
+            (row["Id"], row[START], row[END], row[ACTIVE], row["Name"], row["Size"])
+            for row in found
+        )
+        wanted = sorted(
+            (
+                one.key,
+                one.start,
+                one.end,
+                one.active,
+                one.fields.get("Name"),
+                one.fields.get("Size"),
+            )
+            for one in landed.versions(rows, eps, erases=erases)
+        )
+        assert core.verify(lake, name).holds
+    else:
+        is_soft = mode is Mode.SOFT_DELETE
+        got = sorted(
+            (row["Id"], row[DELETED] if is_soft else False, row["Name"], row["Size"])
+            for row in found
+        )
+        wanted = sorted(
+            (one.key, one.deleted, one.fields.get("Name"), one.fields.get("Size"))
+            for one in landed.current(rows, erases=erases)
+            if is_soft or not one.deleted
+        )
+    assert got == wanted
+
+
+_WORLDS: Final = [
+    # seed, epsilon, distance of modification times, whether purges erase
+    pytest.param(1, _MS, 3_600_000_000, False, marks=pytest.mark.long),
+    (2, _MS, 400, True),
+    pytest.param(3, 1, 1, False, marks=pytest.mark.long),
+    *(
+        pytest.param(seed, *world, marks=pytest.mark.long)
+        for seed in drawn("pulled", 4)
+        for world in [(_MS, 400, False), (1, 3_600_000_000, True)]
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "seed", "eps", "step", "is_mixed", "erases"),
+    [
+        pytest.param(Mode.HISTORY, 1, 1, 3_600_000_000, False, False, marks=pytest.mark.long),
+        (Mode.HISTORY, 2, _MS, 400, True, True),
+        pytest.param(Mode.LIVE, 2, _MS, 400, True, True, marks=pytest.mark.long),
+        *(
+            pytest.param(mode, seed, *world, erases, marks=pytest.mark.long)
+            for mode in Mode
+            for seed in drawn("pulled log", 2)
+            for world in [(1, 3_600_000_000, True), (_MS, 400, False), (1, 1, True)]
+            for erases in (False, True)
+        ),
+    ],
+)
+def test_a_log_that_leaves_columns_out(
+    lake: Lake, mode: Mode, seed: int, eps: int, step: int, *, is_mixed: bool, erases: bool
+) -> None:
+    """Deletions that name a key only, and updates that do not tell all columns."""
+    rows = _random_log(seed, keys=24, changes=270, step=step, purges=erases)
+    chance = random.Random(seed)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    pieces = [rows[begin : begin + 90] for begin in range(0, len(rows), 90)]
+    if is_mixed:
+        # In whatever order they come.
+        mixed = chance.sample(rows, len(rows))
+        pieces = [mixed[begin : begin + 90] for begin in range(0, len(rows), 90)]
+
+    def write(batch: list[LandedRow]) -> None:
+        _write(lake, name, chance.sample(batch, len(batch)), erases=erases)
+
+    there: list[LandedRow] = []
+    for piece in pieces:
+        there += piece
+        # What was applied comes once more, now and then.
+        write([*piece, *chance.sample(there, len(there) // 10)])
+        _check_hidden(lake, name)
+        if not is_mixed:
+            # A log that lacks the first row of a record's life is none.
+            _check(lake, name, mode, there, eps, erases=erases)
+    _check(lake, name, mode, rows, eps, erases=erases)
+    before = _files(lake, name)
+    write(rows)
+    _check(lake, name, mode, rows, eps, erases=erases)
+    if not erases:
+        # What was erased is written, and erased, once more.
+        assert _files(lake, name) == before, "what is there already changes no file"
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize(("seed", "eps", "step", "erases"), _WORLDS)
+def test_a_table_is_a_function_of_what_was_landed(
+    lake: Lake, mode: Mode, seed: int, eps: int, step: int, *, erases: bool
+) -> None:
+    files, chance = 6, random.Random(seed)
+    rows = _random_rows(seed, files=files, rows=150, keys=50, step=step)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+
+    def write(batch: list[LandedRow]) -> None:
+        chance.shuffle(batch)
+        _write(lake, name, batch, erases=erases)
+
+    done = 0
+    while done < files:
+        upto = min(files, done + chance.choice([1, 2, 3]))
+        write([row for row in rows if done < row.place[0] <= upto])
+        done = upto
+        landed_so_far = [row for row in rows if row.place[0] <= done]
+        _check(lake, name, mode, landed_so_far, eps, erases=erases)
+    # Applied once more, all of it changes nothing.
+    write(list(rows))
+    _check(lake, name, mode, rows, eps, erases=erases)
+
+
+@pytest.mark.parametrize("eps", [1, _MS])
+def test_between_start_and_end_a_version_is_true(lake: Lake, eps: int) -> None:
+    """What docs/history.md says in SQL, at any instant, also between an end and the next start."""
+    rows = _random_log(7, keys=12, changes=160, step=400, purges=False)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=eps)
+    _write(lake, name, rows)
+    stored = _read(lake, name)
+    expected = landed.versions(rows, eps)
+    chance = random.Random(7)
+    edges = [edge for one in expected for edge in (one.start, one.end) if edge != landed.TMAX]
+    instants = {edge + near for edge in edges for near in (-1, 0, 1, eps // 2, eps - 1)}
+    instants |= {chance.randint(min(edges), max(edges)) for _ in range(500)}
+
+    def true_in_sql(at: int) -> list[tuple[Any, int]]:
+        return sorted((r["Id"], r[START]) for r in stored if r[START] <= at <= r[END])
+
+    in_between = 0
+    for at in sorted(instants):
+        begun = {one.key: one for one in expected if one.start <= at}
+        latest = {one.key: one.start for one in begun.values() if at < one.end + eps}
+        found = dict(true_in_sql(at))
+        assert len(found) == len(true_in_sql(at)), "a record has one version at an instant"
+        assert found.items() <= latest.items()
+        missed = latest.keys() - found.keys()
+        assert all(begun[key].end < at for key in missed), "only between an end and the next start"
+        in_between += bool(missed)
+    assert bool(in_between) is (eps > 1)
+    for at in chance.sample(sorted(instants), 4):
+        when = f"timestamp_micros({at}L)"
+        asked = lake.spark.sql(
+            f"SELECT Id, unix_micros({START}) FROM chronolake.{name.sql} "
+            f"WHERE {START} <= {when} AND {END} >= {when}"
+        )
+        assert sorted(tuple(row) for row in asked.collect()) == true_in_sql(at)
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at)
+        as_of = lake.table(name).as_of(moment).selectExpr("Id", f"unix_micros({START})").collect()
+        assert sorted(tuple(row) for row in as_of) == sorted(
+            (r["Id"], r[START]) for r in stored if r[START] <= at < r[END] + eps
+        )
+
+
+def _difference(chance: random.Random, number: int, at: int, keys: int) -> list[LandedRow]:
+    """What differs between two snapshots: records that are new or have changed, and gone ones."""
+    rows = []
+    for place, key in enumerate(chance.sample(range(keys), keys // 3)):
+        is_gone = chance.random() < 0.3
+        fields = {"Name": f"n{number}.{place}", "Size": chance.choice([None, place])}
+        rows.append(
+            LandedRow(
+                key=f"k{key}",
+                modified=at,
+                sequence=f"{number:x}",
+                place=(number, place),
+                deleted=at if is_gone else None,
+                tells=not is_gone,
+                fields={} if is_gone else fields,
+            )
+        )
+    return rows
+
+
+@pytest.mark.parametrize("eps", [1, pytest.param(_MS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("erases", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        Mode.HISTORY,
+        *(pytest.param(m, marks=pytest.mark.long) for m in (Mode.LIVE, Mode.SOFT_DELETE)),
+    ],
+)
+def test_versions_that_begin_later_need_no_look_at_the_table(
+    lake: Lake, mode: Mode, eps: int, *, erases: bool
+) -> None:
+    chance = random.Random(eps)
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=mode, epsilon_micros=eps)
+    there: list[LandedRow] = []
+    table_sql = f"chronolake.{name.sql}"
+
+    def written(rows: list[LandedRow], *, is_distinct: bool = True) -> tuple[bool, int, int]:
+        """Whether it was written without a look; rows that are new or changed, and replaced."""
+        there.extend(rows)
+        before = len(_read(lake, name))
+        result = _write(lake, name, rows, is_distinct=is_distinct, erases=erases)
+        _check(lake, name, mode, there, eps, erases=erases)
+        _check_hidden(lake, name)
+        assert len(_read(lake, name)) == before + result.written - result.removed
+        return "resolve" not in result.seconds, result.written, result.removed
+
+    is_history = mode is Mode.HISTORY
+    first = [row for row in _difference(chance, 1, _T, 90) if row.tells]
+    assert written(first) == (True, len(first), 0)
+    at = _T
+    for number in range(2, 5):
+        at += chance.choice([1, 7]) * eps
+        assert written(_difference(chance, number, at, 60))[0] is is_history
+    # The next one would begin before what is there has ended.
+    at += eps - 1 if eps > 1 else 0
+    assert not written(_difference(chance, 5, at, 60))[0]
+    # How late the table's rows are was not told, and is found out.
+    at += 5 * eps
+    assert written(_difference(chance, 6, at, 60))[0] is is_history
+    # Files that are put together hold the same rows.
+    lake.spark.sql(
+        f"CALL chronolake.system.rewrite_data_files(table => '{name.sql}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    at += eps
+    assert written(_difference(chance, 7, at, 60))[0] is is_history
+    # A batch that may tell of a record twice, and a late one.
+    at += 5 * eps
+    assert not written(_difference(chance, 8, at, 60), is_distinct=False)[0]
+    assert not written(_difference(chance, 9, _T + 1, 60))[0]
+    late = LandedRow(key="k1", modified=_T + 2, sequence="a", place=(10, 0), deleted=at + 90 * eps)
+    assert not written([replace(late, fields={"Name": "n", "Size": 1})], is_distinct=False)[0]
+    # That record was deleted later than the next batch begins: hidden rows count, too.
+    assert not written(_difference(chance, 11, at + 80 * eps, 60))[0]
+    assert written(_difference(chance, 12, at + 100 * eps, 60))[0] is is_history
+    lake.spark.sql(f"UPDATE {table_sql} SET _fivetran_synced = _fivetran_synced")
+    assert written(_difference(chance, 13, at + 101 * eps, 60))[0] is is_history
+
+
+def test_a_table_that_others_have_written_to_is_looked_at_again(lake: Lake) -> None:
+    name = TableName("pulled", f"t{next(_numbers)}")
+    create_pulled(lake, name, _COLUMNS, mode=Mode.HISTORY, epsilon_micros=1)
+
+    def write(at: int) -> bool:
+        fields = {"Name": f"n{at}", "Size": 1}
+        rows = [
+            LandedRow(key=key, modified=at, sequence="1", place=(at, place), fields=fields)
+            for place, key in enumerate("ab")
+        ]
+        return "resolve" not in _write(lake, name, rows, is_distinct=True).seconds
+
+    assert write(_T)
+    assert write(_T + 10)
+    # Somebody moves a version into the future: the next batch is not later than that.
+    lake.spark.sql(
+        f"UPDATE chronolake.{name.sql} SET _fivetran_start = timestamp_micros({_T + 30}L), "
+        f"_chronolake_version = '{_T + 30} - - - 1' WHERE Id = 'a' AND _fivetran_active"
+    )
+    assert not write(_T + 20)
+    assert write(_T + 40)
+    versions = [
+        (row["Id"], row[START] - _T, row[END] - _T if not row[ACTIVE] else None)
+        for row in _read(lake, name)
+    ]
+    assert sorted(versions) == [
+        ("a", 0, 9),
+        ("a", 20, 29),
+        ("a", 30, 39),
+        ("a", 40, None),
+        ("b", 0, 9),
+        ("b", 10, 19),
+        ("b", 20, 39),
+        ("b", 40, None),
+    ]

@@ -1,0 +1,133 @@
+"""The times of transactions increase with every one of them, in the order of the log."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronolake.source.postgres.columns import SourceColumn, numbered
+from chronolake.source.postgres.messages import Transaction
+from chronolake.source.postgres.offset import Clock, LogPosition
+
+_COMMITS = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), max_size=30)
+
+
+@given(_COMMITS, st.integers(0, 20))
+def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], last: int) -> None:
+    """Each commit: its time, whether it touches the stream, whether a batch ends within it."""
+    expected, before = {}, last
+    for number, (at, touches, _) in enumerate(commits):
+        if touches:
+            expected[number] = before = max(at, before + 1)
+
+    clock = Clock(last)
+    found: dict[int, int] = {}
+    batch: list[int] = []
+    for number, (_, _, is_cut) in enumerate(commits):
+        batch.append(number)
+        if is_cut or number == len(commits) - 1:
+            transactions = [Transaction(1_000 + one, commits[one][0], one) for one in batch]
+            touched = np.array([commits[one][1] for one in batch], np.bool_)
+            times = clock.times(transactions, touched)
+            for one, at in zip(batch, times.tolist(), strict=True):
+                if commits[one][1]:
+                    assert found.setdefault(one, at) == at, "a transaction has one time"
+            # It goes on in the next batch.
+            batch = [number] if is_cut else []
+
+    assert found == expected
+    assert clock.last_micros == before
+
+
+def test_a_position_is_stored_as_it_is() -> None:
+    columns = (SourceColumn(1, "Ü", 25, -1), SourceColumn(None, "x", 25, -1))
+    position = LogPosition(
+        2**60, 5, columns, 7, (1, 4), (8, 9), 10, -11, has_unlogged=True, greatest=12
+    )
+    assert LogPosition.from_json(position.as_json()) == position
+
+
+@pytest.mark.parametrize(
+    ("described", "before", "now", "numbers"),
+    [
+        ("id a b", "id:1 a:2 b:3", "id:1 a:2 b:3", [1, 2, 3]),
+        # Renamed, before and after.
+        ("id a b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
+        ("id x b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
+        # Renamed twice: the name between is in neither.
+        ("id y b", "id:1 a:2 b:3", "id:1 x:2 b:3", [1, 2, 3]),
+        ("id a y", "id:1 a:2 b:3", "id:1 a:2 x:3", [1, 2, 3]),
+        # The last column: perhaps it was dropped, and another one added.
+        ("id a y", "id:1 a:2 b:3", "id:1 a:2 x:4", [1, 2, None]),
+        # Added since the log was last read, and renamed.
+        ("id a b", "id:1", "id:1 x:2 y:3 z:4", [1, 2, 3]),
+        ("id a b", "id:1", "id:1 x:2 y:4", [1, None, None]),
+        # Two have changed their names with each other.
+        ("id a b", "id:1 a:2 b:3", "id:1 b:2 a:3", [1, 2, 3]),
+        ("id b a", "id:1 a:2 b:3", "id:1 b:2 a:3", [1, 2, 3]),
+        ("id b a", "id:1 a:2 b:3", "id:1 x:2 y:3", [None, None, None]),
+        # Added, and dropped.
+        ("id a b c", "id:1 a:2 b:3", "id:1 a:2 b:3 c:4", [1, 2, 3, 4]),
+        ("id b", "id:1 a:2 b:3", "id:1 b:3", [1, 3]),
+    ],
+)
+def test_columns_are_recognised_by_their_places(
+    described: str, before: str, now: str, numbers: list[int | None]
+) -> None:
+    found = numbered(_columns(described), _columns(before), _columns(now))
+    assert [column.number for column in found] == numbers
+    assert [column.name for column in found] == described.split()
+
+
+_CHANGES = st.lists(st.tuples(st.sampled_from("aadrr"), st.integers(0, 9)), max_size=12)
+
+
+@given(_CHANGES, st.integers(0, 12), st.integers(0, 12))
+def test_a_column_is_never_taken_for_another(
+    changes: list[tuple[str, int]], first: int, second: int
+) -> None:
+    """Columns are added, dropped and renamed; the log is read somewhere between."""
+    table = {1: "id"}
+    states = [dict(table)]
+    last = 1
+    for place, (change, number) in enumerate(changes):
+        live = sorted(table)
+        one = live[number % len(live)]
+        if change == "a":
+            last += 1
+            table[last] = f"c{place}"
+        elif change == "r":
+            table[one] = f"c{place}"
+        elif one != 1:
+            del table[one]
+        states.append(dict(table))
+    before, told = sorted((min(first, len(changes)), min(second, len(changes))))
+
+    def columns(state: dict[int, str], *, numbers: bool = True) -> list[SourceColumn]:
+        every = sorted(state.items())
+        return [SourceColumn(number if numbers else None, name, 25, -1) for number, name in every]
+
+    described = columns(states[told], numbers=False)
+    ever = set[int]().union(*states[: before + 1])
+    found = numbered(described, columns(states[before]), columns(states[-1]), greatest=max(ever))
+    gone_before = ever - states[before].keys()
+    gone = set(range(1, last + 1)) - table.keys()
+    for column, number in zip(found, sorted(states[told]), strict=True):
+        assert column.number in {number, None}
+        # Nothing was dropped since the log was last read: nothing is uncertain.
+        assert column.number == number or gone != gone_before
+
+
+def test_a_number_that_was_dropped_before_is_given_to_no_other_column() -> None:
+    described, before, now = _columns("id a y"), _columns("id:1 a:2"), _columns("id:1 a:2 x:4")
+    assert [one.number for one in numbered(described, before, now)] == [1, 2, None]
+    assert [one.number for one in numbered(described, before, now, greatest=3)] == [1, 2, 4]
+
+
+def _columns(text: str) -> list[SourceColumn]:
+    parts = (one.partition(":") for one in text.split())
+    return [
+        SourceColumn(int(number) if number else None, name, 25, -1) for name, _, number in parts
+    ]

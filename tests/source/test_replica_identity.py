@@ -1,0 +1,322 @@
+"""What tells rows apart: on the server, in its log, and in each partition."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from databases import Shop
+
+from chronolake.errors import SourceError
+from chronolake.pipeline.streams import source_of
+from chronolake.source.postgres import catalog
+from chronolake.source.postgres.connection import connected, understood
+from chronolake.source.postgres.initial_copy import held_table
+from chronolake.source.postgres.snapshot import beside, exported_snapshot
+from chronolake.source.protocol import Finding, Level
+
+
+def _findings(shop: Shop, *, create: bool = False) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for one in source_of(shop.project, "shop").findings(create=create):
+        found.setdefault(one.what, []).append(one)
+    return found
+
+
+def _mend(shop: Shop, stream: str) -> str:
+    (one,) = _findings(shop)[stream]
+    assert one.level is not Level.OK
+    return one.fix or ""
+
+
+def test_what_is_published_can_still_be_updated(shop: Shop) -> None:
+    generated = "g int GENERATED ALWAYS AS (b * 2) STORED"
+    shop.run(
+        f"CREATE TABLE whole (id int PRIMARY KEY, b int, {generated})",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        f"CREATE TABLE keyed (id int, b int, {generated}, PRIMARY KEY (id, g))",
+        f"CREATE TABLE plain (id int PRIMARY KEY, b int, {generated})",
+        f"CREATE TABLE parted (id int PRIMARY KEY, b int, {generated}) PARTITION BY RANGE (id)",
+        "CREATE TABLE whole_part PARTITION OF parted FOR VALUES FROM (0) TO (9)",
+        "ALTER TABLE whole_part REPLICA IDENTITY FULL",
+        "CREATE TABLE mute (id int PRIMARY KEY, b int) PARTITION BY RANGE (id)",
+        "CREATE TABLE mute_part PARTITION OF mute FOR VALUES FROM (0) TO (9)",
+        "ALTER TABLE mute_part REPLICA IDENTITY NOTHING",
+    )
+    tables = ("whole", "keyed", "plain", "parted", "mute")
+    for table in tables:
+        shop.run(f"INSERT INTO {table} (id, b) VALUES (1, 1), (2, 2)")
+    found = _findings(shop, create=True)
+    for table in tables:
+        shop.run(f"UPDATE {table} SET b = 3 WHERE id = 1", f"DELETE FROM {table} WHERE id = 2")
+    with connected(shop.dsn) as connection:
+        is_refused = connection.info.server_version >= 180_000
+    assert found["public.plain"][0].level is Level.OK
+    assert found["public.mute"][0].level is not Level.OK
+    assert _mend(shop, "public.mute") == "ALTER TABLE public.mute_part REPLICA IDENTITY DEFAULT;"
+    if is_refused:
+        for table, part in (("whole", "whole"), ("parted", "whole_part")):
+            mend = f"ALTER TABLE public.{part} REPLICA IDENTITY DEFAULT;"
+            assert _mend(shop, f"public.{table}") == mend
+            shop.run(mend)
+    shop.run("ALTER TABLE mute_part REPLICA IDENTITY DEFAULT")
+    found = _findings(shop, create=True)
+    assert all(
+        found[f"public.{table}"][0].level is Level.OK for table in ("whole", "parted", "mute")
+    )
+    # Its key has a column that is not brought: its rows are told apart by all that they say.
+    assert "no primary key" in found["public.keyed"][0].message
+    shop.synced()
+    for table in tables:
+        shop.run(f"UPDATE {table} SET b = 4 WHERE id = 1")
+    shop.synced()
+    for table in tables:
+        assert [row[:2] for row in shop.versions(table, ("id", "b"))] == [(1, 3), (1, 4)], table
+
+
+def test_a_partition_that_the_log_tells_otherwise_of_is_refused(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, u int NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE first PARTITION OF orders FOR VALUES FROM (0) TO (100)",
+        "CREATE UNIQUE INDEX by_u ON first (u)",
+        "INSERT INTO orders SELECT n, -n FROM generate_series(1, 9) n",
+    )
+    shop.prepare()
+    shop.synced()
+    shop.run("ALTER TABLE first REPLICA IDENTITY USING INDEX by_u")
+    shop.run("UPDATE orders SET id = 60 WHERE id = 3", "DELETE FROM orders WHERE id = 4")
+    mend = "ALTER TABLE public.first REPLICA IDENTITY DEFAULT;"
+    assert _mend(shop, "public.orders") == mend
+    (failed,) = shop.sync().streams
+    assert "the replica identity of public.first is u" in str(failed.error)
+    assert failed.hint == mend
+    shop.run(mend)
+    # What changed meanwhile was not in the log: the table is copied once more.
+    shop.synced()
+    shop.run("UPDATE orders SET u = 0 WHERE id = 60")
+    shop.synced()
+    there = shop.rows("SELECT id, u FROM orders")
+    assert shop.present("orders", ("id", "u")) == sorted(there, key=repr)
+    assert shop.agrees()
+
+
+@pytest.mark.parametrize(
+    "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
+)
+def test_rows_are_told_apart_by_all_of_a_key(shop: Shop, method: str) -> None:
+    shop.run(
+        "CREATE TABLE pairs (a int, b int, g int GENERATED ALWAYS AS (b * 2) STORED, "
+        "PRIMARY KEY (a, g))",
+        "INSERT INTO pairs VALUES (1, 1), (1, 2), (2, 1)",
+        "CREATE TABLE loose (id int NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE loose_part PARTITION OF loose FOR VALUES FROM (0) TO (9)",
+        # It is no key of the partition's rows yet.
+        "ALTER TABLE ONLY loose ADD PRIMARY KEY (id)",
+        "INSERT INTO loose VALUES (1), (1), (2)",
+    )
+    shop.configure(method=method)
+    _findings(shop, create=True)
+    shop.synced()
+    shop.run("UPDATE pairs SET b = 3 WHERE b = 2", "DELETE FROM loose WHERE id = 2")
+    shop.synced()
+    assert shop.present("pairs", ("a", "b")) == [(1, 1), (1, 3), (2, 1)]
+    assert shop.present("loose", ("id",)) == [(1,), (1,)]
+
+
+def test_a_slot_of_another_database_is_left_alone(shop: Shop) -> None:
+    shop.run("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE DATABASE other")
+    other = shop.dsn.rpartition("/")[0] + "/other"
+    make = "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')"
+    with psycopg.connect(other, autocommit=True) as connection:
+        connection.execute(make)
+    try:
+        (found,) = _findings(shop)["slot chronolake_shop"]
+        assert "of another database" in found.message
+        assert "drop" not in str(found.fix)
+        assert "`slot: …`" in str(found.fix)
+        shop.configure(method="snapshot_diff")
+        assert "slot chronolake_shop" not in _findings(shop)
+    finally:
+        with psycopg.connect(other, autocommit=True) as connection:
+            connection.execute("SELECT pg_drop_replication_slot('chronolake_shop')")
+        shop.run("DROP DATABASE other")
+
+
+def test_the_mend_of_a_partition_that_may_not_be_read_mends(shop: Shop) -> None:
+    shop.run(
+        "DROP ROLE IF EXISTS reader",
+        "CREATE ROLE reader LOGIN PASSWORD 'of-the-reader'",
+        "CREATE TABLE orders (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE first PARTITION OF orders FOR VALUES FROM (0) TO (100)",
+        "CREATE SCHEMA IF NOT EXISTS apart",
+        "CREATE TABLE apart.second PARTITION OF orders FOR VALUES FROM (100) TO (200)",
+        "GRANT USAGE ON SCHEMA public TO reader",
+        "GRANT SELECT ON orders TO reader",
+        "INSERT INTO orders VALUES (1), (100)",
+    )
+    owner = shop.dsn
+    shop.dsn = f"postgresql://reader:of-the-reader@{owner.partition('@')[2]}"
+    shop.configure(method="snapshot_diff")
+    mend = _mend(shop, "public.orders")
+    assert mend == (
+        'GRANT USAGE ON SCHEMA apart TO "reader"; '
+        'GRANT SELECT ON public.first, apart.second TO "reader";'
+    )
+    with psycopg.connect(owner, autocommit=True) as connection:
+        connection.execute(mend.encode())
+    assert _findings(shop)["public.orders"][0].level is Level.OK
+    shop.synced()
+    assert shop.present("orders", ("id",)) == [(1,), (100,)]
+    with psycopg.connect(owner, autocommit=True) as connection:
+        connection.execute("DROP OWNED BY reader")
+        connection.execute("DROP SCHEMA apart CASCADE")
+
+
+def test_a_statement_that_comes_between_does_not_wait_for_ever(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronolake.source.postgres.snapshot._LOCK_SECONDS", 1)
+    shop.run("CREATE TABLE orders (id int PRIMARY KEY)")
+    with connected(shop.dsn) as connection:
+        (table,) = catalog.tables_in(connection, ["public"])
+    changing = threading.Thread(target=shop.run, args=("ALTER TABLE orders ADD more int",))
+    with ExitStack() as until_read:
+        snapshot = until_read.enter_context(exported_snapshot(shop.dsn))
+        until_read.enter_context(held_table(shop.dsn, snapshot, table))
+        changing.start()
+        waits = (
+            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'ALTER%'"
+        )
+        while not shop.rows(waits):
+            time.sleep(0.05)
+        with (
+            pytest.raises(SourceError, match="Another statement") as refused,
+            beside(shop.dsn, snapshot) as reading,
+            understood(),
+        ):
+            reading.execute("SELECT FROM public.orders")
+        assert "the statement goes on now" in str(refused.value.hint)
+    changing.join(timeout=30)
+    assert not changing.is_alive()
+    assert shop.rows("SELECT more FROM orders") == []
+
+
+@pytest.mark.parametrize("is_large", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_clock_that_goes_back_after_a_crash_changes_no_order(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
+    shop.configure(method="snapshot_diff")
+    shop.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+        "INSERT INTO orders VALUES (1, 'a'), (2, 'a'), (3, 'a')",
+    )
+    shop.synced()
+    shop.run("UPDATE orders SET state = 'b' WHERE id = 1", "DELETE FROM orders WHERE id = 3")
+    with monkeypatch.context() as patched:
+        patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
+        shop.sync()
+    shop.run("UPDATE orders SET state = 'c' WHERE id = 1", "INSERT INTO orders VALUES (3, 'd')")
+    hour = 3_600_000_000
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "chronolake.source.postgres.snapshot._clock",
+            lambda _: time.time_ns() // 1_000 - hour,
+        )
+        shop.synced()
+    shop.run("DELETE FROM orders WHERE id = 2")
+    shop.synced()
+    assert shop.told("orders", ("id",), ("state",)) == {
+        (1,): [("a",), ("b",), ("c",)],
+        (2,): [("a",), None],
+        # It was gone for the microsecond between the two times.
+        (3,): [("a",), ("d",)],
+    }
+    assert shop.agrees()
+
+
+def test_names_with_backticks_are_read_and_compared(shop: Shop) -> None:
+    shop.configure(method="snapshot_diff")
+    shop.run(
+        'CREATE TABLE odd ("k`" int PRIMARY KEY, "b`q" text, "``" int)',
+        "INSERT INTO odd VALUES (1, 'a', 1), (2, 'a', 2)",
+    )
+    shop.synced()
+    shop.run('UPDATE odd SET "b`q" = \'b\' WHERE "k`" = 1', 'DELETE FROM odd WHERE "k`" = 2')
+    shop.synced()
+    assert shop.told("odd", ("k`",), ("b`q", "``")) == {
+        (1,): [("a", 1), ("b", 1)],
+        (2,): [("a", 2), None],
+    }
+
+
+def test_tables_without_a_log_are_compared(shop: Shop) -> None:
+    shop.run("CREATE UNLOGGED TABLE visits (id int PRIMARY KEY)", "INSERT INTO visits VALUES (1)")
+    assert shop.sees() == {}
+    shop.configure(method="snapshot_diff")
+    shop.synced()
+    shop.run("INSERT INTO visits VALUES (2)", "ALTER TABLE visits SET LOGGED")
+    shop.synced()
+    assert shop.present("visits", ("id",)) == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "method", ["snapshot_diff", pytest.param("logical_replication", marks=pytest.mark.long)]
+)
+def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: str) -> None:
+    shop.run(
+        "CREATE TABLE bulk (id int PRIMARY KEY, filler text)",
+        "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",
+        # Large enough to be looked at by fingerprints.
+        "INSERT INTO bulk SELECT n, repeat('x', 3800) FROM generate_series(1, 9000) n",
+    )
+    shop.prepare()
+    shop.configure(method=method)
+    held = (
+        "SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid) "
+        "WHERE relation = 'bulk'::regclass AND application_name = 'chronolake' "
+        "AND mode = 'AccessShareLock' AND granted"
+    )
+
+    def change() -> None:
+        with psycopg.connect(shop.dsn, autocommit=True) as connection:
+            while not connection.execute(held.encode()).fetchone():
+                time.sleep(0.005)
+            connection.execute("ALTER TABLE bulk ADD more int")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    result = shop.sync()
+    changing.join(timeout=60)
+    assert not changing.is_alive()
+    # It may have come so late that all tasks had begun.
+    for failed in (one for one in result.streams if one.error):
+        assert "Another statement came to change the table" in str(failed.error)
+        assert "Run it again" in str(failed.error)
+    shop.synced()
+    assert len(shop.present("bulk", ("id", "more"))) == 9_000
+    assert shop.agrees()
+
+
+def test_a_damaged_file_of_the_raw_lake_stops_its_own_table_only(shop: Shop) -> None:
+    shop.run("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE others (id int PRIMARY KEY)")
+    shop.run("INSERT INTO orders VALUES (1)", "INSERT INTO others VALUES (1)")
+    shop.configure(method="snapshot_diff")
+    shop.synced()
+    (file,) = (shop.project.lake.path / "raw" / "parquet").rglob("*public.orders/**/data-*.parquet")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8])
+    shop.run("INSERT INTO orders VALUES (2)", "INSERT INTO others VALUES (2)")
+    result = shop.sync(anew=True)
+    (failed,) = (one for one in result.streams if one.error)
+    assert failed.stream == "public.orders"
+    assert str(file) in str(failed.error)
+    assert "Restore the file" in str(failed.hint)
+    assert shop.present("others", ("id",)) == [(1,), (2,)]
+    file.write_bytes(whole)
+    shop.synced(anew=True)
+    assert shop.present("orders", ("id",)) == [(1,), (2,)]

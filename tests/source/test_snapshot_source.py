@@ -1,0 +1,431 @@
+"""A PostgreSQL database whose log is not read: what differs between two runs is brought."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+import workload
+from databases import Shop
+from postgresql import server, standby
+
+from chronolake.failpoints import FAILPOINTS
+from chronolake.types import END, START
+from commands import ran_words
+from datalakes import iceberg
+from processes import COMMAND, killed
+
+_POINTS = [
+    name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))
+]
+
+#: A control record lands only where something besides the rows is new.
+_NOT_REACHED: Final = {"land.file-replaced"}
+
+Seen = dict[tuple[Any, ...], list["State"]]
+
+
+@dataclass(frozen=True)
+class State:
+    """A record as it was: its plain columns, and all that it said; None where it was not there."""
+
+    plain: tuple[Any, ...] | None
+    text: str | None
+
+
+_GONE = State(None, None)
+
+
+@pytest.fixture(scope="module", params=[18, pytest.param(16, marks=pytest.mark.long)])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that keeps no log for others."""
+    with server(version=request.param, wal_level="minimal", max_wal_senders="0") as found:
+        yield found
+
+
+@pytest.fixture(params=["rows", pytest.param("fingerprints", marks=pytest.mark.long)])
+def compared(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """A shop whose tables are compared: all of their rows, or what fingerprints say of them."""
+    if request.param == "fingerprints":
+        # However small they are.
+        monkeypatch.setattr("chronolake.source.postgres.snapshot_diff.diff._LEAST_PAGES", 0)
+        monkeypatch.setattr("chronolake.source.postgres.initial_copy._RANGE_PAGES", 2)
+    shop.configure(method="snapshot_diff")
+    return shop
+
+
+def _look(shop: Shop, seen: dict[str, Seen]) -> None:
+    """Note what the records of all tables are now, where that is something else than before."""
+    for table, key in workload.TABLES.items():
+        names = workload.plain_columns(shop.dsn, table)
+        rows = shop.rows(f"SELECT {', '.join([*key, *names])}, {table}::text FROM {table}")
+        now = {row[: len(key)]: State(row[len(key) : -1], row[-1]) for row in rows}
+        known = seen.setdefault(table, {})
+        for record in known.keys() | now.keys():
+            states = known.setdefault(record, [])
+            state = now.get(record, _GONE)
+            if states[-1:] != [state] and (states or state != _GONE):
+                states.append(state)
+
+
+def _told(seen: Seen) -> dict[tuple[Any, ...], list[Any]]:
+    return {record: [state.plain for state in states] for record, states in seen.items()}
+
+
+@pytest.mark.parametrize(
+    ("compared", "syncs"),
+    [
+        ("fingerprints", 2),
+        pytest.param("fingerprints", 6, marks=pytest.mark.long),
+        pytest.param("rows", 6, marks=pytest.mark.long),
+    ],
+    indirect=["compared"],
+)
+def test_history_is_what_was_seen(compared: Shop, syncs: int) -> None:
+    workload.set_up(compared.dsn)
+    chance = random.Random(1)
+    seen: dict[str, Seen] = {}
+    for _ in range(syncs):
+        workload.work(compared.dsn, chance, 40)
+        _look(compared, seen)
+        compared.synced()
+
+    for table, key in workload.TABLES.items():
+        names = workload.plain_columns(compared.dsn, table)
+        assert compared.told(table, key, names) == _told(seen[table]), table
+    assert compared.agrees()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_whatever_fails_nothing_is_invented(
+    compared: Shop, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    workload.set_up(compared.dsn)
+    chance = random.Random(seed)
+    seen: dict[str, Seen] = {}
+    for _ in range(4):
+        workload.work(compared.dsn, chance, 40)
+        _look(compared, seen)
+        with monkeypatch.context() as patched:
+            patched.setenv("CHRONOLAKE_FAILPOINT", f"{chance.choice(_POINTS)}=raise")
+            compared.sync()
+    compared.synced()
+
+    for table, key in workload.TABLES.items():
+        names = workload.plain_columns(compared.dsn, table)
+        there = sorted(compared.rows(f"SELECT {', '.join(names)} FROM {table}"), key=repr)
+        assert compared.present(table, names) == there
+        for record, states in compared.told(table, key, names).items():
+            # A run that failed early has seen nothing.
+            assert _is_part(states, _told(seen[table])[record]), record
+    assert compared.agrees()
+
+
+@pytest.mark.long
+def test_a_look_by_fingerprints_may_be_killed_at_every_step(shop: Shop) -> None:
+    shop.configure(method="snapshot_diff")
+    # Large enough for fingerprints, in the process that is killed, too.
+    shop.run(
+        "CREATE TABLE bulk (id int PRIMARY KEY, state int, filler text)",
+        "ALTER TABLE bulk ALTER filler SET STORAGE PLAIN",
+        "INSERT INTO bulk SELECT n, 0, repeat('x', 3800) FROM generate_series(1, 9000) n",
+    )
+    shop.synced()
+    chance = random.Random(5)
+    words = ("sync", "shop", "--project", str(shop.folder))
+    seen: dict[int, list[int | None]] = {number: [0] for number in range(1, 9_001)}
+    points = [name for name in _POINTS if name not in _NOT_REACHED]
+    for point in points:
+        for number in chance.sample(range(1, 100), 20):
+            # What changes back to what it was is not to be taken for what never changed.
+            state = chance.choice([None, 0, 1])
+            shop.run(
+                f"DELETE FROM bulk WHERE id = {number}"
+                if state is None
+                else f"INSERT INTO bulk VALUES ({number}, {state}) "
+                "ON CONFLICT (id) DO UPDATE SET state = excluded.state"
+            )
+            seen[number].append(state)
+        assert killed(COMMAND, *words, failpoint=f"{point}=kill"), point
+    shop.synced()
+
+    there = sorted(shop.rows("SELECT id, state FROM bulk"), key=repr)
+    assert shop.present("bulk", ("id", "state")) == there
+    for (number,), states in shop.told("bulk", ("id",), ("state",)).items():
+        told = [state and state[0] for state in states]
+        assert _is_part(told, seen[number]), number
+        assert all(one != other for one, other in itertools.pairwise(told)), number
+    assert shop.agrees()
+
+
+def _is_part(some: Sequence[Any], every: Sequence[Any]) -> bool:
+    left = iter(every)
+    return all(one in left for one in some)
+
+
+def test_columns_and_tables_come_and_go(compared: Shop) -> None:
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text, amount int)",
+        "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)",
+    )
+    compared.synced()
+    compared.run(
+        "ALTER TABLE orders RENAME state TO status",
+        "ALTER TABLE orders ADD COLUMN shop text DEFAULT 'main'",
+        "ALTER TABLE orders ALTER amount TYPE bigint",
+        "DELETE FROM orders WHERE id = 2",
+        "CREATE TABLE customers (id int PRIMARY KEY)",
+        "INSERT INTO customers VALUES (7)",
+    )
+    compared.synced()
+    assert compared.versions("orders", ("id", "status", "amount", "shop")) == [
+        (1, "a", 1, None, False),
+        (1, "a", 1, "main", True),
+        (2, "b", 2, None, False),
+    ]
+    assert compared.versions("customers", ("id",)) == [(7, True)]
+    before = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
+    compared.synced()
+    compared.synced(anew=True)
+    after = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
+    assert after.equals(before), "nothing differs"
+    assert compared.agrees()
+
+
+def _rows(shop: Shop, table: str, column: str) -> list[tuple[Any, int]]:
+    """What the active rows of a table say, and how many of them say so."""
+    return sorted(Counter(row[0] for row in shop.present(table, (column,))).items())
+
+
+@pytest.mark.long
+def test_tables_without_a_primary_key(compared: Shop) -> None:
+    compared.run(
+        "CREATE TABLE log (line text, n int)",
+        "INSERT INTO log VALUES ('a', 1), ('a', 1), ('a', 1), ('b', NULL)",
+        "CREATE TABLE codes (code text NOT NULL, name text)",
+        "CREATE UNIQUE INDEX ON codes (code)",
+        # Neither of them tells all rows apart.
+        "CREATE UNIQUE INDEX ON log (n) WHERE n > 1",
+        "CREATE UNIQUE INDEX ON log (lower(line || n)) WHERE false",
+        "INSERT INTO codes VALUES ('x', 'one'), ('y', 'two')",
+    )
+    compared.synced()
+    assert _rows(compared, "log", "line") == [("a", 3), ("b", 1)]
+    before = set(compared.present("log", ("_fivetran_id",)))
+    compared.run(
+        "ALTER TABLE log RENAME line TO words",
+        "ALTER TABLE log ADD COLUMN more text",
+        "DELETE FROM log WHERE ctid = (SELECT min(ctid) FROM log WHERE words = 'a')",
+        "INSERT INTO log VALUES ('b', NULL), ('c', 2)",
+        "UPDATE codes SET name = 'three' WHERE code = 'x'",
+        "DELETE FROM codes WHERE code = 'y'",
+    )
+    compared.synced()
+    assert _rows(compared, "log", "words") == [("a", 2), ("b", 2), ("c", 1)]
+    assert len(before & set(compared.present("log", ("_fivetran_id",)))) == 3
+    assert compared.versions("codes", ("code", "name")) == [
+        ("x", "one", False),
+        ("x", "three", True),
+        ("y", "two", False),
+    ]
+    (key,) = {
+        row[0] for row in compared.versions("codes", ("_fivetran_id", "code")) if row[1] == "x"
+    }
+    compared.run("INSERT INTO codes VALUES ('y', 'again')")
+    compared.synced()
+    assert sorted(compared.present("codes", ("code", "name"))) == [("x", "three"), ("y", "again")]
+    assert (key,) in compared.present("codes", ("_fivetran_id",))
+    assert compared.agrees()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compared", ["rows"], indirect=True)
+def test_rows_are_compared_by_the_hashes_that_stand_beside_them(compared: Shop) -> None:
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text, size int)",
+        "INSERT INTO orders SELECT n, 'a', n FROM generate_series(1, 4) n",
+    )
+    compared.synced()
+    hashes = compared.table("orders")["_chronolake_hash"].to_pylist()
+    assert len(set(hashes)) == 4
+    assert None not in hashes
+    # A column that comes changes nothing where it is null.
+    compared.run("ALTER TABLE orders ADD note text", "UPDATE orders SET note = 'x' WHERE id = 1")
+    compared.synced()
+    assert _states(compared) == {1: 2, 2: 1, 3: 1, 4: 1}
+    # The hashes decide: one that is wrong makes its row another one.
+    name = iceberg(compared.project, "shop", "orders").name()
+    compared.lake.spark.sql(
+        f"UPDATE chronolake.{'.'.join(name)} SET _chronolake_hash = 7 WHERE id = 2"
+    )
+    assert not compared.agrees()
+    compared.synced()
+    compared.synced()
+    assert compared.agrees()
+    assert _states(compared) == {1: 2, 2: 2, 3: 1, 4: 1}
+    # What they were made of is not there any more: values are compared.
+    compared.run("ALTER TABLE orders DROP size", "UPDATE orders SET state = 'b' WHERE id = 3")
+    compared.synced()
+    compared.run("ALTER TABLE orders ALTER note TYPE varchar(9)")
+    compared.synced()
+    compared.run("UPDATE orders SET state = 'b' WHERE id = 4")
+    compared.synced()
+    assert _states(compared) == {1: 2, 2: 2, 3: 2, 4: 2}
+    assert compared.agrees()
+
+
+def _states(shop: Shop) -> Counter[int]:
+    """How many versions every order has."""
+    return Counter(row[0] for row in shop.versions("orders", ("id",)))
+
+
+def test_numbers_that_are_texts_by_now_are_not_news(compared: Shop) -> None:
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, size numeric)",
+        "INSERT INTO orders VALUES (1, 6.0167e20), (2, 1e-5), (3, 100), (4, NULL)",
+        # It has no partition to read.
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+    )
+    compared.synced()
+    compared.run("ALTER TABLE orders ALTER size TYPE double precision")
+    compared.synced()
+    compared.run("UPDATE orders SET size = 6.0168e20 WHERE id = 1")
+    compared.synced()
+    compared.synced()
+    assert _states(compared) == {1: 2, 2: 1, 3: 1, 4: 1}
+    compared.run("CREATE TABLE part PARTITION OF parts DEFAULT", "INSERT INTO parts VALUES (1)")
+    compared.synced()
+    assert compared.present("parts", ("id",)) == [(1,)]
+    assert compared.agrees()
+
+
+@pytest.mark.parametrize("mode", ["live", "soft-delete"])
+def test_tables_without_history(compared: Shop, mode: str) -> None:
+    compared.configure(method="snapshot_diff", mode=mode)
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+        "INSERT INTO orders VALUES (1, 'a'), (2, 'b')",
+    )
+    compared.synced()
+    compared.run("DELETE FROM orders WHERE id = 1", "UPDATE orders SET state = 'c'")
+    compared.synced()
+    rows = compared.table("orders").to_pylist()
+    present = [row for row in rows if not row.get("_fivetran_deleted")]
+    assert [(row["id"], row["state"]) for row in present] == [(2, "c")]
+    assert len(rows) == (1 if mode == "live" else 2)
+
+
+def test_check_asks_for_the_right_to_read_only(
+    compared: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    compared.run(
+        "CREATE TABLE orders (id int PRIMARY KEY)", "CREATE ROLE reader LOGIN PASSWORD 'read'"
+    )
+    plain = psycopg.conninfo.make_conninfo(compared.dsn, user="reader", password="read")
+    reading = Shop(tmp_path / "reader", plain)
+    reading.configure(method="snapshot_diff")
+    words = ("check", "--json", "--project", str(reading.folder))
+    code, told, _ = ran_words(capsys, *words)
+    assert code == 1
+    (problem,) = [one for one in json.loads(told) if not one["ok"]]
+    assert problem["what"] == "pipelines.shop: public.orders"
+    for statement in problem["hint"].rstrip(";").split(";"):
+        compared.run(statement)
+    code, told, _ = ran_words(capsys, *words)
+    assert code == 0, told
+    reading.synced()
+    compared.run("DROP OWNED BY reader", "DROP ROLE reader")
+
+
+@pytest.mark.long
+def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with server(version=18, wal_level="logical") as address:
+        shop = Shop(tmp_path, address)
+        shop.run(
+            "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+            "INSERT INTO orders VALUES (1, 'a')",
+            "CREATE TABLE log (line text)",
+            "INSERT INTO log VALUES ('same'), ('same')",
+        )
+        shop.run(
+            "CREATE PUBLICATION chronolake_shop FOR TABLE orders "
+            "WITH (publish_via_partition_root = true)",
+            "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
+        )
+        shop.synced()
+        shop.run("UPDATE orders SET state = 'b'")
+        shop.synced()
+        shop.configure(method="snapshot_diff")
+        shop.run("UPDATE orders SET state = 'c'", "UPDATE orders SET state = 'd'")
+        shop.synced()
+        _, told, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+        hints = {one["hint"] for one in json.loads(told) if one["level"] == "warning"}
+        assert hints == {
+            "SELECT pg_drop_replication_slot('chronolake_shop');",
+            'ALTER TABLE "public"."log" ADD PRIMARY KEY (…);',
+        }
+        shop.configure()
+        shop.run("UPDATE orders SET state = 'e'", "UPDATE orders SET state = 'f'")
+        shop.synced()
+        shop.run(
+            "UPDATE orders SET state = 'g'",
+            "UPDATE orders SET state = 'h'",
+            "DELETE FROM log WHERE ctid = (SELECT min(ctid) FROM log)",
+        )
+        shop.synced()
+
+        states = [row[1] for row in shop.versions("orders", ("id", "state"))]
+        # Between, what has been there for a moment was not seen.
+        assert states == ["a", "b", "d", "f", "g", "h"]
+        assert _rows(shop, "log", "line") == [("same", 1)]
+        # What is not in the log does not hold it back.
+        assert shop.rows(
+            "SELECT pg_current_wal_lsn() - confirmed_flush_lsn < 10000 FROM pg_replication_slots"
+        ) == [(True,)]
+        table = shop.table("orders").sort_by(START)
+        assert table[START][1:].to_pylist() == [end + 1 for end in table[END][:-1].to_pylist()]
+        assert shop.agrees()
+
+
+@pytest.mark.parametrize("version", [18, pytest.param(16, marks=pytest.mark.long)])
+def test_a_standby_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: int
+) -> None:
+    with server(version=version) as primary:
+        there = Shop(tmp_path / "primary", primary)
+        there.run(
+            "CREATE TABLE items (id int PRIMARY KEY, name text)",
+            "CREATE TABLE loose (name text)",
+            "INSERT INTO items VALUES (1, 'a'), (2, 'b')",
+            "INSERT INTO loose VALUES ('x'), ('x')",
+        )
+        with standby(primary, version=version) as address:
+            shop = Shop(tmp_path / "standby", address)
+            shop.configure(method="snapshot_diff")
+            shop.synced()
+            there.run("UPDATE items SET name = 'c' WHERE id = 2", "DELETE FROM items WHERE id = 1")
+            (lsn,) = there.rows("SELECT pg_current_wal_lsn()::text")[0]
+            while not shop.rows(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'")[0][0]:
+                time.sleep(0.05)
+            shop.synced()
+            assert shop.versions("items", ["id", "name"]) == [
+                (1, "a", False),
+                (2, "b", False),
+                (2, "c", True),
+            ]
+            assert shop.present("loose", ["name"]) == [("x",), ("x",)]
+            shop.configure()
+            code, told, _ = ran_words(capsys, "check", "--json", "--project", str(shop.folder))
+            assert code == 1
+            # The log of a standby can be read, but a publication is made on its primary.
+            assert "On the primary: CREATE PUBLICATION" in told

@@ -1,0 +1,275 @@
+"""Refresh tokens that are good for one use are never lost, whichever command uses them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apis import Api, Asked, Reply
+
+from chronolake.errors import PipelineBusyError, SourceError
+from chronolake.lake import Lake
+from chronolake.pipeline import token_store
+from chronolake.pipeline.lease import leased
+from chronolake.pipeline.store import Status, Store
+from chronolake.pipeline.sync import sync
+from chronolake.pipeline.token_store import StoredMemory
+from commands import ran_words
+from datalakes import iceberg, project
+from processes import COMMAND
+
+#: A shop whose streams the API tells, so that it is asked before anything is read.
+MANIFEST = """
+version: 6.48.0
+type: DeclarativeSource
+check:
+  type: CheckStream
+  dynamic_streams_check_configs:
+    - {type: DynamicStreamCheckConfig, dynamic_stream_name: tables}
+definitions:
+  retriever:
+    type: SimpleRetriever
+    requester:
+      type: HttpRequester
+      url_base: "{{ config['url'] }}"
+      path: /tables
+      authenticator:
+        type: OAuthAuthenticator
+        token_refresh_endpoint: "{{ config['url'] }}/token"
+        refresh_token_updater: {}
+    record_selector: {type: RecordSelector, extractor: {type: DpathExtractor, field_path: [data]}}
+dynamic_streams:
+  - type: DynamicDeclarativeStream
+    name: tables
+    stream_template:
+      type: DeclarativeStream
+      name: ""
+      primary_key: id
+      schema_loader: {type: InlineSchemaLoader, schema: {}}
+      retriever:
+        $ref: "#/definitions/retriever"
+    components_resolver:
+      type: HttpComponentsResolver
+      retriever: {$ref: "#/definitions/retriever"}
+      components_mapping:
+        - type: ComponentMappingDefinition
+          field_path: [name]
+          value: "{{ components_values['name'] }}"
+        - type: ComponentMappingDefinition
+          field_path: [retriever, requester, path]
+          value: "/tables/{{ components_values['name'] }}"
+spec:
+  type: Spec
+  connection_specification:
+    properties:
+      credentials:
+        type: object
+        properties:
+          refresh_token: {type: string, airbyte_secret: true}
+          client_secret: {type: string, airbyte_secret: true}
+"""
+
+
+class Desk:
+    """An API that lets in whom its desk has given a token; each refresh token is good once."""
+
+    def __init__(self, folder: Path, api: Api) -> None:
+        self.folder = folder
+        self.rows = [{"id": 1, "state": "new"}]
+        self.given = 0
+        self.refused: list[str] = []
+        self.seconds = 0
+        self._good = "refresh-0"
+        self._lock = threading.Lock()
+        api.on("/token", self._refreshed)
+        api.on("/tables", self._let_in(lambda: [{"name": "orders"}]))
+        api.on("/tables/orders", self._let_in(lambda: self.rows))
+        (folder / "desk.yaml").write_text(MANIFEST)
+        self.project = project(
+            folder,
+            f"""  desk:
+    mode: live
+    source:
+      type: declarative
+      manifest: desk.yaml
+      config:
+        url: {api.url}
+        credentials: {{client_id: me, client_secret: hush-hush, refresh_token: refresh-0}}
+""",
+        )
+
+    def _refreshed(self, asked: Asked) -> Reply:
+        token = asked.form["refresh_token"]
+        with self._lock:
+            if token != self._good:
+                self.refused.append(token)
+                return Reply({"error": "invalid_grant"}, status=400)
+            self.given += 1
+            self._good = f"refresh-{self.given}"
+            return Reply(
+                {
+                    "access_token": f"access-{self.given}",
+                    "refresh_token": self._good,
+                    "expires_in": self.seconds,
+                },
+                slow=0.05,
+            )
+
+    def _let_in(self, rows: Any) -> Any:
+        def answer(asked: Asked) -> Reply:
+            if not asked.headers["authorization"].startswith("Bearer access-"):
+                return Reply({}, status=401)
+            return Reply({"data": rows()})
+
+        return answer
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Api() as api:
+        yield Desk(tmp_path, api)
+
+
+def test_every_command_goes_on_with_the_token_of_the_last(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = Lake.open(desk.project.lake.path, config=desk.project.lake)
+    shown = ""
+
+    def synced() -> list[Any]:
+        assert sync(lake, desk.project, "desk").status is Status.SUCCEEDED
+        return iceberg(desk.project, "desk", "orders").scan().to_arrow()["state"].to_pylist()
+
+    def ran(*words: str) -> None:
+        nonlocal shown
+        before = desk.given
+        code, out, err = ran_words(capsys, *words, "--project", str(desk.folder))
+        assert code == 0, out + err
+        assert desk.given > before, "no token was used"
+        shown += out + err
+
+    assert synced() == ["new"]
+    ran("check")
+    ran("discover", "desk")
+    ran("read", "desk", "orders", "--json")
+    ran("status")
+    ran("state", "show", "desk")
+    # Nobody waits for a run: it holds another lease.
+    with leased(Store.open(desk.project.lake), "desk"):
+        ran("check")
+        ran("read", "desk", "orders")
+    desk.rows = [{"id": 1, "state": "paid"}]
+    assert synced() == ["paid"]
+    assert desk.refused == []
+    assert "access-" not in shown
+    assert "refresh-" not in shown
+
+
+def test_a_look_makes_the_store_that_keeps_its_token(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        code, out, err = ran_words(capsys, "read", "desk", "orders", "--project", str(desk.folder))
+        assert code == 0, out + err
+
+    assert desk.project.lake.catalog_file.is_file()
+    assert desk.refused == []
+
+
+def test_a_token_that_is_still_good_is_used_by_all(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.seconds = 3600
+    for words in (("read", "desk", "orders"), ("discover", "desk"), ("check",)):
+        code, out, err = ran_words(capsys, *words, "--project", str(desk.folder))
+        assert code == 0, out + err
+
+    assert desk.given == 1
+
+
+def test_processes_use_a_token_one_after_the_other(desk: Desk) -> None:
+    words = ["read", "desk", "orders", "--project", str(desk.folder)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *words],
+            env=dict(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    told = [one.communicate(timeout=120)[0] for one in running]
+
+    assert [one.returncode for one in running] == [0, 0, 0], told
+    assert desk.refused == []
+
+
+# ---------------------------------------------------------------------- the memory itself
+
+
+@pytest.fixture
+def stored(desk: Desk) -> StoredMemory:
+    return StoredMemory(desk.project.lake, "desk")
+
+
+def test_of_several_that_change_it_each_is_told_what_the_last_one_made(
+    stored: StoredMemory,
+) -> None:
+    inside = threading.Semaphore(1)
+
+    def add(known: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        assert inside.acquire(blocking=False), "two at once"
+        number = (known or {"number": 0})["number"]
+        inside.release()
+        return {"number": number + 1}
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: stored.renewed("a", add), range(8)))
+
+    assert stored.recalled("a") == {"number": 8}
+    assert stored.recalled("b") is None
+
+
+def test_what_fails_changes_nothing(stored: StoredMemory) -> None:
+    stored.renewed("a", lambda _: {"number": 1})
+
+    def fail(_: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        raise SourceError("no token")
+
+    with pytest.raises(SourceError):
+        stored.renewed("a", fail)
+    assert stored.recalled("a") == {"number": 1}
+    stored.renewed("a", lambda known: {"number": (known or {})["number"] + 1})
+    assert stored.recalled("a") == {"number": 2}
+
+
+def test_who_was_paused_keeps_its_token_unless_there_is_a_later_one(
+    stored: StoredMemory,
+) -> None:
+    store = Store.open(stored.config)
+    store.remember("desk", "a", {"number": 1}, since=None)
+    store.remember("desk", "b", {"number": 7}, since=None)
+    # Others hold the lease by now, and have not got any further.
+    store.remember("desk", "a", {"number": 2}, since={"number": 1})
+    assert stored.recalled("a") == {"number": 2}
+    # They have.
+    store.remember("desk", "a", {"number": 3}, since={"number": 1})
+    assert stored.recalled("a") == {"number": 2}
+    assert stored.recalled("b") == {"number": 7}
+
+
+def test_who_waits_too_long_is_told(stored: StoredMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_store, "_PATIENCE", 0.3)
+    with (
+        leased(Store.open(stored.config), "desk#remembered"),
+        pytest.raises(PipelineBusyError, match="changing what desk remembers"),
+    ):
+        stored.renewed("a", lambda _: {})

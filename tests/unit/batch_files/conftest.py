@@ -1,0 +1,59 @@
+"""Decoding of single files, without Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import batch_writer
+from batch_columns import Columns, Decode, columns_of
+from chronolake.batch_files.decoder import Reading, decoded
+from chronolake.batch_files.files import BatchFile, FileForm
+from chronolake.change_set import Op
+
+
+@pytest.fixture
+def decode(tmp_path: Path) -> Decode:
+    """Writes content as a batch file and gives its change set as one Arrow table."""
+
+    def run(
+        content: bytes | str,
+        kinds: Columns,
+        *,
+        op: Op = Op.REPLACE,
+        form: str = "csv",
+        compression: str = "off",
+        key: bytes | None = None,
+        required: Sequence[str] = (),
+        block_size: int = 4 << 20,
+        null: str = batch_writer.NULL,
+        unmodified: str = batch_writer.UNMODIFIED,
+        primary_key: Sequence[str] = (),
+    ) -> pa.Table:
+        plain = content.encode() if isinstance(content, str) else content
+        path = batch_writer.write(tmp_path / "file", plain, compression=compression, key=key)
+        reading = Reading(
+            FileForm(form, compression, key is not None, null, unmodified),  # type: ignore[arg-type]
+            tuple(
+                replace(column, primary_key=column.name in primary_key)
+                for column in columns_of(kinds)
+            ),
+            {op: frozenset(required)},
+            "sample.table",
+            "batch-1",
+            block_size,
+        )
+        batches = list(decoded(BatchFile(str(path), op, key), 0, reading))
+        return pa.Table.from_batches(batches) if batches else pa.table({})
+
+    return run
+
+
+@pytest.fixture
+def key() -> bytes:
+    return b"\x00" + os.urandom(30) + b"\x00"

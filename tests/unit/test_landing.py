@@ -1,0 +1,250 @@
+"""What the files of a Data Lake v2 mean: their names, their columns, the types of their fields."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronolake.errors import SourceError
+from chronolake.landing import ObjectFolder, Seen, columns_of, objects_of, type_of, united
+from chronolake.landing.field_types import Fields, fields_of, grouped, of_integers, physical
+from chronolake.types import Kind
+
+
+def _fields(**columns: pa.DataType) -> Fields:
+    return fields_of({name: physical(kind) for name, kind in columns.items()})
+
+
+def _meaning(fields: Fields) -> dict[str, tuple[str, str]]:
+    return {name: (field.name, field.form.value) for name, field in fields.items()}
+
+
+# ------------------------------------------------------------------ names
+
+
+def _write(root: Path, batch: str, name: str) -> None:
+    file = root / "parquet/v2/org=X/object=Account" / f"batch={batch}" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"x")
+
+
+def test_files_are_read_in_the_order_of_their_writing(tmp_path: Path) -> None:
+    # From the document; a longer name is later than any shorter one.
+    _write(tmp_path, "05e0c89c0", "data-16f61d5d004.parquet")
+    _write(tmp_path, "05e0be100", "data-16f5f42a201.parquet")
+    _write(tmp_path, "05e0be100", "data-16f5e66e800.parquet")
+    _write(tmp_path, "105e0c89c0", "data-106f61d5d004.parquet")
+
+    names = [file.name for file in ObjectFolder(tmp_path, "X", "Account").files()]
+
+    assert names == ["16f5e66e800", "16f5f42a201", "16f61d5d004", "106f61d5d004"]
+
+
+def test_what_was_written_after_a_watermark_is_found(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path, "X", "Account")
+    for batch, name in [("01", "10"), ("01", "20"), ("02", "30")]:
+        _write(tmp_path, batch, f"data-{name}.parquet")
+
+    marks = [file.mark for file in folder.files()]
+
+    for number, mark in enumerate(marks):
+        assert [file.mark for file in folder.files(after=mark)] == marks[number + 1 :]
+
+
+def test_older_batches_are_not_looked_into(tmp_path: Path) -> None:
+    for batch, name in [("01", "10"), ("02", "20")]:
+        _write(tmp_path, batch, f"data-{name}.parquet")
+    old = tmp_path / "parquet/v2/org=X/object=Account/batch=01"
+    old.rename(tmp_path / "moved")
+    # What is no folder cannot be listed.
+    old.write_bytes(b"no folder")
+    folder = ObjectFolder(tmp_path, "X", "Account")
+
+    assert [file.name for file in folder.files(after="batch=02/data-15.parquet")] == ["20"]
+    with pytest.raises(SourceError, match="cannot be listed"):
+        folder.files()
+
+
+def test_files_on_their_way_are_not_files(tmp_path: Path) -> None:
+    for name in ("data-10.parquet.tmp", ".data-11.parquet", "data-12.crc", "_SUCCESS"):
+        _write(tmp_path, "01", name)
+
+    assert ObjectFolder(tmp_path, "X", "Account").files() == []
+
+
+def test_an_object_without_files_has_none(tmp_path: Path) -> None:
+    assert ObjectFolder(tmp_path, "X", "Account").files() == []
+
+
+def test_a_folder_without_the_organisation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="parquet/v2/org=X"):
+        objects_of(tmp_path, "X")
+
+
+@pytest.mark.parametrize("mark", ["", "data-1.parquet", "batch=1/other", "batch=1/data-.parquet"])
+def test_a_text_that_is_no_watermark_is_refused(tmp_path: Path, mark: str) -> None:
+    with pytest.raises(SourceError, match="no watermark"):
+        ObjectFolder(tmp_path, "X", "Account").files(after=mark)
+
+
+# ------------------------------------------------------------------ columns
+
+
+def test_a_typed_column_belongs_to_the_field_beside_it() -> None:
+    found = _fields(
+        A=pa.string(),
+        A_b=pa.bool_(),
+        N=pa.string(),
+        N_i=pa.int32(),
+        N_f=pa.float64(),
+        T=pa.string(),
+        T_ts=pa.timestamp("us", tz="UTC"),
+        T_t=pa.time64("us"),
+        T_d=pa.date32(),
+    )
+
+    assert _meaning(found) == {
+        "A": ("A", "text"),
+        "A_b": ("A", "boolean"),
+        "N": ("N", "text"),
+        "N_i": ("N", "integer"),
+        "N_f": ("N", "float"),
+        "T": ("T", "text"),
+        "T_ts": ("T", "timestamp"),
+        "T_t": ("T", "time"),
+        "T_d": ("T", "date"),
+    }
+
+
+def test_without_its_field_a_column_is_a_field_of_its_own() -> None:
+    assert _meaning(_fields(A_b=pa.bool_())) == {"A_b": ("A_b", "boolean")}
+
+
+def test_a_column_of_another_type_than_its_ending_is_a_field_of_its_own() -> None:
+    found = _fields(A=pa.string(), A_b=pa.string(), A_i=pa.float64())
+
+    assert _meaning(found) == {
+        "A": ("A", "text"),
+        "A_b": ("A_b", "text"),
+        "A_i": ("A_i", "float"),
+    }
+
+
+def test_only_texts_have_typed_values_beside_them() -> None:
+    found = _fields(A=pa.int64(), A_i=pa.int64())
+
+    assert _meaning(found) == {"A": ("A", "integer"), "A_i": ("A_i", "integer")}
+
+
+def test_a_field_may_have_a_name_that_looks_typed() -> None:
+    # `A_b` is a field, with integers beside it.
+    found = _fields(A_b=pa.string(), A_b_i=pa.int64())
+
+    assert _meaning(found) == {"A_b": ("A_b", "text"), "A_b_i": ("A_b", "integer")}
+
+
+def test_files_that_agree_are_read_together() -> None:
+    one = _fields(Id=pa.string(), A=pa.string())
+    more = _fields(Id=pa.string(), A=pa.string(), A_b=pa.bool_(), C=pa.string())
+    other = _fields(Id=pa.string(), A_b=pa.string())
+
+    groups = grouped([(one, set(), [0, 3]), (more, set(), [1]), (other, set(), [2])])
+
+    assert [group.files for group in groups] == [(0, 1, 3), (2,)]
+    assert groups[0].fields["A_b"].name == "A"
+    assert groups[1].fields["A_b"].name == "A_b"
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["A", "A_b", "A_i", "A_b_i", "B", "B_b"]), unique=True),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_in_a_group_every_column_means_what_it_means_in_each_file(files: list[list[str]]) -> None:
+    kinds = {"b": pa.bool_(), "i": pa.int64()}
+    schemas = [
+        _fields(**{name: kinds.get(name[-1], pa.string()) for name in names}) for names in files
+    ]
+
+    groups = grouped([(schema, set(), [number]) for number, schema in enumerate(schemas)])
+
+    assert sorted(itertools.chain(*(group.files for group in groups))) == list(range(len(files)))
+    for group in groups:
+        for number in group.files:
+            for name, field in schemas[number].items():
+                assert group.fields[name] == field
+
+
+# ------------------------------------------------------------------ types
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        ([], None),
+        ([Seen.TEXT], Kind.STRING),
+        ([Seen.INT], Kind.INT),
+        ([Seen.INT, Seen.LONG], Kind.LONG),
+        ([Seen.WIDE], Kind.LONG),
+        ([Seen.INT, Seen.FLOAT], Kind.DOUBLE),
+        ([Seen.LONG, Seen.FLOAT], Kind.DOUBLE),
+        # Not every such integer is a double.
+        ([Seen.WIDE, Seen.FLOAT], Kind.STRING),
+        ([Seen.FLOAT], Kind.DOUBLE),
+        ([Seen.BOOLEAN], Kind.BOOLEAN),
+        ([Seen.BOOLEAN, Seen.TEXT], Kind.STRING),
+        ([Seen.BOOLEAN, Seen.INT], Kind.STRING),
+        ([Seen.DATE], Kind.NAIVE_DATE),
+        ([Seen.DATE, Seen.TIMESTAMP], Kind.STRING),
+        ([Seen.TIMESTAMP], Kind.UTC_DATETIME),
+        ([Seen.TIME], Kind.NAIVE_TIME),
+    ],
+)
+def test_a_field_gets_the_narrowest_type_that_holds_its_values(
+    seen: list[Seen], kind: Kind | None
+) -> None:
+    found = type_of(seen)
+
+    assert (found.kind if found else None) is kind
+
+
+@pytest.mark.parametrize(
+    ("least", "greatest", "seen"),
+    [
+        (0, 5, Seen.INT),
+        (-(2**31), 2**31 - 1, Seen.INT),
+        (0, 2**31, Seen.LONG),
+        (-(2**31) - 1, 0, Seen.LONG),
+        (-(2**53), 2**53, Seen.LONG),
+        (0, 2**53 + 1, Seen.WIDE),
+        (-(2**53) - 1, 0, Seen.WIDE),
+    ],
+)
+def test_integers_count_by_their_size(least: int, greatest: int, seen: Seen) -> None:
+    assert of_integers(least, greatest) is seen
+
+
+_everything = st.frozensets(st.sampled_from(Seen), max_size=4)
+
+
+@given(st.lists(_everything, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_the_type_does_not_depend_on_the_order_in_which_values_are_seen(
+    steps: list[frozenset[Seen]], chance: object
+) -> None:
+    shuffled = list(steps)
+    chance.shuffle(shuffled)  # type: ignore[attr-defined]
+
+    def after(order: list[frozenset[Seen]]) -> object:
+        seen: dict[str, frozenset[Seen]] = {}
+        for step in order:
+            seen = united(seen, {"A": step})
+        return columns_of(seen, ("Id",))
+
+    assert after(steps) == after(shuffled)

@@ -1,0 +1,279 @@
+"""The pure folds against the model, without Spark: thousands of batches in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chronolake.change_set import SEQ, UNMODIFIED
+from chronolake.core import scd2_fold, upsert_fold
+from chronolake.core.key_groups import run_by_run
+from oracle import ACTIVE, END, KEEP, START, TMAX, HistoryTable, KeyedTable
+
+COLUMNS = ("k", "a", "b", START, END, ACTIVE)
+LAYOUT = scd2_fold.Layout(COLUMNS, COLUMNS, ("k",), frozenset({"a", "b"}))
+EVENTS = pa.schema(
+    [
+        (scd2_fold.KIND, pa.int32()),
+        (scd2_fold.TIME, pa.int64()),
+        (SEQ, pa.int64()),
+        (UNMODIFIED, pa.list_(pa.int64())),
+        (scd2_fold.FILE, pa.string()),
+        (scd2_fold.POSITION, pa.int64()),
+        ("k", pa.int64()),
+        ("a", pa.int64()),
+        ("b", pa.int64()),
+        (START, pa.timestamp("us", tz="UTC")),
+        (END, pa.timestamp("us", tz="UTC")),
+        (ACTIVE, pa.bool_()),
+    ]
+)
+KINDS = {
+    "update": scd2_fold.UPDATE,
+    "replace": scd2_fold.REPLACE,
+    "delete": scd2_fold.DELETE,
+    "earliest": scd2_fold.EARLIEST_START,
+}
+
+times = st.integers(1, 12).map(lambda step: step * 500)
+keys = st.one_of(st.none(), st.integers(0, 2))
+cells = st.one_of(st.none(), st.integers(0, 9))
+
+
+@st.composite
+def history_batches(draw: Any) -> list[dict[str, list[dict[str, Any]]]]:
+    batches = []
+    for _ in range(draw(st.integers(1, 4))):
+        batch: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+        for kind in ("update", "replace"):
+            for _ in range(draw(st.integers(0, 4))):
+                start = draw(times)
+                end = draw(st.one_of(st.just(TMAX), times.map(lambda step, s=start: s + step)))
+                cell = st.one_of(cells, st.just(KEEP)) if kind == "update" else cells
+                row = {"k": draw(keys), "a": draw(cell), "b": draw(cell)}
+                batch[kind].append({**row, START: start, END: end, ACTIVE: end == TMAX})
+        for _ in range(draw(st.integers(0, 2))):
+            batch["earliest"].append({"k": draw(keys), START: draw(times)})
+        for _ in range(draw(st.integers(0, 3))):
+            batch["delete"].append({"k": draw(keys), END: draw(times)})
+        batches.append(batch)
+    return batches
+
+
+def copied(batch: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    return {kind: [dict(row) for row in rows] for kind, rows in batch.items()}
+
+
+def sort_key(event: dict[str, Any], *order: str) -> tuple[Any, ...]:
+    return (event["k"] is not None, event["k"] or 0, *(event[name] for name in order))
+
+
+def as_event(kind: int, seq: int, row: dict[str, Any]) -> dict[str, Any]:
+    bits = sum(1 << place for place, name in enumerate(COLUMNS) if row.get(name) is KEEP)
+    return {
+        scd2_fold.KIND: kind,
+        scd2_fold.TIME: row[END] if kind == scd2_fold.DELETE else row[START],
+        SEQ: seq,
+        UNMODIFIED: [bits] if bits else None,
+        **{name: None if row.get(name) is KEEP else row.get(name) for name in COLUMNS},
+    }
+
+
+def resolve(events: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    events = sorted(events, key=lambda e: sort_key(e, scd2_fold.TIME, scd2_fold.KIND, SEQ))
+    table = pa.Table.from_pylist(events, schema=EVENTS)
+    pieces = run_by_run(
+        table.to_batches(max_chunksize=size), ("k",), lambda rows: scd2_fold.resolve(rows, LAYOUT)
+    )
+    rows = [row for piece in pieces for row in _plain(piece).to_pylist()]
+    for row in rows:
+        row["place"] = row[scd2_fold.POSITION]
+    return rows
+
+
+def _plain(piece: pa.RecordBatch) -> pa.Table:
+    """Times as integers: Python's datetime does not hold them all."""
+    table = pa.Table.from_batches([piece])
+    for name in (START, END):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table.column(name).cast(pa.int64()))
+    return table
+
+
+class Applied:
+    """A table that batches are applied to as the staged write does it, by the pure fold."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        #: Key and start of the versions that count as written by the last batch.
+        self.counted: list[tuple[Any, int]] = []
+        #: Active versions that deletes from before their start have closed so far.
+        self.closed_at_start = 0
+
+    def write(self, batch: dict[str, list[dict[str, Any]]], size: int) -> int:
+        events = [
+            as_event(kind, seq, row)
+            for name, kind in KINDS.items()
+            for seq, row in enumerate(batch[name])
+        ]
+        since: dict[Any, int] = {}
+        for event in events:
+            key, time = event["k"], event[scd2_fold.TIME]
+            since[key] = min(time, since.get(key, time))
+        stored = [
+            as_event(scd2_fold.STORED, 0, row) | {scd2_fold.FILE: "f", scd2_fold.POSITION: place}
+            for place, row in enumerate(self.rows)
+        ]
+        near = [e for e in stored if e["k"] in since and e[END] >= since[e["k"]] - 1_000]
+        found = resolve(events + near, size)
+        baseless = {row["k"]: row[scd2_fold.EARLIEST] for row in found if row[scd2_fold.BASELESS]}
+        if baseless:
+            older: dict[Any, dict[str, Any]] = {}
+            for event in stored:
+                key = event["k"]
+                if key in baseless and event[START] < baseless[key]:
+                    older[key] = max(older.get(key, event), event, key=lambda e: e[START])
+            found = resolve(events + near + list(older.values()), size)
+        gone = {row["place"] for row in found if row[scd2_fold.REMOVED]}
+        self.rows = [row for place, row in enumerate(self.rows) if place not in gone]
+        self.rows += [
+            {name: row[name] for name in COLUMNS} for row in found if row[scd2_fold.ADDED]
+        ]
+        self.counted = [(row["k"], row[START]) for row in found if row[scd2_fold.COUNTED]]
+        self.closed_at_start += sum(row[scd2_fold.CLOSED_AT_START] for row in found)
+        return sum(row[scd2_fold.IGNORED] for row in found)
+
+
+def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row[name] for name in COLUMNS) for row in rows), key=repr)
+
+
+@settings(max_examples=400)
+@given(history_batches(), st.integers(1, 7))
+def test_a_history_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
+    """Late, repeated, partial, deleted, revived, replayed: the fold and the model agree."""
+    model, applied = HistoryTable(("k",), COLUMNS), Applied()
+    for batch in batches:
+        for _ in range(2):
+            before, said = model.ignored, says(model)
+            model.write(**copied(batch))
+            ignored = applied.write(batch, size)
+            assert shown(applied.rows) == shown(model.rows())
+            assert ignored == model.ignored - before
+            assert applied.closed_at_start == model.closed_at_start
+            now = says(model)
+            brought = {(row["k"], row[START]) for row in batch["update"] + batch["replace"]}
+            # Written is what the batch brings, unless it said the same before.
+            written = {each for each in brought & now.keys() if said.get(each) != now[each]}
+            assert sorted(applied.counted, key=repr) == sorted(written, key=repr)
+
+
+def says(model: HistoryTable) -> dict[tuple[Any, int], tuple[Any, Any]]:
+    """What each version says, by key and start."""
+    return {(row["k"], row[START]): (row["a"], row["b"]) for row in model.rows()}
+
+
+def test_a_version_that_says_what_is_no_number_again_says_the_same() -> None:
+    layout = scd2_fold.Layout(("k", "x", START, END, ACTIVE), ("k", "x"), ("k",), frozenset())
+    fields = [field for field in EVENTS if field.name not in {"a", "b"}]
+    schema = pa.schema([*fields, ("x", pa.float32())])
+
+    def counts(stored: float | None, brought: float | None) -> bool:
+        row = {scd2_fold.TIME: 500, SEQ: 0, "k": 1, START: 500, END: TMAX, ACTIVE: True}
+        events = [
+            {**row, scd2_fold.KIND: kind, "x": x}
+            for kind, x in ((scd2_fold.STORED, stored), (scd2_fold.REPLACE, brought))
+        ]
+        found = scd2_fold.resolve(pa.Table.from_pylist(events, schema=schema), layout)
+        return bool(found.column(scd2_fold.COUNTED).to_pylist()[-1])
+
+    nan = float("nan")
+    assert not counts(nan, nan)
+    assert not counts(None, None)
+    assert not counts(1.5, 1.5)
+    for one, other in ((nan, None), (None, nan), (nan, 1.0), (1.0, nan), (None, 1.0), (1.0, None)):
+        assert counts(one, other)
+
+
+LIVE = ("k", "a", "b")
+
+
+@st.composite
+def live_batches(draw: Any) -> list[dict[str, list[dict[str, Any]]]]:
+    return [
+        {
+            kind: [
+                {"k": draw(keys), "a": draw(cell), "b": draw(cell)}
+                for _ in range(draw(st.integers(0, 4)))
+            ]
+            for kind, cell in (
+                ("replace", cells),
+                ("update", st.one_of(cells, st.just(KEEP))),
+                ("delete", st.none()),
+            )
+        }
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+
+
+@settings(max_examples=300)
+@given(live_batches(), st.integers(1, 7))
+def test_a_batch_is_what_the_rules_say(batches: Any, size: int) -> None:
+    """Repeated keys, partial updates, null keys and deletes: the fold and the model agree."""
+    layout = scd2_fold.Layout(LIVE, LIVE, ("k",), frozenset({"a", "b"}))
+    schema = pa.schema(
+        [
+            (upsert_fold.KIND, pa.int32()),
+            (SEQ, pa.int64()),
+            (UNMODIFIED, pa.list_(pa.int64())),
+            *((name, pa.int64()) for name in LIVE),
+        ]
+    )
+    kinds = {
+        "replace": upsert_fold.REPLACE,
+        "update": upsert_fold.UPDATE,
+        "delete": upsert_fold.DELETE,
+    }
+    model = KeyedTable(("k",), LIVE)
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        before = model.ignored
+        model.write(**copied(batch))
+        touched = {row["k"] for kind in batch.values() for row in kind}
+        events = [
+            {upsert_fold.KIND: upsert_fold.STORED, SEQ: 0, UNMODIFIED: None, **row}
+            for row in rows
+            if row["k"] in touched
+        ]
+        for name, kind in kinds.items():
+            for seq, row in enumerate(batch[name]):
+                bits = sum(1 << place for place, cell in enumerate(LIVE) if row[cell] is KEEP)
+                plain = {cell: None if row[cell] is KEEP else row[cell] for cell in LIVE}
+                events.append(
+                    {
+                        upsert_fold.KIND: kind,
+                        SEQ: seq,
+                        UNMODIFIED: [bits] if bits else None,
+                        **plain,
+                    }
+                )
+        events.sort(key=lambda e: sort_key(e, upsert_fold.KIND, SEQ))
+        batches_of = pa.Table.from_pylist(events, schema=schema).to_batches(max_chunksize=size)
+        pieces = run_by_run(batches_of, ("k",), lambda table: upsert_fold.final_rows(table, layout))
+        final = [row for piece in pieces for row in piece.to_pylist()]
+        ignored = sum(
+            row.pop(upsert_fold.IGNORED) for row in list(final) if row[upsert_fold.IGNORED]
+        )
+        final = [row for row in final if upsert_fold.IGNORED in row]
+        rows = [row for row in rows if row["k"] not in touched]
+        rows += [{name: row[name] for name in LIVE} for row in final]
+        expected = [tuple(row[name] for name in LIVE) for row in model.rows()]
+        assert sorted((tuple(r[n] for n in LIVE) for r in rows), key=repr) == sorted(
+            expected, key=repr
+        )
+        deleted = {row["k"] for row in batch["delete"]}
+        if not deleted:
+            assert ignored == model.ignored - before
