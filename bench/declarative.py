@@ -164,7 +164,7 @@ def read_ours(
         begin = time.perf_counter()
         for _ in run.read(workers):
             rows += sum(part.rows for part in waiting.parts)
-            waiting.landed()
+            waiting.acknowledge()
         seconds = time.perf_counter() - begin
         if run.failure is not None:
             raise run.failure
@@ -181,8 +181,8 @@ def read_reference(described: dict[str, Any], url: str) -> tuple[int, float]:
         text=True,
         check=True,
     )
-    told = json.loads(done.stdout.splitlines()[-1])
-    return told["records"], told["seconds"]
+    reported = json.loads(done.stdout.splitlines()[-1])
+    return reported["records"], reported["seconds"]
 
 
 def speed(folder: Path, pages: int, rounds: int) -> None:
@@ -300,8 +300,8 @@ def _plan(count: int, *, is_global: bool) -> None:
         state = StreamState(cursor, stored, is_partitioned=True, is_global=is_global)
         for number in range(count):
             partition = StreamSlice({"parent": number, "parent_slice": {}})
-            for one in list(state.slices(partition)):
-                state.note(one, latest)
+            for slice_ in list(state.slices(partition)):
+                state.note(slice_, latest)
         state.complete()
         stored = state.as_json()
 

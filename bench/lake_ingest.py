@@ -115,11 +115,11 @@ def through_dlt(source: VersionLake, files: int, times: Times) -> str:
         text=True,
         check=True,
     )
-    told = json.loads(done.stdout.splitlines()[-1])
-    times.seconds[DLT].append(told["seconds"])
+    reported = json.loads(done.stdout.splitlines()[-1])
+    times.seconds[DLT].append(reported["seconds"])
     return (
-        f"no: {told['versions']:,} versions, {told['on_time']:,} of which begin when their record "
-        "was modified"
+        f"no: {reported['versions']:,} versions, {reported['on_time']:,} of which begin when their "
+        "record was modified"
     )
 
 
@@ -161,7 +161,7 @@ def main() -> int:
             plain(lake, paths, times)
             by_hand(lake, paths, times)
             synced(lake, project, times, OURS)
-        told = through_dlt(source, files, times) if DLT_PYTHON.exists() else None
+        reported = through_dlt(source, files, times) if DLT_PYTHON.exists() else None
         say("After all files")
         number = files
         for _ in range(1 + flags.repeat * 3):
@@ -170,7 +170,7 @@ def main() -> int:
             number += NEW_FILES
         times.seconds[LATE].pop(0)
         report = core.verify(lake, stream)
-        _show(times, files, source, ours=(report.holds, report.rows), dlt=told)
+        _show(times, files, source, ours=(report.holds, report.rows), dlt=reported)
     return 0
 
 

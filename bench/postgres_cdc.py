@@ -96,14 +96,14 @@ def alone(address: str) -> float:
 
 def plain(address: str, changes: int) -> float:
     """The messages are read one by one, as another library streams them."""
-    told = subprocess.run(
+    reported = subprocess.run(
         [str(PYTHON), str(STREAMED), str(ROOT / "tests/source"), SLOT.name, str(changes)],
         input=address,
         capture_output=True,
         text=True,
         check=True,
     )
-    return float(told.stdout)
+    return float(reported.stdout)
 
 
 def decoded(address: str) -> float:

@@ -80,7 +80,7 @@ def measured(address: str, lake: Lake, project: Project, rows: int, rounds: int)
             shop.synced(lake, project)
         changed(address, turn + 50)
         with times.of(WHOLE):
-            shop.synced(lake, project, anew=True)
+            shop.synced(lake, project, full_refresh=True)
     return times
 
 

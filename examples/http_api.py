@@ -94,8 +94,8 @@ class Shop(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Set the clock."""
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        Shop.now = datetime.fromisoformat(told["now"])
+        reported = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Shop.now = datetime.fromisoformat(reported["now"])
         self.answer({"now": text_of(Shop.now)})
 
     def page(self, rows: list[dict[str, Any]], asked: dict[str, str]) -> None:

@@ -25,5 +25,5 @@ def ran_words(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str
             main(words)
     finally:
         structlog.configure(**logging)
-    told = capsys.readouterr()
-    return int(stopped.value.code or 0), told.out, told.err
+    reported = capsys.readouterr()
+    return int(stopped.value.code or 0), reported.out, reported.err

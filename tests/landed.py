@@ -27,7 +27,7 @@ class LandedRow:
     #: False: the row only says that the record was deleted, or purged.
     tells: bool = True
     #: Fields of which the row says nothing: they are as they were told last.
-    untold: frozenset[str] = frozenset()
+    omitted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -
 def _of_record(
     key: Any, by_time: dict[int, list[LandedRow]], epsilon: int, *, erases: bool
 ) -> list[Version]:
-    told: list[tuple[LandedRow, list[int], bool]] = []
+    reported: list[tuple[LandedRow, list[int], bool]] = []
     purges: list[int] = []
     deletions: list[int] = []
     for modified in sorted(by_time):
@@ -75,18 +75,18 @@ def _of_record(
                 deletions.append(modified)
         if telling:
             marks = [telling[-1].deleted, *(row.deleted for row in purging)]
-            told.append((telling[-1], [mark for mark in marks if mark is not None], True))
+            reported.append((telling[-1], [mark for mark in marks if mark is not None], True))
         elif purging:
             marks = [row.deleted for row in purging]
-            told.append((purging[-1], [mark for mark in marks if mark is not None], False))
+            reported.append((purging[-1], [mark for mark in marks if mark is not None], False))
     starts: list[int] = []
-    for row, _, _ in told:
+    for row, _, _ in reported:
         starts.append(max(row.modified, starts[-1] + epsilon) if starts else row.modified)
     result = []
-    for number, (row, deleted, has_data) in enumerate(told):
+    for number, (row, deleted, has_data) in enumerate(reported):
         start = starts[number]
         ends = deleted + [mark for mark in [*purges, *deletions] if mark >= row.modified]
-        if number + 1 < len(told):
+        if number + 1 < len(reported):
             ends.append(starts[number + 1] - epsilon)
         end = max(start, min(ends)) if ends else TMAX
         erased = erases and any(purge >= row.modified for purge in purges)
@@ -110,14 +110,14 @@ def _with_untold(
 ) -> dict[str, Any]:
     """All fields of a row: what it does not tell is what was told last before it, if that stays."""
     fields = dict(row.fields)
-    for name in row.untold:
+    for name in row.omitted:
         earlier = [
             other
             for rows in by_time.values()
             for other in rows
             if other.tells
             and other.purged is None
-            and name not in other.untold
+            and name not in other.omitted
             and (other.modified, _rank(other)) < (row.modified, _rank(row))
         ]
         last = max(earlier, key=lambda other: (other.modified, _rank(other)), default=None)

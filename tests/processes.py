@@ -33,6 +33,6 @@ def ran(program: str, *words: str, failpoint: str = "") -> tuple[int, str]:
 
 def killed(program: str, *words: str, failpoint: str) -> bool:
     """Run a Python program that ends well, or is killed by its failpoint: whether it was."""
-    code, told = ran(program, *words, failpoint=failpoint)
-    assert code in {0, -signal.SIGKILL}, told
+    code, reported = ran(program, *words, failpoint=failpoint)
+    assert code in {0, -signal.SIGKILL}, reported
     return code != 0

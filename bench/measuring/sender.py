@@ -34,7 +34,7 @@ class Sender:
         Raises:
             RuntimeError: the server answered anything but success.
         """
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "schema_name": SCHEMA,
             "table": _message(made.name.table, HISTORY if history else LIVE),
             "keys": {file.path: file.key for file in batch.files},
@@ -51,10 +51,12 @@ class Sender:
         if history:
             earliest = batch.paths(Op.EARLIEST)
             answer = self._stub.WriteHistoryBatch(
-                destination_sdk_pb2.WriteHistoryBatchRequest(**told, earliest_start_files=earliest)
+                destination_sdk_pb2.WriteHistoryBatchRequest(
+                    **reported, earliest_start_files=earliest
+                )
             )
         else:
-            answer = self._stub.WriteBatch(destination_sdk_pb2.WriteBatchRequest(**told))
+            answer = self._stub.WriteBatch(destination_sdk_pb2.WriteBatchRequest(**reported))
         if not answer.success:
             raise RuntimeError(f"The server answered: {answer}")
 

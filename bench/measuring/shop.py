@@ -72,12 +72,12 @@ def project_of(folder: Path, address: str, more: str = "") -> Project:
 
 def jdbc_project_of(folder: Path, address: str) -> Project:
     """The same, with Spark's JDBC reader and as many tasks."""
-    told = _jdbc(address)
-    os.environ["SHOP_PASSWORD"] = told["password"]
+    reported = _jdbc(address)
+    os.environ["SHOP_PASSWORD"] = reported["password"]
     table = f"public.{NAME}: {{key: [id], split_by: id}}"
     return _project(
         folder,
-        f"type: jdbc, url: '{told['url']}', user: '{told['user']}', "
+        f"type: jdbc, url: '{reported['url']}', user: '{reported['user']}', "
         f"password: '${{SHOP_PASSWORD}}', tables: {{{table}}}",
     )
 
@@ -99,14 +99,14 @@ def _jdbc(address: str) -> dict[str, str]:
 
 
 def synced(
-    lake: Lake, project: Project, *, anew: bool = False, source: Source | None = None
+    lake: Lake, project: Project, *, full_refresh: bool = False, source: Source | None = None
 ) -> tuple[float, float]:
     """A run; gives the seconds until all had landed, and until all was published.
 
     Args:
         lake: the lake.
         project: the project.
-        anew: whether the tables are read once more.
+        full_refresh: whether the tables are read once more.
         source: the source, if it is not the configured one.
     """
     begin = time.perf_counter()
@@ -116,7 +116,7 @@ def synced(
         if event.kind is EventKind.LANDED:
             landed[0] = time.perf_counter()
 
-    result = sync(lake, project, "shop", watch=watch, anew=anew, source=source)
+    result = sync(lake, project, "shop", watch=watch, full_refresh=full_refresh, source=source)
     if result.status is not Status.SUCCEEDED:
         raise RuntimeError(str(result.streams))
     return landed[0] - begin, time.perf_counter() - begin

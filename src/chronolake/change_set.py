@@ -20,21 +20,21 @@ of a record was landed. Beside the data columns they have
   equal lengths compare by bytes.
 * `DELETED_AT`, `PURGED_AT` (bigint): when the record was deleted or purged, in microseconds since
   1970, or null.
-* `TELLS` (boolean): whether the row says what the record was. One that does not is a *mark*: it
-  says that the record was purged (`PURGED_AT`), or deleted at the time `MODIFIED` (`DELETED_AT` is
-  the same), and its data columns besides the key are null.
-* `UNTOLD` (array<string>): null, or the data columns of which the row says nothing, and which are
+* `PROVIDES_DATA` (boolean): whether the row says what the record was. One that does not is a
+  *mark*: it says that the record was purged (`PURGED_AT`), or deleted at the time `MODIFIED`
+  (`DELETED_AT` is the same), and its data columns besides the key are null.
+* `OMITTED` (array<string>): null, or the data columns of which the row says nothing, and which are
   null in it: they are as they were in the version before. There is one, and it was not deleted or
   purged before the row's own time: the first row of a record's life tells everything.
 * `LANDED_FILE` (string), `LANDED_ROW` (bigint): where the row stands. Between rows of one sequence
   the later counts; file names are ordered like sequences.
 
-Versions that are landed in our own raw lake have no file yet. They may do without `TELLS`, where
-only purges are marks, and without `UNTOLD`, and they may have
+Versions that are landed in our own raw lake have no file yet. They may do without `PROVIDES_DATA`,
+where only purges are marks, and without `OMITTED`, and they may have
 
 * `OPERATED` (string): what the source did, in its own words, for those who read the lake.
 * `FOLLOWS` (string): null, or the `SEQUENCE` of a mark. The row's record is that one under another
-  key, and `UNTOLD` columns are as they were there. They are filled in before the row lands.
+  key, and `OMITTED` columns are as they were there. They are filled in before the row lands.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ UNMODIFIED: Final = "__chronolake_unmodified"
 
 MODIFIED: Final = "__chronolake_modified"
 SEQUENCE: Final = "__chronolake_sequence"
-TELLS: Final = "__chronolake_tells"
-UNTOLD: Final = "__chronolake_untold"
+PROVIDES_DATA: Final = "__chronolake_tells"
+OMITTED: Final = "__chronolake_untold"
 DELETED_AT: Final = "__chronolake_deleted_at"
 PURGED_AT: Final = "__chronolake_purged_at"
 LANDED_FILE: Final = "__chronolake_file_name"
@@ -68,8 +68,8 @@ VERSION_COLUMNS: Final = (
     SEQUENCE,
     DELETED_AT,
     PURGED_AT,
-    TELLS,
-    UNTOLD,
+    PROVIDES_DATA,
+    OMITTED,
     LANDED_FILE,
     LANDED_ROW,
 )

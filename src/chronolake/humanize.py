@@ -32,8 +32,8 @@ def table_to_find(name: str, known: Iterable[str]) -> str:
     """
     near = _nearest(name, known)
     # Without quotes around it, as commands take it.
-    told = "" if near is None else f"Did you mean {near}? "
-    return f"{told}`chronolake tables` lists the tables; names are case-sensitive."
+    reported = "" if near is None else f"Did you mean {near}? "
+    return f"{reported}`chronolake tables` lists the tables; names are case-sensitive."
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:

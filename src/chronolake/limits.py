@@ -16,38 +16,38 @@ _HISTORY_SUFFIX: Final = "_history"
 
 
 @dataclass(frozen=True)
-class StreamTraits:
+class StreamCapabilities:
     """What decides about the modes of a stream that is pulled from a source.
 
     Tables that are pushed over gRPC are their sender's business.
 
     Attributes:
         name: the stream's name.
-        tells_changes: whether each change comes with a time that increases with every change: a
+        reports_changes: whether each change comes with a time that increases with every change: a
             timestamp of the row, or the time in the source's log.
         is_reimported: whether every sync brings the whole stream.
         is_history_only: whether the source allows no other mode than history.
     """
 
     name: str
-    tells_changes: bool
+    reports_changes: bool
     is_reimported: bool
     is_history_only: bool = False
 
 
-def allowed_modes(stream: StreamTraits) -> list[Mode]:
+def allowed_modes(stream: StreamCapabilities) -> list[Mode]:
     """The modes that a pulled stream can be in."""
     return [mode for mode in Mode if _reason_against(stream, mode) is None]
 
 
-def best_mode(stream: StreamTraits) -> Mode:
+def best_mode(stream: StreamCapabilities) -> Mode:
     """Return the mode that `auto` stands for: history if the stream supports it."""
     allowed = allowed_modes(stream)
     best = (mode for mode in (Mode.HISTORY, Mode.SOFT_DELETE, Mode.LIVE) if mode in allowed)
     return next(best, Mode.HISTORY)
 
 
-def check_mode(stream: StreamTraits, mode: Mode) -> None:
+def check_mode(stream: StreamCapabilities, mode: Mode) -> None:
     """Refuse a mode that a pulled stream cannot be in.
 
     Raises:
@@ -65,7 +65,7 @@ def check_mode(stream: StreamTraits, mode: Mode) -> None:
     )
 
 
-def _reason_against(stream: StreamTraits, mode: Mode) -> str | None:
+def _reason_against(stream: StreamCapabilities, mode: Mode) -> str | None:
     """Why a pulled stream cannot be in a mode, or None: it can."""
     if mode is not Mode.HISTORY:
         if stream.name.endswith(_HISTORY_SUFFIX):
@@ -73,6 +73,6 @@ def _reason_against(stream: StreamTraits, mode: Mode) -> str | None:
         return "its source tells nothing else" if stream.is_history_only else None
     if stream.is_reimported:
         return "every sync imports all of it, so that nothing tells what changed and when"
-    if not stream.tells_changes:
+    if not stream.reports_changes:
         return "it has no timestamp that increases with every change"
     return None

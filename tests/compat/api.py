@@ -288,10 +288,10 @@ def chosen(
         wanted = names.get(name, request.value(name))
         if wanted is not None:
             rows = [row for row in rows if str(at(row, column)) == str(wanted)]
-    if told := route.get("filter"):
-        low = request.value(told["from"]) if "from" in told else None
-        high = request.value(told["to"]) if "to" in told else None
-        column = told["field"]
+    if reported := route.get("filter"):
+        low = request.value(reported["from"]) if "from" in reported else None
+        high = request.value(reported["to"]) if "to" in reported else None
+        column = reported["field"]
 
         def inside(row: dict[str, Any]) -> bool:
             value = at(row, column)

@@ -79,8 +79,8 @@ class Case:
     @property
     def differences(self) -> set[str]:
         """The names of the differences that it shows."""
-        told = [sync.differs["difference"] for sync in self.syncs if sync.differs]
-        return {*told, *([self.compare["difference"]] if "difference" in self.compare else [])}
+        reported = [sync.differs["difference"] for sync in self.syncs if sync.differs]
+        return {*reported, *([self.compare["difference"]] if "difference" in self.compare else [])}
 
     def configured(self, address: str) -> dict[str, Any]:
         """The config, which knows the server."""
@@ -156,8 +156,8 @@ def cases() -> Iterator[Case]:
 
 def cases_in(path: Path) -> Iterator[Case]:
     """The cases of a file."""
-    told = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
-    for one in told["cases"]:
+    reported = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+    for one in reported["cases"]:
         try:
             yield _case(one)
         except KeyError as missing:

@@ -48,8 +48,8 @@ def outcome(
 ) -> Outcome:
     """Our reading of a stream from an API programmed for it."""
     programmed = server.program(routes)
-    told = read_all(manifest, config, stream, state, components)
-    return Outcome(**told, requests=list(programmed.asked))
+    reported = read_all(manifest, config, stream, state, components)
+    return Outcome(**reported, requests=list(programmed.asked))
 
 
 def read_all(

@@ -17,11 +17,11 @@ import ours
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """What our reader gives, or what has broken it."""
-    told = [question[name] for name in ("manifest", "config", "stream", "state", "components")]
+    reported = [question[name] for name in ("manifest", "config", "stream", "state", "components")]
     written = io.StringIO()
     try:
         with contextlib.redirect_stdout(written):
-            found = ours.read_all(*told)
+            found = ours.read_all(*reported)
     except Exception as error:  # noqa: BLE001 - the tests must hear of it
         return {"broken": repr(error)}
     if written.getvalue():

@@ -307,7 +307,9 @@ def states(draw: st.DrawFn, form: Form, kind: str, earliest: dt.datetime) -> Any
     ]
     found = {
         "use_global_cursor": draw(st.booleans()),
-        "states": [{"partition": one, "cursor": {"updated": draw(value)}} for one in partitions],
+        "states": [
+            {"partition": partition, "cursor": {"updated": draw(value)}} for partition in partitions
+        ],
         "state": {"updated": draw(value)},
         "lookback_window": draw(st.sampled_from([0, 1, 3600, 86400])),
     }

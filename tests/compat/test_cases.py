@@ -58,11 +58,13 @@ def _compared(
             state=state,
             components=case.components,
         )
-        told = differences(theirs, found, case.compare, apart(sync.differs))
+        reported = differences(theirs, found, case.compare, apart(sync.differs))
         if sync.differs:
             assert differences(theirs, found, case.compare), f"{case.name} #{number}: alike by now"
-            told += unmet(found, {"failure": bool(theirs.failure), **sync.differs["expect"]})
-        assert not told, f"{case.name} #{number}, from {state}: {case.shows}\n" + "\n".join(told)
+            reported += unmet(found, {"failure": bool(theirs.failure), **sync.differs["expect"]})
+        assert not reported, f"{case.name} #{number}, from {state}: {case.shows}\n" + "\n".join(
+            reported
+        )
 
 
 @pytest.mark.differs("more than 10,000 partitions")

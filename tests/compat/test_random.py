@@ -31,7 +31,7 @@ _many = settings(_sample, max_examples=200, derandomize=False, print_blob=True)
 def _without_parents(outcome: Outcome) -> Outcome:
     if not isinstance(outcome.state, dict):
         return outcome
-    state = {name: told for name, told in outcome.state.items() if name != "parent_state"}
+    state = {name: reported for name, reported in outcome.state.items() if name != "parent_state"}
     return replace(outcome, state=state)
 
 
@@ -64,10 +64,10 @@ def _compared(world: World, reader: Reference, server: Server) -> None:
         if theirs.failure:
             # How far it is depends on partitions without slices there (see `substreams.yaml`).
             theirs, found = _without_parents(theirs), _without_parents(found)
-        told = differences(
+        reported = differences(
             *(replace(one, state=_up_to(one.state, world)) for one in (theirs, found)), {}
         )
-        assert not told, "\n".join(told)
+        assert not reported, "\n".join(reported)
         state = steady(theirs.state)
 
 

@@ -97,10 +97,10 @@ class Disk:
 
 def _key_of(path: Path) -> str:
     """A file's key, as `synced.c` gives it."""
-    told = subprocess.run(
+    reported = subprocess.run(
         ["stat", "--format", "%i %W %w", path], check=True, capture_output=True, text=True
     ).stdout
-    number, seconds, _, clock, *_ = told.split()
+    number, seconds, _, clock, *_ = reported.split()
     return f"{number}-{seconds}-{int(clock.partition('.')[2])}"
 
 

@@ -180,8 +180,8 @@ def test_a_source_forgets_only_what_survives_a_loss_of_power(
                     for n in range(begin, begin + 60)
                 ]
             )
-            code, told = processes.ran(_PROGRAM, str(log.project.file.parent), str(notes))
-            assert code == 0, told
+            code, reported = processes.ran(_PROGRAM, str(log.project.file.parent), str(notes))
+            assert code == 0, reported
     forgotten = [tuple(map(int, line.split())) for line in notes.read_text().splitlines()]
     assert forgotten[-1][1] == 120
 

@@ -75,7 +75,9 @@ def resynced(lake: Lake, name: TableName) -> None:
         f"(1, 'changed', {_T + 5 * _DAY}L), (2, 'b', {_T}L), (4, 'd', {_T + 6 * _DAY}L) "
         "AS rows (id, name, start)"
     ).selectExpr("CAST(id AS INT) AS id", "name", "_fivetran_start")
-    core.resync(lake, name, rows, at_micros=_T + 9 * _DAY, batch="r", gone=core.Gone.CLOSE)
+    core.resync(
+        lake, name, rows, at_micros=_T + 9 * _DAY, batch="r", gone=core.MissingRecords.CLOSE
+    )
 
 
 def _filled(lake: Lake, name: TableName, mode: Mode) -> None:

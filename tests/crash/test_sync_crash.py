@@ -74,8 +74,8 @@ class Synced:
 def _model(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     rows = [row for part in parts for row in part]
     return sorted(
-        (one.key, one.start, one.end, one.active, one.fields["Name"])
-        for one in landed.versions(rows, 1_000)
+        (version.key, version.start, version.end, version.active, version.fields["Name"])
+        for version in landed.versions(rows, 1_000)
     )
 
 
@@ -178,13 +178,13 @@ def test_a_paused_process_that_wakes_cannot_write(tmp_path: Path) -> None:
         before = iceberg(synced.project, "crm", "Account").metadata.current_snapshot_id
         paused.unlink()
         os.kill(sleeper.pid, signal.SIGCONT)
-        told, _ = sleeper.communicate(timeout=120)
+        reported, _ = sleeper.communicate(timeout=120)
     finally:
         if sleeper.poll() is None:
             sleeper.kill()
 
-    assert sleeper.returncode == 1, told
-    assert "Another process runs the pipeline crm by now" in told
+    assert sleeper.returncode == 1, reported
+    assert "Another process runs the pipeline crm by now" in reported
     after = iceberg(synced.project, "crm", "Account").metadata
     assert after.current_snapshot_id == before
     assert synced.versions() == _model(_FIRST, _SECOND_FILE)

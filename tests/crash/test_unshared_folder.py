@@ -189,13 +189,13 @@ def test_nothing_is_committed_that_the_driver_does_not_have(
         assert _sent(driver, "100") == "done 20"
         # All executors had the folder when they were asked; one that comes later has not.
         cluster.with_worker("blind", hiding=shared)
-        told = _sent(driver, "200")
-        assert told.startswith("refused Executors wrote a file that the driver does not have")
+        reported = _sent(driver, "200")
+        assert reported.startswith("refused Executors wrote a file that the driver does not have")
     with _driver(folder, cluster.master, tmp_path / "second.err") as driver:
-        told = _sent(driver, "300")
-        assert told.startswith("refused An executor on")
-        assert f"does not share the folder {folder} with the driver: No such file" in told
-        assert "s3://bucket/path" in told
+        reported = _sent(driver, "300")
+        assert reported.startswith("refused An executor on")
+        assert f"does not share the folder {folder} with the driver: No such file" in reported
+        assert "s3://bucket/path" in reported
         cluster.with_worker("seeing again")
         # Nothing was lost, and what is sent again is written.
         assert _sent(driver, "200") == "done 30"

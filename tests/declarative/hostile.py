@@ -36,7 +36,9 @@ _ALL = DpathExtractor(type="DpathExtractor", field_path=[])
 
 def _peak() -> int:
     """The peak memory of this process so far, in MiB."""
-    (line,) = (one for one in _STATUS.read_text().splitlines() if one.startswith("VmHWM"))
+    (line,) = (
+        splitline for splitline in _STATUS.read_text().splitlines() if splitline.startswith("VmHWM")
+    )
     return int(line.split()[1]) >> 10
 
 
@@ -94,12 +96,12 @@ def _members(count: int) -> bytes:
     end = body.index(b"PK\x05\x06")
     entries = body[start:end] * count
     # The 64-bit form of the archive's end, which may tell more than 65,535 members.
-    told = struct.pack(
+    reported = struct.pack(
         "<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, len(entries), start
     )
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, start + len(entries), 1)
     last = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    return body[:start] + entries + told + locator + last
+    return body[:start] + entries + reported + locator + last
 
 
 def _wide(columns: int) -> bytes:

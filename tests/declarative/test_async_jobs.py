@@ -304,11 +304,11 @@ def test_requests_about_a_report_see_what_was_told_of_it(desk: Desk) -> None:
         {"shop": "south"},
     ]
     (_, polled, loaded, removed, *_) = desk.api.asked
-    told = {"ticket": "t1", "sent": "all", "asked": "POST", "shop": "north"}
-    assert polled.params == told
+    reported = {"ticket": "t1", "sent": "all", "asked": "POST", "shop": "north"}
+    assert polled.params == reported
     assert loaded.params["url"].startswith(f"{desk.api.url}/reports/7?ticket=t1")
-    assert {name: loaded.params[name] for name in (*told, "of", "target")} == {
-        **told,
+    assert {name: loaded.params[name] for name in (*reported, "of", "target")} == {
+        **reported,
         "of": "poll",
         "target": "/files/1",
     }

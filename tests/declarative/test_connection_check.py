@@ -14,7 +14,7 @@ from readings import requester, retriever, stream
 from chronolake.config import DeclarativeSource
 from chronolake.source.declarative.check import findings_of
 from chronolake.source.declarative.manifests.manifest import Manifest, mapped, of
-from chronolake.source.protocol import Finding, Level
+from chronolake.source.protocol import CheckResult, Level
 from commands import ran_words
 from datalakes import project
 
@@ -29,7 +29,7 @@ _NAMED = {
 @pytest.fixture
 def api() -> Iterator[Api]:
     records = Reply({"data": [{"id": 1}]})
-    paths = {f"/tables/{one['name']}": records for one in _TABLES}
+    paths = {f"/tables/{table['name']}": records for table in _TABLES}
     with Api({"/tables": Reply({"data": _TABLES}), "/items": records, **paths}) as running:
         yield running
 
@@ -53,8 +53,8 @@ def _tables(**more: Any) -> dict[str, Any]:
 
 
 def _configured(count: int | None = None, name: str = "tables") -> dict[str, Any]:
-    told = {"type": "DynamicStreamCheckConfig", "dynamic_stream_name": name}
-    return told if count is None else {**told, "stream_count": count}
+    reported = {"type": "DynamicStreamCheckConfig", "dynamic_stream_name": name}
+    return reported if count is None else {**reported, "stream_count": count}
 
 
 def _manifest(
@@ -70,16 +70,20 @@ def _manifest(
 
 def _findings(
     manifest: Manifest, api: Api, only: list[str] | None = None, **more: Any
-) -> list[Finding]:
+) -> list[CheckResult]:
     source = DeclarativeSource(
         type="declarative", manifest="manifest.yaml", config={"api": api.url}, only=only, **more
     )
     return list(findings_of(manifest, source))
 
 
-def _tried(findings: list[Finding]) -> dict[str, Level]:
+def _tried(findings: list[CheckResult]) -> dict[str, Level]:
     kind = "connection, by "
-    return {one.what.removeprefix(kind): one.level for one in findings if one.what.startswith(kind)}
+    return {
+        finding.what.removeprefix(kind): finding.level
+        for finding in findings
+        if finding.what.startswith(kind)
+    }
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_as_many_streams_are_tried_as_the_manifest_says(
     findings = _findings(manifest, api)
 
     assert list(_tried(findings)) == expected
-    assert {one.level for one in findings} == {Level.OK}
+    assert {finding.level for finding in findings} == {Level.OK}
     # What streams there are is asked once, and each that is tried once.
     paths = ["/items" if name == "items" else f"/tables/{name}" for name in expected]
     assert api.paths() == ["/tables", *paths]
@@ -223,7 +227,7 @@ def test_what_is_wrong_with_a_check_is_told(
 
     assert (problem.path, problem.stream) == (path, None)
     assert message in problem.message
-    assert Level.FAILED in {one.level for one in _findings(_manifest(check), api)}
+    assert Level.FAILED in {finding.level for finding in _findings(_manifest(check), api)}
 
 
 def test_a_stream_that_nobody_knows_is_told(api: Api) -> None:
@@ -239,8 +243,8 @@ def test_each_wanted_stream_that_the_manifest_has_not_is_told(api: Api) -> None:
 
     findings = _findings(manifest, api, ["items", "Orders", "zebras"])
 
-    told = {one.what: one.fix for one in findings if one.level is Level.FAILED}
-    assert told == {
+    reported = {finding.what: finding.fix for finding in findings if finding.level is Level.FAILED}
+    assert reported == {
         "stream Orders": "Did you mean 'orders'?",
         "stream zebras": "Correct `source.only`.",
     }
@@ -259,7 +263,7 @@ def test_what_cannot_be_read_is_told_once_and_another_stream_tried(api: Api) -> 
     findings = _findings(manifest, api)
 
     assert list(_tried(findings)) == ["items"]
-    assert Level.FAILED not in {one.level for one in findings}
+    assert Level.FAILED not in {finding.level for finding in findings}
 
 
 @pytest.mark.parametrize("answer", [Reply({"data": _TABLES}), Reply(status=403)])
@@ -275,10 +279,10 @@ def test_a_check_asks_once_which_streams_there_are(
         f"config: {{api: '{api.url}'}}}}\n",
     )
 
-    code, told, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+    code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
 
     assert api.paths().count("/tables") == 1
-    words = {one["what"]: one for one in json.loads(told)}["pipelines.shop"]
+    words = {load["what"]: load for load in json.loads(reported)}["pipelines.shop"]
     assert (code == 0) is words["ok"] is (answer.status == 200)
     assert ("3 streams: one, two, three" in words["message"]) is words["ok"]
 
@@ -296,24 +300,26 @@ def test_what_is_configured_for_no_stream_hides_none(
     )
     where = ("--project", str(tmp_path))
 
-    code, told, error = ran_words(capsys, "discover", "shop", "--json", *where)
+    code, reported, error = ran_words(capsys, "discover", "shop", "--json", *where)
 
     assert code == 1
-    assert [one["stream"] for one in json.loads(told)] == ["items", "orders"]
+    assert [load["stream"] for load in json.loads(reported)] == ["items", "orders"]
     hints = [json.loads(line)["hint"] for line in error.splitlines()]
     assert hints == ["Did you mean 'items'?", "Did you mean 'orders'?"]
-    code, told, error = ran_words(capsys, "discover", "shop", *where)
+    code, reported, error = ran_words(capsys, "discover", "shop", *where)
     assert code == 1
-    assert "orders" in told
+    assert "orders" in reported
     assert "pipelines.shop.streams.itmes: the source has no such stream" in error
-    code, told, _ = ran_words(capsys, "check", "--json", *where)
+    code, reported, _ = ran_words(capsys, "check", "--json", *where)
     assert code == 1
-    found = [one for one in json.loads(told) if one["what"] == "pipelines.shop"]
+    found = [load for load in json.loads(reported) if load["what"] == "pipelines.shop"]
     assert [one["ok"] for one in found] == [False, False, False, True]
     assert [one["hint"] for one in found[:2]] == hints
     assert "history" in found[2]["message"]
     assert found[3]["message"] == "1 stream: items"
-    (tried,) = [one for one in json.loads(told) if one["what"].endswith("connection, by items")]
+    (tried,) = [
+        load for load in json.loads(reported) if load["what"].endswith("connection, by items")
+    ]
     assert tried["message"] == "1 request, a record came"
 
 

@@ -48,7 +48,9 @@ def told(found: Connector, *, allowed: bool) -> dict[str, tuple[Level, str]]:
             allow_components=allowed,
         )
         findings = list(findings_of(manifest, source))
-    return {one.what: (one.level, f"{one.message} {one.fix}") for one in findings}
+    return {
+        finding.what: (finding.level, f"{finding.message} {finding.fix}") for finding in findings
+    }
 
 
 def test_a_stream_that_needs_code_says_so_and_nothing_of_it_runs(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_a_stream_that_needs_code_says_so_and_nothing_of_it_runs(tmp_path: Path)
     )
     manifest = load(found.file)
     assert list(manifest.streams) == ["without"]
-    assert [one.stream for one in manifest.problems] == ["with", "child"]
+    assert [problem.stream for problem in manifest.problems] == ["with", "child"]
     line = manifest.problems[0].line
     assert line is not None
     assert "class_name:" in found.file.read_text().splitlines()[line - 1]
@@ -372,8 +374,8 @@ def test_each_place_and_each_run_has_an_instance_of_its_own(tmp_path: Path) -> N
     found = connector(tmp_path, code, stream(transformations=twice))
     with Api({"/items": Reply(ITEMS)}) as api:
         first, second = found.reading(api), found.reading(api)
-    assert [one["counts"] for one in first.result.records] == [[1, 1], [2, 2]]
-    assert [one["counts"] for one in second.result.records] == [[1, 1], [2, 2]]
+    assert [record["counts"] for record in first.result.records] == [[1, 1], [2, 2]]
+    assert [record["counts"] for record in second.result.records] == [[1, 1], [2, 2]]
 
 
 def test_classes_of_an_installed_package_come_from_its_own_modules(
@@ -454,6 +456,6 @@ def test_streams_of_a_template_have_components_too(tmp_path: Path) -> None:
     names = {"names": [{"name": "first"}, {"name": "second"}]}
     refused = load(found.file)
     assert refused.dynamic == ()
-    assert [one.stream for one in refused.problems] == ["templates"]
+    assert [problem.stream for problem in refused.problems] == ["templates"]
     with Api({"/items": Reply(ITEMS)}) as api:
         assert found.reading(api, "second", config=names).ids == [1, 2]

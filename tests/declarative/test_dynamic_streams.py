@@ -67,7 +67,7 @@ def _listed(values: list[dict[str, Any]], *mappings: dict[str, Any]) -> dict[str
 def _configured(
     *mappings: dict[str, Any], lists: tuple[dict[str, Any], ...] = (), **more: Any
 ) -> dict[str, Any]:
-    configs = [{"type": "StreamConfig", **one} for one in lists]
+    configs = [{"type": "StreamConfig", **list_} for list_ in lists]
     whole = configs or {"type": "StreamConfig", "configs_pointer": ["tables"]}
     return _resolver("Config", *mappings, stream_config=whole, **more)
 
@@ -334,7 +334,7 @@ def test_what_mappings_put_in_may_be_missing() -> None:
     mapping = _sets(where, selector, create_or_update=True)
     assert _put(mapping, template=template).retriever.record_selector.extractor.field_path == []
     manifest = _manifest(_dynamic(_listed([{"name": "one"}], _NAMED), template))
-    assert [one.message for one in manifest.problems] == ["it is missing"]
+    assert [problem.message for problem in manifest.problems] == ["it is missing"]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_what_mappings_put_in_may_be_missing() -> None:
 )
 def test_what_is_wrong_with_a_resolver_is_told(resolver: dict[str, Any], told: str) -> None:
     manifest = _manifest(_dynamic(resolver, name="tables"))
-    assert [one.stream for one in manifest.problems] == ["tables"]
+    assert [problem.stream for problem in manifest.problems] == ["tables"]
     assert told in manifest.problems[0].message
 
 
@@ -363,7 +363,7 @@ def test_one_stream_that_is_wrong_stops_no_other() -> None:
     ]
     found = _made(_dynamic(_listed(values, _NAMED)))
     assert [*found.streams] == ["one", "two"]
-    assert [one.message for one in found.problems] == [
+    assert [problem.message for problem in found.problems] == [
         "there are two streams one",
         "input should be a valid string",
         "input should be a valid string",
@@ -444,8 +444,12 @@ def test_trying_sees_dynamic_streams(server: Server) -> None:
     found = sample(manifest, source, "two", limit=5)
     assert found.records == [{"id": 1}]
     findings = list(findings_of(manifest, source))
-    assert [one.what for one in findings] == ["stream one", "stream two", "connection, by one"]
-    assert {one.level for one in findings} == {Level.OK}
+    assert [finding.what for finding in findings] == [
+        "stream one",
+        "stream two",
+        "connection, by one",
+    ]
+    assert {finding.level for finding in findings} == {Level.OK}
     server.on("/tables", Reply({}, status=403))
     [failed] = findings_of(manifest, source)
     assert failed.level is Level.FAILED

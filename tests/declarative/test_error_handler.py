@@ -222,13 +222,13 @@ def test_constant_and_exponential_waits() -> None:
 
 
 def test_waits_that_headers_tell() -> None:
-    told = {"type": "WaitTimeFromHeader", "header": "Retry-After"}
+    reported = {"type": "WaitTimeFromHeader", "header": "Retry-After"}
     until = {"type": "WaitUntilTimeFromHeader", "header": "X-Reset"}
 
-    assert wait(told, answer(429, retry_after="12.5")) == 12.5
-    assert wait(told, answer(429, retry_after="soon")) is None
-    assert wait(told | {"regex": r"\d+"}, answer(429, retry_after="12s")) == 12
-    assert wait(told, LOST) is None
+    assert wait(reported, answer(429, retry_after="12.5")) == 12.5
+    assert wait(reported, answer(429, retry_after="soon")) is None
+    assert wait(reported | {"regex": r"\d+"}, answer(429, retry_after="12s")) == 12
+    assert wait(reported, LOST) is None
     assert wait(until, answer(429, x_reset="1030")) == 30
     assert wait(until, answer(429, x_reset="900")) is None
     assert wait(until | {"min_wait": 5}, answer(429, x_reset="1002")) == 5
@@ -237,24 +237,27 @@ def test_waits_that_headers_tell() -> None:
 
 
 def test_wait_that_the_body_tells() -> None:
-    told = {"type": "WaitTimeFromResponse", "wait_time_in_seconds": "{{ response.retry.after }}"}
+    reported = {
+        "type": "WaitTimeFromResponse",
+        "wait_time_in_seconds": "{{ response.retry.after }}",
+    }
 
-    assert wait(told, answer(429, {"retry": {"after": 4}})) == 4
-    assert wait(told, answer(429, {"retry": {"after": -4}})) is None
-    assert wait(told, answer(429, {"other": 1})) is None
+    assert wait(reported, answer(429, {"retry": {"after": 4}})) == 4
+    assert wait(reported, answer(429, {"retry": {"after": -4}})) is None
+    assert wait(reported, answer(429, {"other": 1})) is None
 
 
 @pytest.mark.parametrize("limit", [10, "{{ 5 + 5 }}"])
 def test_wait_as_long_as_the_limit_ends_the_reading(limit: Any) -> None:
-    told = {
+    reported = {
         "type": "WaitTimeFromHeader",
         "header": "Retry-After",
         "max_waiting_time_in_seconds": limit,
     }
 
-    assert wait(told, answer(429, retry_after="9")) == 9
+    assert wait(reported, answer(429, retry_after="9")) == 9
     with pytest.raises(SourceError, match="longer than the source may wait"):
-        wait(told, answer(429, retry_after="10"))
+        wait(reported, answer(429, retry_after="10"))
 
 
 def test_first_strategy_with_an_opinion_counts() -> None:
@@ -315,8 +318,19 @@ def test_all_tries_together_end_after_ten_minutes_but_rate_limits_do_not() -> No
 
 
 def test_kinds_of_tries_are_counted_within_each_other() -> None:
-    retry, limited, told = (Action.RETRY, None), (Action.RATE_LIMITED, None), (Action.RETRY, 1.0)
+    retry, limited, reported = (
+        (Action.RETRY, None),
+        (Action.RATE_LIMITED, None),
+        (Action.RETRY, 1.0),
+    )
 
     assert waits(limited, limited, retry, limited, allowed=2) == [1, 2, 1, 1]
-    assert waits(told, told, limited, told, told, told, allowed=2) == [2, 2, 1, 2, 2, None]
-    assert waits(retry, told, retry, limited, retry, allowed=2) == [1, 2, 2, 1, None]
+    assert waits(reported, reported, limited, reported, reported, reported, allowed=2) == [
+        2,
+        2,
+        1,
+        2,
+        2,
+        None,
+    ]
+    assert waits(retry, reported, retry, limited, retry, allowed=2) == [1, 2, 2, 1, None]

@@ -37,7 +37,7 @@ def sliced(**described: object) -> list[tuple[str, str]]:
         {},
     )
     state = StreamState(cursor, None, is_partitioned=False)
-    return [tuple(one.cursor_slice.values()) for one in state.slices(StreamSlice())]
+    return [tuple(slice_.cursor_slice.values()) for slice_ in state.slices(StreamSlice())]
 
 
 def test_the_document_has_five_slices() -> None:
@@ -142,7 +142,9 @@ def test_what_is_missing_and_what_is_read_are_all_there_is(
         steps = int((end - begin) / (_SECOND / 2))
         return {begin + number * _SECOND / 2 for number in range(steps + 1)}
 
-    covered = set().union(*(moments(one.start, one.end) for one in (*left, *intervals)))
+    covered = set().union(
+        *(moments(interval.start, interval.end) for interval in (*left, *intervals))
+    )
     # Between neighbours lies less than the API can tell apart.
     joined = cutting.merged([*intervals, *(Interval(one.start, one.end) for one in left)])
     covered |= set().union(*(moments(one.start, one.end) for one in joined))

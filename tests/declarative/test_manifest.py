@@ -88,12 +88,12 @@ def test_everything_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
         """,
     )
     assert list(found.streams) == ["three"]
-    told = {(one.line, one.path, one.stream) for one in found.problems}
-    assert (7, "streams[0].retriever.requester.type", "one") in told
-    assert (9, "streams[0].retriever.record_selector.extractor.field_path", "one") in told
-    assert (16, "streams[1].incremental_sync.cursor_field", "two") in told
-    assert {one.stream for one in found.problems} == {"one", "two"}
-    (custom,) = [one for one in found.problems if one.line == 7]
+    reported = {(problem.line, problem.path, problem.stream) for problem in found.problems}
+    assert (7, "streams[0].retriever.requester.type", "one") in reported
+    assert (9, "streams[0].retriever.record_selector.extractor.field_path", "one") in reported
+    assert (16, "streams[1].incremental_sync.cursor_field", "two") in reported
+    assert {problem.stream for problem in found.problems} == {"one", "two"}
+    (custom,) = [problem for problem in found.problems if problem.line == 7]
     assert custom.message == (
         "CustomRequester is Python code in place of what makes requests and bounds them, which is "
         "not run"
@@ -137,7 +137,7 @@ def test_a_page_token_where_the_page_size_is_put_is_told(
                 page_size_option: {option(size)}
         """,
     )
-    problems = [(one.line, one.path, one.message) for one in found.problems]
+    problems = [(problem.line, problem.path, problem.message) for problem in found.problems]
     message = f"the page token and the page size are put in one place ({told})"
     expected = [] if told is None else [(8, "streams[0].retriever.paginator", message)]
     assert problems == expected
@@ -188,9 +188,12 @@ def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> No
         """,
     )
 
-    told = {(one.line, one.path): (one.stream, one.message) for one in found.problems}
+    reported = {
+        (problem.line, problem.path): (problem.stream, problem.message)
+        for problem in found.problems
+    }
     nothing = "the reference #/definitions/{} refers to nothing"
-    assert told == {
+    assert reported == {
         (2, "definitions.unused.$ref"): (None, nothing.format("nothing")),
         (3, "definitions.requester.url_base"): (
             None,
@@ -208,7 +211,7 @@ def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> No
         ),
         (14, "streams[1].transformations.fields"): ("two", "input should be a valid list"),
     }
-    assert len(found.problems) == len(told)
+    assert len(found.problems) == len(reported)
     assert list(found.streams) == ["five"]
     with pytest.raises(ConfigurationError, match=r"streams\[1\].\$ref: the reference"):
         found.stream("two")
@@ -219,7 +222,7 @@ def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> No
 def test_a_place_of_references_that_is_all_there_is_the_only_problem(tmp_path: Path) -> None:
     found = manifest(tmp_path, 'streams: "#/nowhere"')
 
-    assert [(one.line, one.path, one.message) for one in found.problems] == [
+    assert [(problem.line, problem.path, problem.message) for problem in found.problems] == [
         (1, "streams", "the reference #/nowhere refers to nothing")
     ]
 
@@ -237,7 +240,9 @@ def test_parameters_that_are_none_are_told(tmp_path: Path) -> None:
         """,
     )
 
-    assert [(one.line, one.path) for one in found.problems] == [(3, "streams[0].$parameters")]
+    assert [(problem.line, problem.path) for problem in found.problems] == [
+        (3, "streams[0].$parameters")
+    ]
 
 
 def test_nothing_is_asked_of_an_api_whose_secrets_nobody_knows(tmp_path: Path) -> None:
@@ -289,7 +294,7 @@ def test_what_is_wrong_comes_with_what_to_do_about_it(tmp_path: Path) -> None:
         """,
     )
 
-    assert [(one.line, one.hint) for one in found.problems] == [
+    assert [(problem.line, problem.hint) for problem in found.problems] == [
         (6, "Did you mean 'POST'?"),
         (7, "Did you mean 'BearerAuthenticator'?"),
         (8, "Did you mean it by 'feld_path'?"),
@@ -369,8 +374,8 @@ def test_of_real_manifests_python_code_and_contradictions_cannot_be_read() -> No
         for problem in one.problems
         if "Python code" not in problem.message and not problem.is_warning
     }
-    told = "the page token and the page size are put in one place (request_parameter offset)"
-    assert others == {("postmarkapp", told)}
+    reported = "the page token and the page size are put in one place (request_parameter offset)"
+    assert others == {("postmarkapp", reported)}
     # What these manifests look up in vain, or say without effect, keeps no stream from being read.
     warned = {one.file.stem for one in found for problem in one.problems if problem.is_warning}
     assert warned == {"opsgenie", "ding-connect", "finnworlds", "simplecast"}

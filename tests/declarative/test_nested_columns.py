@@ -155,7 +155,10 @@ def _joined(column: str, schema: Any, cells: dict[str, Any]) -> Any:
     properties = schema.get("properties")
     if not properties or (own is not None and not isinstance(own, dict)):
         return own
-    inside = {name: _joined(f"{column}_{name}", one, cells) for name, one in properties.items()}
+    inside = {
+        name: _joined(f"{column}_{name}", property_, cells)
+        for name, property_ in properties.items()
+    }
     return {**(own or {}), **inside}
 
 
@@ -165,6 +168,8 @@ def test_no_value_is_lost(properties: dict[str, Any], data: st.DataObject) -> No
     record = {name: data.draw(_VALUES) for name in properties}
     nesting = Nesting("orders", {"properties": properties}, ())
     (cells,) = nesting.spread([record])
-    told = {name: _joined(name, one, dict(cells)) for name, one in properties.items()}
-    assert _pruned(told) == _pruned(record)
+    reported = {
+        name: _joined(name, property_, dict(cells)) for name, property_ in properties.items()
+    }
+    assert _pruned(reported) == _pruned(record)
     assert json.dumps(cells)

@@ -176,7 +176,7 @@ _TEXTS = TOKENS
 def test_partitions_are_asked_for_by_their_keys_as_they_are(
     api: Api, parts: dict[str, Any], asks: dict[str, Any]
 ) -> None:
-    api.on("/parents", Reply({"data": [{"id": one} for one in _TEXTS]}))
+    api.on("/parents", Reply({"data": [{"id": text} for text in _TEXTS]}))
 
     def answer(asked: Asked) -> Reply:
         key = asked.params.get("parent") or asked.headers.get("parent")

@@ -44,7 +44,7 @@ def test_an_answer_counts_the_items() -> None:
     )
 
     assert found.count == 4
-    assert [one["id"] for one in found.records] == [11, 12, 11, 12]
+    assert [record["id"] for record in found.records] == [11, 12, 11, 12]
 
 
 @pytest.mark.parametrize("record", [{"id": 1}, {"lines": {"data": []}}, {"lines": {"data": {}}}])
@@ -121,9 +121,9 @@ def test_paths_are_templates() -> None:
 def test_a_list_that_is_cut_is_told_once() -> None:
     model = RecordExpander.model_validate(_expander(truncation_indicator_path=["lines", "more"]))
     expansion = Expansion(model, {})
-    with capture_logs() as told:
+    with capture_logs() as reported:
         assert len([*expansion.of(_ORDER), *expansion.of(_ORDER)]) == 4
-    assert [one["event"] for one in told] == ["nested_list_is_cut"]
+    assert [one["event"] for one in reported] == ["nested_list_is_cut"]
 
 
 @pytest.mark.parametrize(

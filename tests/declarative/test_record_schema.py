@@ -313,7 +313,7 @@ def test_a_text_that_would_lose_something_widens_the_column_and_is_logged(
         found = told(declared, [{"a": text}, {"a": "1"}])
         told(declared, [{"a": text}])
     assert found == {"a": (Kind.STRING, [text, "1"])}
-    assert [(one["event"], one["stream"], one["column"], one["now"]) for one in logs] == [
+    assert [(log["event"], log["stream"], log["column"], log["now"]) for log in logs] == [
         ("column_wider_than_its_schema", "rates", "a", "STRING")
     ]
 
@@ -322,7 +322,7 @@ def test_a_text_that_would_lose_something_widens_the_column_and_is_logged(
 def test_every_number_survives_a_csv_body(numbers: list[float | None]) -> None:
     declared = shape(a=Kind.DOUBLE)
     declared.texts_only = True
-    texts = ["" if one is None else repr(one) for one in numbers]
+    texts = ["" if number is None else repr(number) for number in numbers]
     assert told(declared, [{"a": text} for text in texts])["a"] == (Kind.DOUBLE, numbers)
 
 

@@ -39,7 +39,8 @@ def _selection(
         ),
         decoder=JsonDecoder(type="JsonDecoder"),
         transformations=[
-            TypeAdapter[Any](Transformation).validate_python(one) for one in transformations
+            TypeAdapter[Any](Transformation).validate_python(transformation)
+            for transformation in transformations
         ],
         config=_CONFIG,
         schema=schema,

@@ -141,7 +141,7 @@ def test_what_is_no_list_of_records_is_empty_or_fails_its_slice(
     cases = [*_BODIES]
     if extractor is not _EXPANDED:
         # What an expander leaves out, the manifest leaves open; null has no list for a pattern.
-        values = [one for one in _VALUES if extractor is not _ANY or one[0] != b"[null]"]
+        values = [value for value in _VALUES if extractor is not _ANY or value[0] != b"[null]"]
         cases += [(within(value), wanted) for value, wanted in values]
     one = described(extractor)
 
@@ -225,10 +225,10 @@ def composite(*handlers: dict[str, Any]) -> dict[str, Any]:
     parts = [
         {
             "type": "DefaultErrorHandler",
-            "response_filters": [{"type": "HttpResponseFilter", **one}] if one else [],
+            "response_filters": [{"type": "HttpResponseFilter", **handler}] if handler else [],
             "max_retries": 0,
         }
-        for one in handlers
+        for handler in handlers
     ]
     return {"type": "CompositeErrorHandler", "error_handlers": parts}
 

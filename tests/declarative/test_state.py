@@ -59,13 +59,13 @@ def team(name: object) -> StreamSlice:
 
 
 def begins(state: StreamState, partition: StreamSlice | None = None) -> list[str]:
-    return [one["start_time"] for one in state.slices(partition or StreamSlice())]
+    return [slice_["start_time"] for slice_ in state.slices(partition or StreamSlice())]
 
 
 def read(state: StreamState, partition: StreamSlice, latest: int | None) -> None:
     """Read all of a partition."""
-    for one in list(state.slices(partition)):
-        state.note(one, None if latest is None else day(latest))
+    for slice_ in list(state.slices(partition)):
+        state.note(slice_, None if latest is None else day(latest))
 
 
 def stored(state: StreamState) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def stored(state: StreamState) -> dict[str, Any]:
 
 def test_a_run_goes_on_where_the_last_record_was() -> None:
     first = state_of()
-    for one in list(first.slices(StreamSlice())):
-        first.note(one, day(4) if one["start_time"] == "2024-01-04" else None)
+    for slice_ in list(first.slices(StreamSlice())):
+        first.note(slice_, day(4) if slice_["start_time"] == "2024-01-04" else None)
     first.complete()
     assert first.as_json() == first.exported() == {"updated": "2024-01-04"}
     assert begins(state_of(stored(first)))[:2] == ["2024-01-04", "2024-01-05"]
@@ -93,16 +93,16 @@ def test_without_records_the_next_run_begins_where_this_one_did() -> None:
 @pytest.mark.differs("slices beyond a gap")
 def test_who_was_cut_off_asks_for_what_is_missing() -> None:
     first = state_of()
-    for one in list(first.slices(StreamSlice())):
-        if one["start_time"] not in {"2024-01-03", "2024-01-07"}:
-            first.note(one, first.cursor.parsed(one["start_time"]))
+    for slice_ in list(first.slices(StreamSlice())):
+        if slice_["start_time"] not in {"2024-01-03", "2024-01-07"}:
+            first.note(slice_, first.cursor.parsed(slice_["start_time"]))
     # Others know only what comes before the first gap.
     assert first.exported() == {"updated": "2024-01-02"}
 
     second = state_of(stored(first))
     assert begins(second) == ["2024-01-03", "2024-01-07"]
-    for one in list(second.slices(StreamSlice())):
-        second.note(one, None)
+    for slice_ in list(second.slices(StreamSlice())):
+        second.note(slice_, None)
     second.complete()
     assert second.as_json() == {"updated": "2024-01-10"}
 
@@ -110,8 +110,8 @@ def test_who_was_cut_off_asks_for_what_is_missing() -> None:
 def test_what_has_come_since_is_asked_for_too() -> None:
     first = state_of()
     slices = list(first.slices(StreamSlice()))
-    for one in slices[:-1]:
-        first.note(one, day(9))
+    for slice_ in slices[:-1]:
+        first.note(slice_, day(9))
     later = state_of(stored(first), cursor=cursor(end="2024-01-12"))
     assert begins(later) == ["2024-01-10", "2024-01-11", "2024-01-12"]
 
@@ -122,8 +122,8 @@ def test_what_has_come_since_is_asked_for_too() -> None:
 
 def test_a_state_that_others_wrote_is_read() -> None:
     assert begins(state_of({"updated": "2024-01-08", "other": 1}))[0] == "2024-01-08"
-    told = state_of({"updated": "2024-01-08", "other": 1}).exported()
-    assert told == {"updated": "2024-01-08", "other": 1}
+    reported = state_of({"updated": "2024-01-08", "other": 1}).exported()
+    assert reported == {"updated": "2024-01-08", "other": 1}
     between = {
         "state_type": "date-range",
         "slices": [
@@ -172,10 +172,10 @@ def test_a_partition_that_failed_holds_back_what_all_share() -> None:
     run = by_team(before)
     read(run, team("a"), 6)
     assert begins(run, team("b"))
-    told = run.exported()
-    assert told["state"] == {"updated": "2024-01-02"}
-    assert told["lookback_window"] == 3
-    assert told["states"][0]["cursor"] == {"updated": "2024-01-06"}
+    reported = run.exported()
+    assert reported["state"] == {"updated": "2024-01-02"}
+    assert reported["lookback_window"] == 3
+    assert reported["states"][0]["cursor"] == {"updated": "2024-01-06"}
 
     again = by_team(stored(run))
     assert begins(again, team("a")) == []
@@ -201,11 +201,11 @@ def test_the_oldest_partitions_are_forgotten_and_read_in_full() -> None:
     for number in range(5):
         read(run, team(number), 5 + number)
     run.complete()
-    told = stored(run)
-    assert [one["partition"]["team"] for one in told["states"]] == [2, 3, 4]
-    assert told["partitions_dropped"] == 2
+    reported = stored(run)
+    assert [one["partition"]["team"] for one in reported["states"]] == [2, 3, 4]
+    assert reported["partitions_dropped"] == 2
 
-    again = by_team(told, most_partitions=3)
+    again = by_team(reported, most_partitions=3)
     assert begins(again, team(0)) == ["2024-01-01", "2024-01-10"]
     assert begins(again, team(4)) == ["2024-01-09"]
 
@@ -215,10 +215,10 @@ def test_or_all_have_one_cursor_from_then_on() -> None:
     for number in range(5):
         read(run, team(number), 5 + number)
     run.complete()
-    told = stored(run)
-    assert told["use_global_cursor"]
-    assert "states" not in told
-    assert begins(by_team(told), team(0)) == ["2024-01-08"]
+    reported = stored(run)
+    assert reported["use_global_cursor"]
+    assert "states" not in reported
+    assert begins(by_team(reported), team(0)) == ["2024-01-08"]
 
 
 def test_numbers_and_texts_are_different_partitions() -> None:
@@ -235,8 +235,8 @@ def test_times_are_compared_as_times() -> None:
     )
     run = by_team(cursor=described)
     for name, latest in (("a", datetime(2023, 12, 28, tzinfo=UTC)), ("b", day(5))):
-        for one in list(run.slices(team(name))):
-            run.note(one, latest)
+        for slice_ in list(run.slices(team(name))):
+            run.note(slice_, latest)
     run.complete()
     assert run.exported()["state"] == {"updated": "05-01-2024"}
 
@@ -252,16 +252,16 @@ def test_runs_that_fail_anywhere_ask_for_each_day_once(
     """However many runs are cut off or fail in some slices, together they ask for all, once."""
     described = cursor(end=f"2024-01-{days:02d}", step=f"P{step}D")
     asked: Counter[str] = Counter()
-    told: Any = None
+    reported: Any = None
     for failed in [*failing, set()]:
-        run = state_of(told, cursor=described)
-        for number, one in enumerate(list(run.slices(StreamSlice()))):
+        run = state_of(reported, cursor=described)
+        for number, slice_ in enumerate(list(run.slices(StreamSlice()))):
             if number in failed:
                 continue
-            begin, end = (run.cursor.parsed(one[name]) for name in ("start_time", "end_time"))
+            begin, end = (run.cursor.parsed(slice_[name]) for name in ("start_time", "end_time"))
             asked.update(str(begin + timedelta(n)) for n in range((end - begin).days + 1))
-            run.note(one, None)
-        told = stored(run)
+            run.note(slice_, None)
+        reported = stored(run)
     assert asked == Counter(str(day(number)) for number in range(1, days + 1))
 
 

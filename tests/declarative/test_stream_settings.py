@@ -90,8 +90,8 @@ def test_what_a_stream_cannot_do_is_refused(tmp_path: Path, settings: str, reaso
     with pytest.raises(ConfigurationError) as refused:
         offered(tmp_path, settings)
     assert reason in str(refused.value)
-    name, _, told = settings.strip("{}").partition(": {")
-    assert f"streams.{name}.{told.partition(':')[0].partition(',')[0]}" in str(refused.value)
+    name, _, reported = settings.strip("{}").partition(": {")
+    assert f"streams.{name}.{reported.partition(':')[0].partition(',')[0]}" in str(refused.value)
 
 
 def test_what_a_pipeline_wants_holds_for_the_streams_that_can_do_it(tmp_path: Path) -> None:

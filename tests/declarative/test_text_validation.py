@@ -285,7 +285,10 @@ def test_texts_of_what_cannot_be_read_for_another_reason_are_told_too() -> None:
 
     found = _manifest(described)
 
-    assert [one.path.rpartition(".")[2] for one in found.problems] == ["a", "record_selector"]
+    assert [problem.path.rpartition(".")[2] for problem in found.problems] == [
+        "a",
+        "record_selector",
+    ]
     assert not found.streams
 
 
@@ -310,7 +313,7 @@ def test_budget_concurrency_and_rules_are_looked_at() -> None:
         spec={"type": "Spec", "config_normalization_rules": rules},
     )
 
-    assert {one.path for one in found.problems} == {
+    assert {problem.path for problem in found.problems} == {
         "api_budget.policies[0].period",
         "api_budget.policies[0].matchers[0].method",
         "api_budget.policies[0].matchers[0].url_path_pattern",
@@ -431,8 +434,8 @@ def test_a_setting_that_the_spec_has_not_is_told(
     assert "items" in found.streams
 
     source = DeclarativeSource(type="declarative", manifest="m.yaml", config={}, only=["items"])
-    (told,) = [one for one in findings_of(found, source) if one.what == "manifest"]
-    assert told.level is level
+    (reported,) = [one for one in findings_of(found, source) if one.what == "manifest"]
+    assert reported.level is level
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ class Kept:
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
 
-    def recalled(self, name: str) -> Mapping[str, Any] | None:
+    def load_token(self, name: str) -> Mapping[str, Any] | None:
         return json.loads(self.texts[name]) if name in self.texts else None
 
-    def renewed(
+    def renew(
         self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
     ) -> None:
-        self.texts[name] = json.dumps(change(self.recalled(name)))
+        self.texts[name] = json.dumps(change(self.load_token(name)))
 
 
 class Visit:

@@ -48,7 +48,8 @@ def test_two_times_differ_in_what_is_true_at_both(config: LakeConfig, make: Make
         unclear += not (model.is_clear(first) and model.is_clear(second))
         page = differences(config, NAME, instant(first), instant(second), limit=100)
         assert [
-            (one.change, one.old and one.old["v"], one.new and one.new["v"]) for one in page.records
+            (record.change, record.old and record.old["v"], record.new and record.new["v"])
+            for record in page.records
         ] == [
             (change, old and old["v"], new and new["v"])
             for change, old, new in model.diff(first, second)

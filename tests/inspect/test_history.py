@@ -186,7 +186,9 @@ def test_a_number_is_found_as_it_is_spelled(
     config: LakeConfig, make: Make, kind: str, text: str
 ) -> None:
     numbers = [float(one) for one in ("inf", "-inf", "nan", "0.1", "1")]
-    make(ORDERS, [f"id*:{kind}", "v:INT"], [(one, place) for place, one in enumerate(numbers)])
+    make(
+        ORDERS, [f"id*:{kind}", "v:INT"], [(number, place) for place, number in enumerate(numbers)]
+    )
 
     (version,) = history(config, ORDERS, {"id": text}).versions
 

@@ -137,10 +137,10 @@ def test_cursors_of_other_tables_and_keys_are_refused() -> None:
 @pytest.mark.parametrize("bad", ["1e9999999", "NaN", "x", "1.00000000001"])
 def test_a_decimal_that_is_none_is_refused_in_a_cursor(bad: str) -> None:
     order = Order(ORDERS, (column("k*:DECIMAL(38;10)"),))
-    told = json.dumps([order.mark, bad, 1, 2]).encode()
+    reported = json.dumps([order.mark, bad, 1, 2]).encode()
 
     with pytest.raises(ValueRefusedError, match="cursor"):
-        position_of(order, base64.urlsafe_b64encode(told).decode())
+        position_of(order, base64.urlsafe_b64encode(reported).decode())
 
 
 # --------------------------------------------------------------------------- fingerprints

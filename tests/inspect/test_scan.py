@@ -150,6 +150,8 @@ def test_nothing_here_needs_spark() -> None:
         "print([name for name in ('pyspark', 'py4j') if name in sys.modules])"
     )
 
-    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    reported = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, check=True
+    )
 
-    assert told.stdout.strip() == "[]"
+    assert reported.stdout.strip() == "[]"

@@ -56,27 +56,27 @@ def written(lake: Lake) -> TableName:
 def test_each_snapshot_tells_what_it_published(lake: Lake, written: TableName) -> None:
     found = inside(lake.config, written)
 
-    told = [
+    reported = [
         (
-            one.operation,
-            one.is_published,
-            one.batch,
-            one.watermark,
-            one.rows_added,
-            one.rows_removed,
+            snapshot.operation,
+            snapshot.is_published,
+            snapshot.batch,
+            snapshot.watermark,
+            snapshot.rows_added,
+            snapshot.rows_removed,
         )
-        for one in found.snapshots
+        for snapshot in found.snapshots
     ]
-    assert told[0] == ("delete", True, "b4", None, 0, 1)
+    assert reported[0] == ("delete", True, "b4", None, 0, 1)
     # A compaction is no batch's, and changes no rows.
-    assert ("replace", True, None, None, 0, 0) in told
-    assert told[2:5] == [
+    assert ("replace", True, None, None, 0, 0) in reported
+    assert reported[2:5] == [
         ("append", True, "b2", "w2", 4, 0),
         ("delete", False, None, None, 0, 4),
         ("append", True, "b1", "w1", 10, 0),
     ]
-    assert [one.at for one in found.snapshots] == sorted(
-        (one.at for one in found.snapshots), reverse=True
+    assert [snapshot.at for snapshot in found.snapshots] == sorted(
+        (snapshot.at for snapshot in found.snapshots), reverse=True
     )
     assert found.snapshots_kept == len(found.snapshots)
     assert inside(lake.config, written, snapshots=2).snapshots == found.snapshots[:2]
@@ -87,10 +87,10 @@ def test_partitions_tell_their_files_and_rows(lake: Lake, written: TableName) ->
     found = inside(lake.config, written)
 
     assert found.partitioning == (PartitionField(ACTIVE, "identity"),)
-    assert [one.values for one in found.partitions] == [{ACTIVE: False}, {ACTIVE: True}]
-    assert [one.rows for one in found.partitions] == [4, 5]
-    assert [one.delete_files for one in found.partitions] == [0, 1]
-    assert all(one.files >= 1 and one.bytes > 0 for one in found.partitions)
+    assert [partition.values for partition in found.partitions] == [{ACTIVE: False}, {ACTIVE: True}]
+    assert [partition.rows for partition in found.partitions] == [4, 5]
+    assert [partition.delete_files for partition in found.partitions] == [0, 1]
+    assert all(partition.files >= 1 and partition.bytes > 0 for partition in found.partitions)
 
 
 def test_columns_key_and_properties_are_told(lake: Lake, written: TableName) -> None:
@@ -98,9 +98,11 @@ def test_columns_key_and_properties_are_told(lake: Lake, written: TableName) -> 
 
     assert (found.mode, found.key) == (Mode.HISTORY, ("id",))
     assert found.columns[0].name == "id"
-    ours = {one.name: one.value for one in found.properties if one.is_ours}
+    ours = {property_.name: property_.value for property_ in found.properties if property_.is_ours}
     assert ours["chronolake.last-batch"] == "b4"
-    others = {one.name: one.value for one in found.properties if not one.is_ours}
+    others = {
+        property_.name: property_.value for property_ in found.properties if not property_.is_ours
+    }
     assert others["write.delete.mode"] == "merge-on-read"
 
 
@@ -110,7 +112,9 @@ def test_health_knows_the_last_compaction_and_what_is_deleted(
     found = health(look_up(lake.config, written), lake.config)
 
     (compacted,) = (
-        one for one in inside(lake.config, written).snapshots if one.operation == "replace"
+        snapshot
+        for snapshot in inside(lake.config, written).snapshots
+        if snapshot.operation == "replace"
     )
     assert found.maintained_at == compacted.at
     assert found.delete_ratio == pytest.approx(1 / 10)
@@ -175,16 +179,16 @@ def test_no_secret_is_told(config: LakeConfig, make: Make) -> None:
 
     found = inside(config, ORDERS)
 
-    told = {one.name: one.value for one in found.properties}
-    assert set(secrets) <= set(told)
+    reported = {property_.name: property_.value for property_ in found.properties}
+    assert set(secrets) <= set(reported)
     assert "hunter2" not in repr(found)
-    assert told["s3.session-token"] == MASKED
-    assert "example.org" in told["write.data.path"]
-    assert told["endpoint"] == told["kafka.bootstrap.x"] == HIDDEN
-    assert (told["owner"], told["commit.retry.num-retries"]) == ("somebody", "7")
-    assert told["schema.name-mapping.default"] == secrets["schema.name-mapping.default"]
-    assert '"primary_key": true' in told["chronolake.columns"]
-    assert told["write.metadata.metrics.column.api_key"] == "counts"
+    assert reported["s3.session-token"] == MASKED
+    assert "example.org" in reported["write.data.path"]
+    assert reported["endpoint"] == reported["kafka.bootstrap.x"] == HIDDEN
+    assert (reported["owner"], reported["commit.retry.num-retries"]) == ("somebody", "7")
+    assert reported["schema.name-mapping.default"] == secrets["schema.name-mapping.default"]
+    assert '"primary_key": true' in reported["chronolake.columns"]
+    assert reported["write.metadata.metrics.column.api_key"] == "counts"
 
 
 def test_partitions_of_other_engines_are_spelled_as_cells(config: LakeConfig, make: Make) -> None:
@@ -199,7 +203,7 @@ def test_partitions_of_other_engines_are_spelled_as_cells(config: LakeConfig, ma
 
     found = inside(config, ORDERS)
 
-    assert [(one.values, one.rows) for one in found.partitions] == [
+    assert [(partition.values, partition.rows) for partition in found.partitions] == [
         ({"day": "2024-02-29", "of b": "eA==", "t": TMAX}, 1),
         ({"day": None, "of b": "/w==", "t": None}, 2),
     ]

@@ -187,8 +187,8 @@ def test_a_name_is_printed_as_a_command_takes_it(
 
     _, listed, _ = ran(config.path, capsys, "tables")
     assert printed in listed
-    (told,) = json.loads(ran(config.path, capsys, "tables", "--json")[1])
-    assert told["table"] == printed
+    (reported,) = json.loads(ran(config.path, capsys, "tables", "--json")[1])
+    assert reported["table"] == printed
     code, shown, _ = ran(config.path, capsys, "history", printed, "--key", "id=1")
     assert code == 0
     assert printed in shown
@@ -229,9 +229,11 @@ def test_a_table_that_is_not_there_names_the_nearest(
 
     code, _, failed = ran(config.path, capsys, "history", asked, "--key", "id=1", "--json")
 
-    told = json.loads(failed)
+    reported = json.loads(failed)
     if near is None:
-        assert (code, told["error"]) == (2, "ConfigurationError")
-        assert "in backticks" in told["message"]
+        assert (code, reported["error"]) == (2, "ConfigurationError")
+        assert "in backticks" in reported["message"]
         return
-    assert told["hint"] == f"{near}`chronolake tables` lists the tables; names are case-sensitive."
+    assert (
+        reported["hint"] == f"{near}`chronolake tables` lists the tables; names are case-sensitive."
+    )

@@ -13,11 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 from offering import pulled_stream
 
-from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
+from chronolake.change_set import DELETED_AT, MODIFIED, OMITTED, PROVIDES_DATA, PURGED_AT, SEQUENCE
 from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.pipeline.sync import RunResult, sync
-from chronolake.source.protocol import OfferedStream, Piece, Position
+from chronolake.source.protocol import ChangeBatch, Offset, StreamDescriptor
 from chronolake.types import Column, ColumnType, Kind
 from datalakes import project
 from landed import LandedRow
@@ -66,7 +66,7 @@ class ChangeLog:
                         row.fields.get("Name"),
                         row.fields.get("Size"),
                         not row.tells,
-                        ",".join(sorted(row.untold)),
+                        ",".join(sorted(row.omitted)),
                     )
                     for row in rows
                 ],
@@ -77,14 +77,14 @@ class ChangeLog:
         with closing(sqlite3.connect(self.file)) as log:
             return [row[0] for row in log.execute("SELECT number FROM changes ORDER BY number")]
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         return [pulled_stream(self.project, STREAM)]
 
-    def bring(
-        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece]:
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[ChangeBatch]:
         assert positions.keys() == {STREAM}
-        assert not anew, "a log that forgets has nothing to read anew"
+        assert not full_refresh, "a log that forgets has nothing to read anew"
         number = int((positions[STREAM] or {"number": 0})["number"])
         for piece in range(sys.maxsize):
             self.before(piece)
@@ -98,16 +98,16 @@ class ChangeLog:
                 return
             number = found[-1][0]
             versions = lake.spark.createDataFrame(_versions(found)).repartition(2)
-            yield Piece(STREAM, versions, COLUMNS, {"number": number})
+            yield ChangeBatch(STREAM, versions, COLUMNS, {"number": number})
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         with closing(sqlite3.connect(self.file)) as log, log:
             log.execute("DELETE FROM changes WHERE number <= ?", (positions[STREAM]["number"],))
 
 
 def _versions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
-    numbers, keys, times, names, sizes, deletions, untold = zip(*rows, strict=True)
-    is_deletion = [bool(one) for one in deletions]
+    numbers, keys, times, names, sizes, deletions, omitted = zip(*rows, strict=True)
+    is_deletion = [bool(deletion) for deletion in deletions]
     return pa.table(
         {
             "id": pa.array(keys, pa.string()),
@@ -120,9 +120,9 @@ def _versions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
                 pa.int64(),
             ),
             PURGED_AT: pa.nulls(len(rows), pa.int64()),
-            TELLS: [not gone for gone in is_deletion],
-            UNTOLD: pa.array(
-                [one.split(",") if one else None for one in untold], pa.list_(pa.string())
+            PROVIDES_DATA: [not gone for gone in is_deletion],
+            OMITTED: pa.array(
+                [one.split(",") if one else None for one in omitted], pa.list_(pa.string())
             ),
         }
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from chronolake.config import Project
-from chronolake.limits import StreamTraits
-from chronolake.source.protocol import OfferedStream, Sight, raw_folder
+from chronolake.limits import StreamCapabilities
+from chronolake.source.protocol import CaptureMethod, StreamDescriptor, raw_folder
 
 
-def pulled_stream(project: Project, name: str) -> OfferedStream:
+def pulled_stream(project: Project, name: str) -> StreamDescriptor:
     """A stream of the pipeline `shop` that tells every change."""
-    return OfferedStream(
-        StreamTraits(name, tells_changes=True, is_reimported=False),
-        Sight.EVERY_CHANGE,
+    return StreamDescriptor(
+        StreamCapabilities(name, reports_changes=True, is_reimported=False),
+        CaptureMethod.EVERY_CHANGE,
         epsilon_micros=1,
         folder=raw_folder(project, "shop", name),
         is_ours=True,

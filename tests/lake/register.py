@@ -11,10 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 from offering import pulled_stream
 
-from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
+from chronolake.change_set import DELETED_AT, MODIFIED, OMITTED, PROVIDES_DATA, PURGED_AT, SEQUENCE
 from chronolake.config import Project
 from chronolake.lake import Lake
-from chronolake.source.protocol import OfferedStream, Piece, Position, Snapshot
+from chronolake.source.protocol import ChangeBatch, Offset, Snapshot, StreamDescriptor
 from chronolake.types import Column, ColumnType, Kind
 from landed import LandedRow
 
@@ -60,11 +60,11 @@ class Register:
         """A time later than all before, in microseconds."""
         return _T + next(self.ticks) * 1_000_000
 
-    def put(self, key: Key, fields: Mapping[str, Any], *, untold: str | None = None) -> None:
+    def put(self, key: Key, fields: Mapping[str, Any], *, omitted: str | None = None) -> None:
         """Write a record; the log may leave out a column that did not change."""
         self.records[key] = dict(fields)
-        told = {name: value for name, value in fields.items() if name != untold}
-        self._note(key, told, untold=frozenset({untold} if untold else ()))
+        reported = {name: value for name, value in fields.items() if name != omitted}
+        self._note(key, reported, omitted=frozenset({omitted} if omitted else ()))
 
     def delete(self, key: Key) -> None:
         del self.records[key]
@@ -73,19 +73,20 @@ class Register:
     def rename(self, names: Mapping[str, str]) -> None:
         """Give columns other names; what is there is called so from now on."""
         self.columns = tuple(
-            Column(names.get(one.name, one.name), one.type, one.primary_key) for one in self.columns
+            Column(names.get(column.name, column.name), column.type, column.primary_key)
+            for column in self.columns
         )
         for key, fields in self.records.items():
             self.records[key] = {names.get(name, name): fields[name] for name in fields}
-        self.numbers = {names.get(name, name): one for name, one in self.numbers.items()}
+        self.numbers = {names.get(name, name): number for name, number in self.numbers.items()}
 
     def drop(self, name: str) -> None:
         """Take a column away."""
-        self.columns = tuple(one for one in self.columns if one.name != name)
+        self.columns = tuple(column for column in self.columns if column.name != name)
         del self.numbers[name]
 
     def _note(
-        self, key: Key, fields: dict[str, Any] | None, untold: frozenset[str] = frozenset()
+        self, key: Key, fields: dict[str, Any] | None, omitted: frozenset[str] = frozenset()
     ) -> None:
         at, place = self.now(), len(self.log)
         row = LandedRow(
@@ -95,19 +96,19 @@ class Register:
             (1, place),
             deleted=at if fields is None else None,
             tells=fields is not None,
-            untold=untold,
+            omitted=omitted,
             fields=fields or {},
         )
         self.log.append((row, self.columns, self.numbers))
 
     # -------------------------------------------------------------- as a source
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         return [pulled_stream(self.project, STREAM)]
 
-    def bring(
-        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot]:
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | Snapshot]:
         assert positions.keys() == {STREAM}
         done = int((positions[STREAM] or {"done": 0})["done"])
         while done < len(self.log):
@@ -121,8 +122,8 @@ class Register:
             ]
             done += len(rows)
             versions = lake.spark.createDataFrame(_versions(rows, columns))
-            yield Piece(STREAM, versions, columns, {"done": done}, numbers)
-        if anew:
+            yield ChangeBatch(STREAM, versions, columns, {"done": done}, numbers)
+        if full_refresh:
             yield Snapshot(
                 STREAM,
                 lake.spark.createDataFrame(self._table()),
@@ -133,7 +134,7 @@ class Register:
                 self.numbers,
             )
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         assert 0 <= positions[STREAM]["done"] <= len(self.log)
 
     def _table(self) -> pa.Table:
@@ -159,8 +160,8 @@ def _versions(rows: list[LandedRow], columns: tuple[Column, ...]) -> pa.Table:
         SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
         DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
         PURGED_AT: pa.nulls(len(rows), pa.int64()),
-        TELLS: pa.array([row.tells for row in rows], pa.bool_()),
-        UNTOLD: pa.array([list(row.untold) or None for row in rows], pa.list_(pa.string())),
+        PROVIDES_DATA: pa.array([row.tells for row in rows], pa.bool_()),
+        OMITTED: pa.array([list(row.omitted) or None for row in rows], pa.list_(pa.string())),
     }
     for name, values in besides.items():
         table = table.append_column(name, values)

@@ -139,7 +139,7 @@ def test_another_lake_is_refused_and_the_same_in_another_place_is_not(pipeline: 
     assert [row[0] for row in pipeline.versions()] == ["1", "2", "3", "4"]
 
     pipeline.project = project(pipeline.folder, text.format(path="moved", org="Y"))
-    assert pipeline.sync(anew=True).status is Status.SUCCEEDED
+    assert pipeline.sync(full_refresh=True).status is Status.SUCCEEDED
     assert [row[0] for row in pipeline.versions()] == ["1", "4", "5"]
     pipeline.done()
     assert {row["Name"] for row in pipeline.rows()} == {"of Y"}
@@ -173,12 +173,15 @@ def test_a_re_sync_is_a_run(pipeline: Pipeline) -> None:
     pipeline.source.write("Contact", [_row("1")])
     pipeline.done()
     broken.write_bytes(b"no Parquet")
-    result = pipeline.sync(anew=True)
+    result = pipeline.sync(full_refresh=True)
     assert result.status is Status.PARTIAL
-    told = {one.stream: (one.status, one.files, one.rows, one.written) for one in result.streams}
-    assert told["Account"] == (Status.SUCCEEDED, 2, 3, 3)
-    assert told["Broken"][0] is Status.FAILED
-    assert told["Contact"] == (Status.SUCCEEDED, 1, 1, 1)
+    reported = {
+        stream.stream: (stream.status, stream.files, stream.rows, stream.written)
+        for stream in result.streams
+    }
+    assert reported["Account"] == (Status.SUCCEEDED, 2, 3, 3)
+    assert reported["Broken"][0] is Status.FAILED
+    assert reported["Contact"] == (Status.SUCCEEDED, 1, 1, 1)
 
 
 def test_a_column_that_was_dropped_is_noticed_and_comes_back(pipeline: Pipeline) -> None:
@@ -261,9 +264,10 @@ def test_what_a_table_had_before_goes_after_its_grace(pipeline: Pipeline) -> Non
 
     def replaced(*ago: tuple[float, float]) -> None:
         now = time.time_ns() // 1_000
-        told = " ".join(f"{int(now - a * hours)}:{int(now - b * hours)}" for a, b in ago)
+        spans = " ".join(f"{int(now - a * hours)}:{int(now - b * hours)}" for a, b in ago)
         pipeline.lake.spark.sql(
-            f"ALTER TABLE chronolake.crm.Account SET TBLPROPERTIES ('{REPLACED_PROPERTY}'='{told}')"
+            "ALTER TABLE chronolake.crm.Account "
+            f"SET TBLPROPERTIES ('{REPLACED_PROPERTY}'='{spans}')"
         )
 
     # Both replaced just now: whatever the age of the files, somebody may read them.

@@ -50,7 +50,9 @@ def changes(lake: Lake, rows: Sequence[tuple[Op, int, str | None, str]]) -> Data
     frame = lake.spark.createDataFrame(
         texts, f"{OP} int, {SEQ} bigint, {UNMODIFIED} array<bigint>, {fields}"
     )
-    cast = [F.col(quoted(one.name)).cast(one.type.sql).alias(one.name) for one in COLUMNS]
+    cast = [
+        F.col(quoted(column.name)).cast(column.type.sql).alias(column.name) for column in COLUMNS
+    ]
     return frame.select(OP, SEQ, UNMODIFIED, *cast)
 
 

@@ -155,24 +155,24 @@ def test_a_copy_is_not_written_and_its_original_stays_as_it_is(
 def test_maintain_of_a_copy_says_what_to_do(
     original: Lake, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, told = ran(copy, capsys, "maintain")
+    code, _, reported = ran(copy, capsys, "maintain")
     assert code == 1
-    told = " ".join(told.split())
-    assert f"belongs in {original.config.path}, and was opened in {copy}" in told
-    assert "chronolake sync" in told
+    reported = " ".join(reported.split())
+    assert f"belongs in {original.config.path}, and was opened in {copy}" in reported
+    assert "chronolake sync" in reported
 
 
 def test_a_copy_is_read_with_a_note(
     original: Lake, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found, told = ran(copy, capsys, "tables", "--json")
+    code, found, reported = ran(copy, capsys, "tables", "--json")
     assert (code, '"sales.customers"' in found) == (0, True)
-    note = json.loads(told)["note"]
+    note = json.loads(reported)["note"]
     assert f"lie outside {copy}, for example {NAME} in {original.config.path}" in note
-    _, _, told = ran(copy, capsys, "history", str(NAME), "--key", "id=1")
-    assert told.startswith("Note: 1 of 1 tables lie outside")
-    _, _, told = ran(original.config.path, capsys, "tables")
-    assert not told
+    _, _, reported = ran(copy, capsys, "history", str(NAME), "--key", "id=1")
+    assert reported.startswith("Note: 1 of 1 tables lie outside")
+    _, _, reported = ran(original.config.path, capsys, "tables")
+    assert not reported
     with pytest.warns(LakeLocationWarning, match="lies outside the opened lake"):
         assert opened(copy).table(NAME).df.count() > 0
 
@@ -272,12 +272,12 @@ def test_a_catalog_copied_without_its_log_is_reported(
         core.create(first, NAME, COLUMNS)
         write(first, range(5), "logged")
         shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("catalog.db-*"))
-    code, found, told = ran(copied, capsys, "tables")
+    code, found, reported = ran(copied, capsys, "tables")
     assert (code, found) == (1, "")
     # A long path is broken anywhere.
-    told = "".join(told.split())
-    assert f"listsnotables,but{copied / 'tables'}holdsthefilesof1" in told
-    assert "catalog.db-wal" in told
+    reported = "".join(reported.split())
+    assert f"listsnotables,but{copied / 'tables'}holdsthefilesof1" in reported
+    assert "catalog.db-wal" in reported
     again = opened(copied)
     for change in (Lake.tables, WRITES["create"]):
         with pytest.raises(LakeLocationError, match="lists no tables"):

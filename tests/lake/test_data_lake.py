@@ -229,11 +229,11 @@ def test_every_kind_of_typed_field_and_of_time(pipeline: Pipeline) -> None:
     assert pipeline.types() | {"B": "boolean", "D": "date", "Ts": "timestamptz"} == pipeline.types()
     micros = 1_767_323_045_123_456
     found = {row["Id"]: (row[START], row["B"], row["D"], row["T"]) for row in pipeline.rows()}
-    told = (True, date(2026, 1, 2), "03:04:05.12")
+    reported = (True, date(2026, 1, 2), "03:04:05.12")
     assert found == {
-        "0": (micros // 1000 * 1000, *told),
-        "1": (micros, *told),
-        "2": (micros, *told),
+        "0": (micros // 1000 * 1000, *reported),
+        "1": (micros, *reported),
+        "2": (micros, *reported),
     }
     # Once the field is a text, it is the source's own.
     pipeline.source.write("Account", [_row("3", 0, "1", T="noon")])
@@ -598,11 +598,11 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
         pipeline.source.write(name, [_row("later", 1, "1", Name="y")])
     pipeline.done()
     project = str(pipeline.project.file)
-    told = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
-    assert {one["stream"]: [file["mark"] for file in one["quarantined"]] for one in told} == {
+    reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
+    assert {one["stream"]: [file["mark"] for file in one["quarantined"]] for one in reported} == {
         objects[flaw]: [f"{path.parent.name}/{path.name}"] for flaw, path in bad.items()
     }
-    assert all(one["quarantined"][0]["reason"] for one in told)
+    assert all(one["quarantined"][0]["reason"] for one in reported)
     streams = {stream.name: stream for stream in streams_of(pipeline.project, "crm")}
     stream = streams[objects["cut short"]]
     with leased(Store.open(pipeline.project.lake), "crm") as lease:
@@ -612,8 +612,8 @@ def test_a_bad_file_stops_its_stream_or_is_left_out(
         rebuild(pipeline.lake, stream, lease)
         assert differences(pipeline.lake, stream, lease).count == 0
     assert len(pipeline.rows(stream.name)) == 2_002
-    told = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
-    assert [one["quarantined"] for one in told if one["stream"] == stream.name] == [[]]
+    reported = json.loads(ran_words(capsys, "status", "--project", project, "--json")[1])
+    assert [one["quarantined"] for one in reported if one["stream"] == stream.name] == [[]]
     code, out, _ = ran_words(
         capsys, "verify", f"crm.{objects['brotli']}", "--project", project, "--json"
     )
@@ -748,7 +748,7 @@ def test_a_mode_that_changes_while_its_pipeline_runs(pipeline: Pipeline) -> None
 
     result = pipeline.sync(watch=watch, reread=lambda: pipeline.project, step_bytes=1)
 
-    assert result.status is Status.SUCCEEDED, [one.error for one in result.streams]
+    assert result.status is Status.SUCCEEDED, [stream.error for stream in result.streams]
     assert modes == [
         ("Account", 1, "history"),
         ("Account", 2, "history"),
@@ -781,7 +781,7 @@ def test_types_that_go_on_changing_make_the_table_anew_once(pipeline: Pipeline) 
 
     result = pipeline.sync(watch=watch, step_bytes=1)
 
-    assert result.status is Status.SUCCEEDED, [one.error for one in result.streams]
+    assert result.status is Status.SUCCEEDED, [stream.error for stream in result.streams]
     # The third file's text makes the column a text; that the fifth does so too costs nothing more.
     assert steps == [(1, 1, 4), (2, 2, 3), (5, 5, 0)]
     assert pipeline.versions("N", "D") == [
@@ -879,7 +879,7 @@ def test_positions_are_shown_and_moved(pipeline: Pipeline) -> None:
     (stream,) = streams_of(pipeline.project, "crm")
     (position,) = positions(pipeline.project.lake, [stream])
     assert position.watermark == stream.folder.files()[-1].mark
-    assert position.sight == "observed-changes"
+    assert position.capture_method == "observed-changes"
     before = pipeline.versions("Name")
 
     with leased(Store.open(pipeline.project.lake), "crm") as lease:
@@ -985,8 +985,15 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
         return None if text is None else of_type(text)
 
     return sorted(
-        (one.key, one.start, one.end, one.active, one.fields["Name"], value(one.fields["N"]))
-        for one in landed.versions(rows, 1_000)
+        (
+            version.key,
+            version.start,
+            version.end,
+            version.active,
+            version.fields["Name"],
+            value(version.fields["N"]),
+        )
+        for version in landed.versions(rows, 1_000)
     )
 
 

@@ -116,7 +116,7 @@ def test_the_page_tells_what_the_tables_hold(
                 assert ask(lake, text) == lines(following), (engine, text)
         elif what == "differences":
             found = compared(lake.table(NAME), *more).records()
-            told = [
+            reported = [
                 [
                     str(each.key["id"]),
                     each.change,
@@ -125,12 +125,14 @@ def test_the_page_tells_what_the_tables_hold(
                 ]
                 for each in found
             ]
-            assert told == lines(text)
+            assert reported == lines(text)
         elif what == "python":
             asked: DataFrame = eval(text, {"lake": lake})  # noqa: S307 - our own page
-            told = [[str(cell) for cell in row] for row in asked.select("id", "counter").collect()]
+            reported = [
+                [str(cell) for cell in row] for row in asked.select("id", "counter").collect()
+            ]
             # The same question in SQL follows, and then the answer.
-            assert sorted(told) == lines(blocks[place + 2][1])
+            assert sorted(reported) == lines(blocks[place + 2][1])
         elif what == "console":
             for line in text.splitlines():
                 words = shlex.split(line.removeprefix("$ chronolake "))

@@ -92,8 +92,8 @@ def test_arrow_spells_values_as_sql_does(lake: Lake, kind: Kind) -> None:
     ours = texts_of(values, kind).to_pylist()
     if kind in {Kind.FLOAT, Kind.DOUBLE}:
         # Before 19, Java writes a digit too many of some numbers.
-        assert [_shape(one, kind) for one in ours] == [_shape(one, kind) for one in theirs]
-        same = sum(one == other for one, other in zip(ours, theirs, strict=True))
+        assert [_shape(our, kind) for our in ours] == [_shape(their, kind) for their in theirs]
+        same = sum(our == other for our, other in zip(ours, theirs, strict=True))
         assert same > len(ours) * 0.8
     else:
         assert ours == theirs

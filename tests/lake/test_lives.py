@@ -20,7 +20,7 @@ from sqlalchemy import NullPool, create_engine
 
 from chronolake import core
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
-from chronolake.core import Gone, migration
+from chronolake.core import MissingRecords, migration
 from chronolake.errors import SchemaError
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
@@ -171,7 +171,7 @@ class Lived:
         if self.model.mode != "history":
             return
         rows = [self._row(key, value) for key, value in zip(keys, values, strict=False)]
-        gone = list(Gone)[number % 3]
+        gone = list(MissingRecords)[number % 3]
         for row in rows:
             del row[SYNCED]
             if number > 2:

@@ -47,14 +47,16 @@ class Through:
         self.way = way
         self.direct = make_url(address)
         self.source = DataLake(folder / "source")
-        told = project(folder, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n")
-        catalog = told.lake.catalog.model_copy(
+        reported = project(
+            folder, "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
+        )
+        catalog = reported.lake.catalog.model_copy(
             update={"uri": self.direct.set(port=way.port).render_as_string(hide_password=False)}
         )
         self.project = Project(
-            file=told.file,
-            lake=told.lake.model_copy(update={"catalog": catalog}),
-            pipelines=told.pipelines,
+            file=reported.file,
+            lake=reported.lake.model_copy(update={"catalog": catalog}),
+            pipelines=reported.pipelines,
         )
         self.lake = Lake.open(folder / "lake", config=self.project.lake)
 
@@ -101,8 +103,8 @@ def through(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Through]:
 def _expected(*parts: list[LandedRow]) -> list[tuple[Any, ...]]:
     rows = [row for part in parts for row in part]
     return sorted(
-        (one.key, one.start, one.end, one.active, one.fields["Name"])
-        for one in landed.versions(rows, 1_000)
+        (version.key, version.start, version.end, version.active, version.fields["Name"])
+        for version in landed.versions(rows, 1_000)
     )
 
 
@@ -144,9 +146,9 @@ def test_a_lost_answer_loses_nothing_else(through: Through, statement: bytes) ->
     if statement != b"COMMIT":
         # A commit that the catalog does not answer is looked up, and is no failure.
         assert None in outcomes
-    for told in filter(None, outcomes):
-        assert "Traceback" not in told
-        assert "lake@" not in told
+    for reported in filter(None, outcomes):
+        assert "Traceback" not in reported
+        assert "lake@" not in reported
 
 
 @pytest.mark.long

@@ -24,8 +24,8 @@ DAY = 86_400_000_000
 
 
 def _row(key: int, at: int, name: str, **fields: Any) -> dict[str, Any]:
-    told = {"Id": f"{key:02}", "source__modified": at, "grax__idseq": "1"}
-    return {**told, "Name": name, **fields}
+    reported = {"Id": f"{key:02}", "source__modified": at, "grax__idseq": "1"}
+    return {**reported, "Name": name, **fields}
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def test_a_run_does_not_fail_by_it(tmp_path: Path) -> None:
     pipeline.source.write("Account", [_row(90, 0, "b")])
     with structlog.testing.capture_logs() as logged:
         pipeline.done()
-    (told,) = [line for line in logged if line["event"] == "not_maintained"]
-    assert told["table"] == "crm.Account"
-    assert Path(first).name in told["reason"]
+    (reported,) = [line for line in logged if line["event"] == "not_maintained"]
+    assert reported["table"] == "crm.Account"
+    assert Path(first).name in reported["reason"]
 
 
 @pytest.mark.usefixtures("_threshold")

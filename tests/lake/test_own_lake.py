@@ -29,13 +29,13 @@ from chronolake.lake import Lake
 from chronolake.landing import ObjectFolder, landing, mark, type_of
 from chronolake.landing.file_sequence import publish, staging
 from chronolake.landing.writer import land
-from chronolake.limits import StreamTraits
+from chronolake.limits import StreamCapabilities
 from chronolake.pipeline.apply import apply
 from chronolake.pipeline.lease import Lease, leased
 from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import LEASES, Store
 from chronolake.pipeline.streams import Stream
-from chronolake.source.protocol import OfferedStream, Sight
+from chronolake.source.protocol import CaptureMethod, StreamDescriptor
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from datalakes import iceberg_in
 
@@ -52,8 +52,8 @@ _FIXED: Final = (
 
 _OPTIONAL: Final = {
     change_set.OPERATED: pa.string(),
-    change_set.TELLS: pa.bool_(),
-    change_set.UNTOLD: pa.list_(pa.string()),
+    change_set.PROVIDES_DATA: pa.bool_(),
+    change_set.OMITTED: pa.list_(pa.string()),
 }
 
 
@@ -73,9 +73,9 @@ class Own:
         self.folder = ObjectFolder(root, "shop", "orders")
         self.stream = Stream(
             pipeline="shop",
-            offered=OfferedStream(
-                StreamTraits("orders", tells_changes=True, is_reimported=False),
-                Sight.EVERY_CHANGE,
+            offered=StreamDescriptor(
+                StreamCapabilities("orders", reports_changes=True, is_reimported=False),
+                CaptureMethod.EVERY_CHANGE,
                 epsilon_micros=1,
                 folder=self.folder,
             ),
@@ -483,7 +483,7 @@ def test_what_was_purged_before_erasing_was_wanted(own: Own) -> None:
     columns = _purgeable(own)
     purge = {
         change_set.PURGED_AT: _T + 5 * _SECOND,
-        change_set.TELLS: True,
+        change_set.PROVIDES_DATA: True,
         "name": "must not land",
     }
     (path,) = own.land(columns, [version(2, "3", left="a", right=1, **purge)])
@@ -560,18 +560,22 @@ def test_what_a_log_leaves_out_is_as_it_was(own: Own) -> None:
         column("price", ColumnType(Kind.DECIMAL, 9, 2)),
         column("text, large", Kind.STRING),
     )
-    told = {change_set.TELLS: True}
+    reported = {change_set.PROVIDES_DATA: True}
     price = Decimal("9.50")
-    untold = {change_set.UNTOLD: ["text, large"], change_set.OPERATED: "update"}
-    deleted = {change_set.TELLS: False, change_set.DELETED_AT: _T + 3 * _SECOND, "price": price}
+    omitted = {change_set.OMITTED: ["text, large"], change_set.OPERATED: "update"}
+    deleted = {
+        change_set.PROVIDES_DATA: False,
+        change_set.DELETED_AT: _T + 3 * _SECOND,
+        "price": price,
+    }
     first = [
-        version(1, id=1, price=price, **{"text, large": "long", **told}),
-        version(1, id=2, price=price, **{"text, large": "same", **told}),
+        version(1, id=1, price=price, **{"text, large": "long", **reported}),
+        version(1, id=2, price=price, **{"text, large": "same", **reported}),
     ]
     second = [
-        version(2, "2", id=1, price=None, **told, **untold),
+        version(2, "2", id=1, price=None, **reported, **omitted),
         version(3, "3", id=1, **deleted),
-        version(4, "4", id=2, price=None, **told, **untold),
+        version(4, "4", id=2, price=None, **reported, **omitted),
     ]
     own.land(columns, first)
     own.apply()
@@ -731,7 +735,9 @@ def test_names_increase_across_processes(tmp_path: Path) -> None:
     assert len(set(contents)) == len(contents) == 4 * 40 * 3
     for process in range(4):
         # What one process lands together stands together, in its order.
-        mine = [(number, one) for number, one in enumerate(contents) if one[0] == process]
+        mine = [
+            (number, content) for number, content in enumerate(contents) if content[0] == process
+        ]
         assert [one[1:] for _, one in mine] == sorted(one[1:] for _, one in mine)
         for begin in range(0, len(mine), 3):
             places = [place for place, _ in mine[begin : begin + 3]]

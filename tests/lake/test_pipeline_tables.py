@@ -22,10 +22,10 @@ from chronolake.change_set import (
     LANDED_FILE,
     LANDED_ROW,
     MODIFIED,
+    OMITTED,
+    PROVIDES_DATA,
     PURGED_AT,
     SEQUENCE,
-    TELLS,
-    UNTOLD,
 )
 from chronolake.core.apply_versions import PullResult, write_versions
 from chronolake.core.pipeline_table import create_pulled
@@ -60,9 +60,9 @@ def _frame(lake: Lake, rows: Sequence[LandedRow]) -> DataFrame:
         SEQUENCE: pa.array([row.sequence for row in rows], pa.string()),
         DELETED_AT: pa.array([row.deleted for row in rows], pa.int64()),
         PURGED_AT: pa.array([row.purged for row in rows], pa.int64()),
-        TELLS: pa.array([row.tells and row.purged is None for row in rows], pa.bool_()),
-        UNTOLD: pa.array(
-            [sorted(row.untold) if row.untold else None for row in rows], pa.list_(pa.string())
+        PROVIDES_DATA: pa.array([row.tells and row.purged is None for row in rows], pa.bool_()),
+        OMITTED: pa.array(
+            [sorted(row.omitted) if row.omitted else None for row in rows], pa.list_(pa.string())
         ),
         LANDED_FILE: pa.array([f"data-{row.place[0]:x}.parquet" for row in rows], pa.string()),
         LANDED_ROW: pa.array([row.place[1] for row in rows], pa.int64()),
@@ -127,7 +127,7 @@ def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) 
         key = f"k{chance.randrange(keys)}"
         # Several changes of a record at one instant, too.
         times[key] += chance.choice([0, 1, 1, 3]) * step
-        deleted, purged, tells, untold = None, None, True, frozenset[str]()
+        deleted, purged, tells, omitted = None, None, True, frozenset[str]()
         fields = {"Name": f"n{number}", "Size": chance.choice([None, number])}
         if key in alive and chance.random() < 0.2:
             tells, fields = False, {}
@@ -139,7 +139,7 @@ def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) 
             alive.discard(key)
         else:
             if key in alive:
-                untold = frozenset(name for name in fields if chance.random() < 0.4)
+                omitted = frozenset(name for name in fields if chance.random() < 0.4)
             alive.add(key)
         rows.append(
             LandedRow(
@@ -150,8 +150,8 @@ def _random_log(seed: int, *, keys: int, changes: int, step: int, purges: bool) 
                 deleted=deleted,
                 purged=purged,
                 tells=tells,
-                untold=untold,
-                fields={name: value for name, value in fields.items() if name not in untold},
+                omitted=omitted,
+                fields={name: value for name, value in fields.items() if name not in omitted},
             )
         )
     return rows
@@ -202,14 +202,14 @@ def _check(
         )
         wanted = sorted(
             (
-                one.key,
-                one.start,
-                one.end,
-                one.active,
-                one.fields.get("Name"),
-                one.fields.get("Size"),
+                version.key,
+                version.start,
+                version.end,
+                version.active,
+                version.fields.get("Name"),
+                version.fields.get("Size"),
             )
-            for one in landed.versions(rows, eps, erases=erases)
+            for version in landed.versions(rows, eps, erases=erases)
         )
         assert core.verify(lake, name).holds
     else:

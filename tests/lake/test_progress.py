@@ -47,14 +47,14 @@ def test_a_terminal_sees_bars_and_how_far_spark_is(tmp_path: Path) -> None:
         shown += more
     os.close(main)
     assert running.stdout is not None
-    told = running.stdout.read().decode()
+    reported = running.stdout.read().decode()
     running.stdout.close()
     assert running.wait() == 0, shown.decode()
     screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert "crm.Account " in screen
     assert re.search(r"\d+ of \d+ tasks", screen)
-    assert "4 files" in told, "what became of it is no part of what comes and goes"
-    assert "tasks" not in told
+    assert "4 files" in reported, "what became of it is no part of what comes and goes"
+    assert "tasks" not in reported
 
 
 def test_how_long_spark_still_needs_is_told(lake: Lake) -> None:
@@ -66,9 +66,11 @@ def test_how_long_spark_still_needs_is_told(lake: Lake) -> None:
     bars.add_task("orders")
     (task,) = bars.tasks
     working.start()
-    told: set[str] = set()
+    reported: set[str] = set()
     while working.is_alive():
-        told.add(column.render(task).plain)
+        reported.add(column.render(task).plain)
         time.sleep(0.1)
     working.join()
-    assert any(re.search(r"^\d+ of 12 tasks, about 0:00:0\d left$", text) for text in told), told
+    assert any(re.search(r"^\d+ of 12 tasks, about 0:00:0\d left$", text) for text in reported), (
+        reported
+    )

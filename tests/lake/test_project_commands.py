@@ -48,26 +48,26 @@ def _ran(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple
 def test_a_pipeline_from_its_check_to_its_rebuild(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, told, _ = _ran(folder, capsys, "check", "--json")
+    code, reported, _ = _ran(folder, capsys, "check", "--json")
     assert code == 0
-    assert [(one["what"], one["ok"]) for one in json.loads(told)] == [
+    assert [(load["what"], load["ok"]) for load in json.loads(reported)] == [
         ("lake", True),
         ("pipelines.crm", True),
     ]
-    _, told, _ = _ran(folder, capsys, "discover", "crm", "--json")
-    assert [(one["stream"], one["files"], one["sees"]) for one in json.loads(told)] == [
+    _, reported, _ = _ran(folder, capsys, "discover", "crm", "--json")
+    assert [(load["stream"], load["files"], load["sees"]) for load in json.loads(reported)] == [
         ("Account", 1, "observed-changes"),
         ("Contact", 1, "observed-changes"),
     ]
-    _, told, _ = _ran(folder, capsys, "status", "--json")
-    before = json.loads(told)
+    _, reported, _ = _ran(folder, capsys, "status", "--json")
+    before = json.loads(reported)
     assert [(one["mode"], one["files_waiting"]) for one in before] == [(None, 1)] * 2
     assert [one["behind_seconds"] for one in before] == [None] * 2
 
-    code, told, _ = _ran(folder, capsys, "sync", "--json")
+    code, reported, _ = _ran(folder, capsys, "sync", "--json")
 
     assert code == 0
-    events = [json.loads(line) for line in told.splitlines()]
+    events = [json.loads(line) for line in reported.splitlines()]
     assert [event["event"] for event in events] == [
         "run-began",
         *["stream-began", "applying", "published", "stream-ended"] * 2,
@@ -76,53 +76,54 @@ def test_a_pipeline_from_its_check_to_its_rebuild(
     assert events[-1]["status"] == "succeeded"
     assert (events[2]["files_left"], events[2]["rows"]) == (1, 0)
     assert (events[3]["table"], events[3]["rows"], events[3]["files_left"]) == ("crm.Account", 2, 0)
-    _, told, _ = _ran(folder, capsys, "status", "--json")
-    after = json.loads(told)
+    _, reported, _ = _ran(folder, capsys, "status", "--json")
+    after = json.loads(reported)
     assert [(one["mode"], one["files_waiting"]) for one in after] == [("history", 0)] * 2
     assert all(0 <= one["behind_seconds"] < 600 for one in after)
-    _, told, _ = _ran(folder, capsys, "runs", "--json")
-    (run,) = json.loads(told)
+    _, reported, _ = _ran(folder, capsys, "runs", "--json")
+    (run,) = json.loads(reported)
     assert run["status"] == "succeeded"
     assert [stream["written"] for stream in run["streams"]] == [2, 1]
-    _, told, _ = _ran(folder, capsys, "state", "show", "crm")
-    assert json.loads(told)["Account"] == {"applied": ANY, "landed": None}
-    code, told, _ = ran_words(
+    _, reported, _ = _ran(folder, capsys, "state", "show", "crm")
+    assert json.loads(reported)["Account"] == {"applied": ANY, "landed": None}
+    code, reported, _ = ran_words(
         capsys,
         *("verify", "crm.Account", "--against-lake", "--json"),
         *("--lake", str(folder / "lake"), "--config", str(folder / "chronolake.yml")),
     )
     assert code == 0
     assert (
-        json.loads(told)[0]["promises"][-1]["promise"] == "the table holds what its raw lake holds"
+        json.loads(reported)[0]["promises"][-1]["promise"]
+        == "the table holds what its raw lake holds"
     )
-    code, told, _ = _ran(folder, capsys, "rebuild", "crm.Account", "--json")
-    assert (code, json.loads(told)) == (0, {"table": "crm.Account", "rows": 2})
-    code, told, _ = _ran(folder, capsys, "resync", "crm", "--stream", "Contact", "--json")
+    code, reported, _ = _ran(folder, capsys, "rebuild", "crm.Account", "--json")
+    assert (code, json.loads(reported)) == (0, {"table": "crm.Account", "rows": 2})
+    code, reported, _ = _ran(folder, capsys, "resync", "crm", "--stream", "Contact", "--json")
     assert code == 0
-    (published,) = [one for one in map(json.loads, told.splitlines()) if one.get("files")][:1]
+    (published,) = [one for one in map(json.loads, reported.splitlines()) if one.get("files")][:1]
     assert (published["table"], published["files"], published["rows"]) == ("crm.Contact", 1, 1)
-    _, told, _ = _ran(folder, capsys, "runs", "--json")
-    assert len(json.loads(told)) == 2, "a re-sync is a run"
+    _, reported, _ = _ran(folder, capsys, "runs", "--json")
+    assert len(json.loads(reported)) == 2, "a re-sync is a run"
     code, _, _ = _ran(folder, capsys, "state", "reset", "crm", "--stream", "Account")
     assert code == 0
-    _, told, _ = _ran(folder, capsys, "runs", "--json")
-    assert len(told.splitlines()) == 2 + 2, "a run is one line"
+    _, reported, _ = _ran(folder, capsys, "runs", "--json")
+    assert len(reported.splitlines()) == 2 + 2, "a run is one line"
     for columns in ("60", "80", "120"):
         monkeypatch.setenv("COLUMNS", columns)
-        _, told, _ = _ran(folder, capsys, "status")
-        assert "crm.Account " in told, "a name is never broken"
+        _, reported, _ = _ran(folder, capsys, "status")
+        assert "crm.Account " in reported, "a name is never broken"
         for command in ("status", "runs"):
-            _, told, _ = _ran(folder, capsys, command)
-            assert ".parquet" not in told
+            _, reported, _ = _ran(folder, capsys, command)
+            assert ".parquet" not in reported
             if columns != "60":
-                assert max(map(len, told.splitlines())) <= int(columns)
+                assert max(map(len, reported.splitlines())) <= int(columns)
 
 
 def test_runs_of_no_pipeline_are_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, told = _ran(folder, capsys, "runs", "cmr")
+    code, _, reported = _ran(folder, capsys, "runs", "cmr")
     assert code == 1
-    assert "cmr" in told
-    assert "crm" in told, "it says what there is"
+    assert "cmr" in reported
+    assert "crm" in reported, "it says what there is"
 
 
 @pytest.mark.long
@@ -138,13 +139,13 @@ def test_a_pipeline_may_come_while_sync_goes_on(folder: Path) -> None:
     try:
         assert running.stdout is not None
         events = map(json.loads, running.stdout)
-        assert next(one["pipeline"] for one in events if one["event"] == "run-ended") == "crm"
+        assert next(event["pipeline"] for event in events if event["event"] == "run-ended") == "crm"
         file = folder / "chronolake.yml"
         more = (
             "  other:\n    source: {type: data_lake_v2, path: source, org: X, objects: [Contact]}\n"
         )
         file.write_text(file.read_text() + more)
-        came = next(one for one in events if one["event"] == "published")
+        came = next(event for event in events if event["event"] == "published")
         assert (came["pipeline"], came["table"]) == ("other", "other.Contact")
         running.send_signal(signal.SIGINT)
         running.communicate(timeout=60)
@@ -163,13 +164,13 @@ def test_check_names_what_two_pipelines_fill_and_what_is_not_there(
         + "  other:\n    schema: crm\n"
         + "    source: {type: data_lake_v2, path: source, org: X, objects: [Account, Kontakt]}\n"
     )
-    code, told, _ = _ran(folder, capsys, "check", "--json")
-    found = {one["what"]: one for one in json.loads(told)}
+    code, reported, _ = _ran(folder, capsys, "check", "--json")
+    found = {load["what"]: load for load in json.loads(reported)}
     assert code == 1
     assert found["pipelines.other"]["message"] == "The pipelines crm and other both fill the table."
     file.write_text(file.read_text().replace("schema: crm", "schema: elsewhere"))
-    code, told, _ = _ran(folder, capsys, "check", "--json")
-    found = {one["what"]: one for one in json.loads(told)}
+    code, reported, _ = _ran(folder, capsys, "check", "--json")
+    found = {load["what"]: load for load in json.loads(reported)}
     assert code == 0
     assert "the lake has nothing of Kontakt yet" in found["pipelines.other"]["message"]
 
@@ -179,7 +180,7 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
 ) -> None:
     assert _ran(folder, capsys, "sync")[0] == 0
 
-    code, _, told = ran_words(
+    code, _, reported = ran_words(
         capsys,
         *("mode", "crm.Account", "live", "--lake", str(folder / "lake")),
         *("--config", str(folder / "chronolake.yml")),
@@ -187,20 +188,20 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
 
     assert code == 1
     line = "pipelines: {crm: {streams: {Account: {mode: live}}}}"
-    assert line in " ".join(told.split())
+    assert line in " ".join(reported.split())
 
 
 def test_a_switch_by_the_configuration_warns_of_foreign_columns_only(folder: Path) -> None:
     """The columns that belong to a mode come and go with it, without a warning."""
     dropped = []
     for mode in ("live", "history", "soft-delete", "history"):
-        told = (
+        reported = (
             f"  crm:\n    mode: {mode}\n    source: {{type: data_lake_v2, path: source, org: X}}\n"
         )
-        project(folder, told)
+        project(folder, reported)
         with capture_logs() as logs:
             assert chronolake.sync("crm", project=folder, streams=["Account"]).status == "succeeded"
-        dropped.append([one["columns"] for one in logs if one["event"] == _DROPPED])
+        dropped.append([log["columns"] for log in logs if log["event"] == _DROPPED])
         if mode == "soft-delete":
             with chronolake.Lake.open(folder / "lake") as lake:
                 lake.sql("ALTER TABLE crm.Account ADD COLUMN note STRING")
@@ -215,14 +216,14 @@ def test_what_fails_within_spark_is_an_error_like_others(
     for file in (folder / "lake").rglob("data/**/*.parquet"):
         file.unlink()
 
-    code, _, told = ran_words(
+    code, _, reported = ran_words(
         capsys,
         *("verify", "crm.Account", "--lake", str(folder / "lake"), "--json"),
         *("--config", str(folder / "chronolake.yml")),
     )
 
     assert code == 1
-    failure = json.loads(told.splitlines()[-1])
+    failure = json.loads(reported.splitlines()[-1])
     assert failure["error"] == "LakeError"
     assert failure["message"].startswith("Spark could not do it: ")
     assert "--debug" in failure["hint"]
@@ -234,11 +235,11 @@ def test_a_run_that_is_partly_done_says_so(
     (broken,) = (folder / "source").rglob("object=Contact/batch=*/*.parquet")
     broken.write_bytes(b"nothing")
 
-    code, told, _ = _ran(folder, capsys, "sync")
+    code, reported, _ = _ran(folder, capsys, "sync")
 
     assert code == 3
-    assert "failed" in told
-    assert "partial" in told
+    assert "failed" in reported
+    assert "partial" in reported
     (whole,) = (folder / "source").rglob("object=Account/batch=*/*.parquet")
     whole.write_bytes(b"nothing")
     _ran(folder, capsys, "state", "reset", "crm", "--stream", "Account")
@@ -251,14 +252,14 @@ def test_a_source_that_is_away_does_not_hide_the_others(
     source = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
     project(folder, source + source.replace("crm", "away").replace("path: source", "path: gone"))
 
-    code, told, problem = _ran(folder, capsys, "status", "--json")
+    code, reported, problem = _ran(folder, capsys, "status", "--json")
 
     assert code == 1
-    assert [row["table"] for row in json.loads(told)] == ["crm.Account", "crm.Contact"]
+    assert [row["table"] for row in json.loads(reported)] == ["crm.Account", "crm.Contact"]
     assert "gone holds no parquet/v2/org=X" in json.loads(problem)["message"]
-    code, told, _ = _ran(folder, capsys, "check", "--json")
+    code, reported, _ = _ran(folder, capsys, "check", "--json")
     assert code == 1
-    assert [one["ok"] for one in json.loads(told)] == [True, True, False]
+    assert [load["ok"] for load in json.loads(reported)] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -274,10 +275,10 @@ def test_a_source_that_is_away_does_not_hide_the_others(
 def test_what_is_asked_wrongly_is_explained(
     folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    code, _, told = _ran(folder, capsys, *words)
+    code, _, reported = _ran(folder, capsys, *words)
 
     assert code in {1, 2}
-    assert message in " ".join(told.replace("│", " ").split())
+    assert message in " ".join(reported.replace("│", " ").split())
 
 
 def test_a_new_project_is_right_and_known_to_editors(
@@ -291,9 +292,9 @@ def test_a_new_project_is_right_and_known_to_editors(
 
     assert schema == json.loads(json.dumps(FileConfig.model_json_schema()))
     # What stands in the comments is right as well.
-    told = "\n".join(line.replace("  # ", "  ", 1) for line in text.splitlines())
+    reported = "\n".join(line.replace("  # ", "  ", 1) for line in text.splitlines())
     monkeypatch.setenv("LAKE_PASSWORD", "secret")
-    pipelines = FileConfig.model_validate(yaml.safe_load(told)).pipelines
+    pipelines = FileConfig.model_validate(yaml.safe_load(reported)).pipelines
     assert pipelines["crm"].streams["Account"].table == "accounts"
     assert _ran(tmp_path / "shop", capsys, "check")[0] == 0
     assert ran_words(capsys, "init", "shop")[0] == 1

@@ -46,14 +46,14 @@ def _changes(seed: int, number: int, *, begin: int = 0) -> Iterator[LandedRow]:
     for place in range(begin, begin + number):
         key, at = f"k{chance.randrange(12)}", _T + place * 1_000_000
         fields: dict[str, Any] = {"Name": f"n{place}", "Size": chance.choice([None, place])}
-        untold = frozenset[str]()
+        omitted = frozenset[str]()
         is_deletion = key in alive and chance.random() < 0.25
         if is_deletion:
             alive.discard(key)
             fields = {}
         else:
             if key in alive and chance.random() < 0.5:
-                untold = frozenset({"Name"})
+                omitted = frozenset({"Name"})
                 del fields["Name"]
             alive.add(key)
         yield LandedRow(
@@ -63,7 +63,7 @@ def _changes(seed: int, number: int, *, begin: int = 0) -> Iterator[LandedRow]:
             (1, place),
             deleted=at if is_deletion else None,
             tells=not is_deletion,
-            untold=untold,
+            omitted=omitted,
             fields=fields,
         )
 
@@ -97,8 +97,15 @@ class Shop:
 
 def _model(rows: list[LandedRow]) -> list[tuple[Any, ...]]:
     found = (
-        (one.key, one.start, one.end, one.active, one.fields["Name"], one.fields["Size"])
-        for one in landed.versions(rows, 1)
+        (
+            version.key,
+            version.start,
+            version.end,
+            version.active,
+            version.fields["Name"],
+            version.fields["Size"],
+        )
+        for version in landed.versions(rows, 1)
     )
     return sorted(found, key=repr)
 

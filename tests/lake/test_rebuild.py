@@ -42,11 +42,13 @@ class Shop:
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
         self.raw = raw_folder(self.project, "shop", STREAM)
 
-    def sync(self, *, anew: bool = False) -> RunResult:
-        return sync(self.lake, self.project, "shop", source=self.register, anew=anew)
+    def sync(self, *, full_refresh: bool = False) -> RunResult:
+        return sync(
+            self.lake, self.project, "shop", source=self.register, full_refresh=full_refresh
+        )
 
-    def synced(self, *, anew: bool = False) -> None:
-        result = self.sync(anew=anew)
+    def synced(self, *, full_refresh: bool = False) -> None:
+        result = self.sync(full_refresh=full_refresh)
         assert result.status is Status.SUCCEEDED, result.streams
 
     def configured(self, mode: str) -> None:
@@ -110,8 +112,14 @@ class Shop:
 
 def _model(rows: list[LandedRow], names: list[str]) -> list[tuple[Any, ...]]:
     found = (
-        (*one.key, *(one.fields.get(name) for name in names[2:]), one.start, one.end, one.active)
-        for one in landed.versions(rows, 1)
+        (
+            *version.key,
+            *(version.fields.get(name) for name in names[2:]),
+            version.start,
+            version.end,
+            version.active,
+        )
+        for version in landed.versions(rows, 1)
     )
     return sorted(found, key=repr)
 
@@ -131,7 +139,7 @@ def _changed(register: Register, chance: random.Random, number: int) -> None:
         elif key in register.records and chance.random() < 0.5:
             fields = _fields(chance, names)
             fields[names[0]] = register.records[key][names[0]]
-            register.put(key, fields, untold=names[0])
+            register.put(key, fields, omitted=names[0])
         else:
             register.put(key, _fields(chance, names))
 
@@ -150,7 +158,7 @@ def test_reading_anew_lands_what_differs(tmp_path: Path) -> None:
     register.records["b", 7] = {"title": "new", "pages": 2**40}
     there.synced()
     assert there.versions() == before, "the log said nothing"
-    there.synced(anew=True)
+    there.synced(full_refresh=True)
 
     at = register.now() - 1_000_000
     rows = [row for row, *_ in register.log]
@@ -164,7 +172,7 @@ def test_reading_anew_lands_what_differs(tmp_path: Path) -> None:
     assert there.controls()[-1] == {"format": 1, "kind": "resynced", "at": at}
 
     files = len(there.raw.files())
-    there.synced(anew=True)
+    there.synced(full_refresh=True)
     assert len(there.raw.files()) == files, "nothing differs"
     there.rebuilt()
     assert there.versions() == _model(rows, there.names())
@@ -190,7 +198,7 @@ def test_types_that_have_changed_are_compared_by_value(tmp_path: Path) -> None:
         ("a", 1): {"title": "1", "pages": "one"},
         ("a", 2**33): {"title": "2", "pages": "2"},
     }
-    there.synced(anew=True)
+    there.synced(full_refresh=True)
 
     assert there.present() == there.expected()
     assert len(there.raw.files()) > files
@@ -221,8 +229,8 @@ def test_whatever_fails_reading_anew_finds_what_there_is(
                 register.records[key] = _fields(chance, ["title", "pages"])
         with monkeypatch.context() as patched:
             patched.setenv("CHRONOLAKE_FAILPOINT", f"{chance.choice(points)}=raise")
-            there.sync(anew=True)
-    there.synced(anew=True)
+            there.sync(full_refresh=True)
+    there.synced(full_refresh=True)
 
     assert there.present() == there.expected()
     assert there.agrees()
@@ -251,16 +259,16 @@ def test_renamed_columns_keep_their_values(tmp_path: Path) -> None:
     assert there.names() == ["shelf", "number", "title", "name"]
     rows = []
     for row, columns, _ in register.log:
-        now = dict(zip([one.name for one in columns], there.names(), strict=True))
+        now = dict(zip([column.name for column in columns], there.names(), strict=True))
         fields = {now[name]: value for name, value in row.fields.items()}
-        untold = frozenset(now[name] for name in row.untold)
-        rows.append(LandedRow(**{**vars(row), "fields": fields, "untold": untold}))
+        omitted = frozenset(now[name] for name in row.omitted)
+        rows.append(LandedRow(**{**vars(row), "fields": fields, "untold": omitted}))
     assert there.versions() == _model(rows, there.names())
     assert there.present() == there.expected()
     assert there.agrees()
     there.rebuilt()
     assert there.versions() == _model(rows, there.names())
-    named = [one["fields"] for one in there.controls() if one["kind"] == "named"]
+    named = [control["fields"] for control in there.controls() if control["kind"] == "named"]
     assert named[-1] == {"name": 4, "number": 2, "shelf": 1, "title": 3}
     assert len(named) == 4
 
@@ -329,7 +337,7 @@ def test_the_lake_says_how_its_table_is_kept(tmp_path: Path) -> None:
     there.configured("history")
     there.synced()
 
-    kept = [one["mode"] for one in there.controls() if one["kind"] == "kept"]
+    kept = [control["mode"] for control in there.controls() if control["kind"] == "kept"]
     assert kept == ["history", "live", "history"]
 
 

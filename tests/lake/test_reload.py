@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from chronolake import core
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
-from chronolake.core import Gone
+from chronolake.core import MissingRecords
 from chronolake.errors import BatchError, UnknownColumnError
 from chronolake.lake import Lake
 from chronolake.types import Column, ColumnType, Kind, TableName
@@ -92,7 +92,12 @@ def timeless(lake: Lake, rows: Sequence[tuple[str, int | None]]) -> DataFrame:
 
 
 def run(
-    lake: Lake, name: TableName, rows: DataFrame, gone: Gone = Gone.STAY, *, at: str = RESYNC
+    lake: Lake,
+    name: TableName,
+    rows: DataFrame,
+    gone: MissingRecords = MissingRecords.STAY,
+    *,
+    at: str = RESYNC,
 ) -> None:
     for _ in range(2):
         # Sent again, it must end in the same table.
@@ -204,13 +209,13 @@ def test_a_column_that_the_source_lost_stays_in_versions_that_stay(
 @pytest.mark.parametrize(
     ("gone", "ended"),
     [
-        (Gone.STAY, TMAX),
-        (Gone.CLOSE, RESYNC),
-        (Gone.DEACTIVATE, "2020-01-03T05:59:59.999Z"),
+        (MissingRecords.STAY, TMAX),
+        (MissingRecords.CLOSE, RESYNC),
+        (MissingRecords.DEACTIVATE, "2020-01-03T05:59:59.999Z"),
     ],
 )
 def test_records_that_are_gone_end_as_the_caller_knows(
-    lake: Lake, name: TableName, gone: Gone, ended: str
+    lake: Lake, name: TableName, gone: MissingRecords, ended: str
 ) -> None:
     lost = version("b", 20, "2020-01-01T00:00:00Z", TMAX, "2020-01-01T00:00:00Z")
     fill(lake, name, CLOSED, ACTIVE, lost)
@@ -230,7 +235,9 @@ def test_a_re_sync_in_steps_closes_what_no_step_brought(lake: Lake, name: TableN
     at = micros(RESYNC)
     core.resync(lake, name, timeless(lake, [("a", 1)]), at_micros=at, batch="r-1")
     assert [row[3] for row in held(lake, name)] == [TMAX] * 3
-    core.resync(lake, name, timeless(lake, [("b", 2)]), at_micros=at, batch="r-2", gone=Gone.CLOSE)
+    core.resync(
+        lake, name, timeless(lake, [("b", 2)]), at_micros=at, batch="r-2", gone=MissingRecords.CLOSE
+    )
     ends = [(row[0], row[1], row[3]) for row in held(lake, name)]
     assert ends == [
         ("a", 1, TMAX),
@@ -244,12 +251,12 @@ def test_a_source_without_rows_closes_everything_or_nothing(lake: Lake, name: Ta
     fill(lake, name, CLOSED, ACTIVE)
     run(lake, name, timeless(lake, []))
     assert held(lake, name) == [CLOSED, ACTIVE]
-    run(lake, name, timeless(lake, []), Gone.CLOSE)
+    run(lake, name, timeless(lake, []), MissingRecords.CLOSE)
     assert [row[3:5] for row in held(lake, name)] == [(CLOSED[3], False), (RESYNC, False)]
 
 
 def test_an_empty_table_takes_a_re_sync(lake: Lake, name: TableName) -> None:
-    run(lake, name, timeless(lake, [("a", 1)]), Gone.CLOSE)
+    run(lake, name, timeless(lake, [("a", 1)]), MissingRecords.CLOSE)
     assert held(lake, name) == [version("a", 1, RESYNC, TMAX, RESYNC)]
 
 

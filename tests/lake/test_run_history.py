@@ -94,10 +94,10 @@ def test_another_process_sees_how_far_a_sync_is(tmp_path: Path) -> None:
     assert len(seen) == 4
     assert {one["status"] for one in seen} == {"running"}
     accounts = [one["streams"]["Account"] for one in seen]
-    assert [one["files_left"] for one in accounts] == [3, 2, 1, 0]
-    assert [one["rows"] for one in accounts] == [100, 200, 300, 400]
-    assert [one["stage"] for one in accounts] == ["applying"] * 4
-    parts = [one["fraction"] for one in accounts]
+    assert [account["files_left"] for account in accounts] == [3, 2, 1, 0]
+    assert [account["rows"] for account in accounts] == [100, 200, 300, 400]
+    assert [account["stage"] for account in accounts] == ["applying"] * 4
+    parts = [account["fraction"] for account in accounts]
     assert 0 < parts[0] < parts[1] < parts[2] < parts[3] == 1
     assert {one["streams"]["Contact"]["stage"] for one in seen} == {"waiting"}
     assert [one["fraction"] for one in seen] == [part / 2 for part in parts]
@@ -131,7 +131,7 @@ def test_what_became_of_a_run_is_kept(pipeline: Pipeline) -> None:
     assert 0 < found.seconds < 300
     assert (found.sum("written"), found.sum("landed_rows")) == (50, None)
     table = _tables(pipeline)["crm.Account"]
-    assert (table.pipeline, table.stream, table.filled.sight) == (
+    assert (table.pipeline, table.stream, table.filled.capture_method) == (
         "crm",
         "Account",
         "observed-changes",
@@ -158,7 +158,9 @@ def test_a_stream_that_fails_says_what_to_do(
     failed = pipeline.sync()
 
     assert failed.status is Status.PARTIAL
-    (contact,) = [one for one in run_history.runs(config).runs[0].streams if one.told.error]
+    (contact,) = [
+        stream for stream in run_history.runs(config).runs[0].streams if stream.told.error
+    ]
     assert str(broken) in (contact.told.error or "")
     assert contact.told.hint
     assert contact.told.hint not in (contact.told.error or "")
@@ -166,10 +168,10 @@ def test_a_stream_that_fails_says_what_to_do(
     assert (table.fresh_as_of, table.waiting) == (fresh, Waiting(1, broken.stat().st_size))
     assert table.last is not None
     assert table.last.hint == contact.told.hint
-    code, told, _ = ran_words(
+    code, reported, _ = ran_words(
         capsys, "runs", "--json", "--limit", "1", "--project", str(pipeline.folder)
     )
-    (run,) = json.loads(told)
+    (run,) = json.loads(reported)
     streams = {one["stream"]: one for one in run["streams"]}
     assert (code, streams["Contact"]["hint"]) == (0, contact.told.hint)
     assert streams["Account"]["before"] == streams["Account"]["after"]
@@ -181,7 +183,7 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
 ) -> None:
     root = pipeline.source.root / "parquet"
     root.rename(root.with_name("away"))
-    code, _, told = ran_words(capsys, "sync", "--project", str(pipeline.folder))
+    code, _, reported = ran_words(capsys, "sync", "--project", str(pipeline.folder))
     root.with_name("away").rename(root)
 
     assert code == 1
@@ -189,8 +191,8 @@ def test_a_run_that_could_not_begin_is_kept_with_its_reason(
     assert (found.run.status, found.streams) == (Status.FAILED, ())
     assert "holds no parquet/v2/org=X" in (found.run.error or "")
     assert found.run.hint == "Check `path` and `org` of the source in chronolake.yml."
-    _, told, _ = ran_words(capsys, "runs", "--project", str(pipeline.folder))
-    assert "holds no parquet/v2/org=X" in " ".join(told.split())
+    _, reported, _ = ran_words(capsys, "runs", "--project", str(pipeline.folder))
+    assert "holds no parquet/v2/org=X" in " ".join(reported.split())
 
 
 def test_a_run_that_is_interrupted_says_so(pipeline: Pipeline) -> None:
@@ -299,7 +301,7 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     (dead,) = run_history.runs(found.lake).runs
     assert (dead.run.status, dead.seconds) == (Status.DEAD, None)
     assert dead.run.hint == "The next run continues where its tables are."
-    assert [one.told.status for one in dead.streams] == [Status.DEAD]
+    assert [stream.told.status for stream in dead.streams] == [Status.DEAD]
     assert run_history.last_runs(found.lake)["crm", "Account"].last.status is Status.DEAD
     there.done()
     newest, older = run_history.runs(found.lake).runs

@@ -140,9 +140,9 @@ def test_diff_prints_what_differs(
     lake: Lake, versions: TableName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("diff", f"`in time`.{versions.table}", "--from", "2024-01-02", "--to", "2024-01-04")
-    code, told, _ = ran(lake.config.path, capsys, *words, "--json")
+    code, reported, _ = ran(lake.config.path, capsys, *words, "--json")
     assert code == 0
-    assert [json.loads(line) for line in told.splitlines()] == [
+    assert [json.loads(line) for line in reported.splitlines()] == [
         {
             "key": {"id": 1, "key.2": "x"},
             "change": "changed",
@@ -156,13 +156,13 @@ def test_diff_prints_what_differs(
             "new": {"name": "d", "old": None},
         },
     ]
-    code, told, _ = ran(lake.config.path, capsys, *words)
+    code, reported, _ = ran(lake.config.path, capsys, *words)
     assert code == 0
-    assert "a → b" in told
-    assert "id=3, key.2=x" in told
-    code, told, _ = ran(lake.config.path, capsys, *words, "--limit", "1")
-    assert "first 1 records" in told
-    assert "id=3" not in told
+    assert "a → b" in reported
+    assert "id=3, key.2=x" in reported
+    code, reported, _ = ran(lake.config.path, capsys, *words, "--limit", "1")
+    assert "first 1 records" in reported
+    assert "id=3" not in reported
 
 
 @pytest.mark.parametrize("soft", [True, False])
@@ -224,15 +224,15 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
         "rows_after": 4,
         "loses": "all versions but the newest of each record, and when each of them was true",
     }
-    code, told, _ = ran(lake.config.path, capsys, *words, "--dry-run", "--json")
-    assert (code, json.loads(told)) == (0, plan)
-    code, _, told = ran(lake.config.path, capsys, *words)
+    code, reported, _ = ran(lake.config.path, capsys, *words, "--dry-run", "--json")
+    assert (code, json.loads(reported)) == (0, plan)
+    code, _, reported = ran(lake.config.path, capsys, *words)
     assert code == 2
-    assert "2 of 6 rows" in told
+    assert "2 of 6 rows" in reported
     assert lake.table(versions).describe().mode is Mode.HISTORY
     keep = ("--yes", "--keep-history-as", f"`in time`.{versions.table}_kept")
-    code, told, _ = ran(lake.config.path, capsys, *words, *keep, "--json")
-    assert (code, json.loads(told)) == (0, plan | {"done": True})
+    code, reported, _ = ran(lake.config.path, capsys, *words, *keep, "--json")
+    assert (code, json.loads(reported)) == (0, plan | {"done": True})
     assert lake.table(f"`in time`.{versions.table}_kept").df.count() == 6
     found = lake.table(versions).df.orderBy("id").collect()
     assert [(row.id, row.name, row._fivetran_deleted) for row in found] == [
@@ -243,9 +243,9 @@ def test_mode_says_what_it_would_do_and_asks_before_something_is_lost(
     ]
     # The copy is not written over, and a table that keeps no history has none to keep.
     assert ran(lake.config.path, capsys, "mode", words[1], "history", *keep)[0] == 2
-    code, told, _ = ran(lake.config.path, capsys, *words)
+    code, reported, _ = ran(lake.config.path, capsys, *words)
     assert code == 0
-    assert "nothing to do" in told
+    assert "nothing to do" in reported
 
 
 def test_a_marker_that_is_none_loses_no_marks(
@@ -256,17 +256,19 @@ def test_a_marker_that_is_none_loses_no_marks(
 
     for mode in ("history", "live"):
         for more in ((), ("--dry-run",), ("--yes", "--json")):
-            code, _, told = ran(lake.config.path, capsys, *words, mode, "--marker", "deletd", *more)
+            code, _, reported = ran(
+                lake.config.path, capsys, *words, mode, "--marker", "deletd", *more
+            )
             assert code == 1
-            assert "no such column to mark deleted rows" in told
+            assert "no such column to mark deleted rows" in reported
     # Another column that could be one: what the table's own marks tell would be lost.
     migration.add_column_with_default(
         lake, name, Column("gone", ColumnType(Kind.BOOLEAN)), lambda _: pa.scalar(False)
     )
     marked = (*words, "history", "--marker", "gone")
-    code, told, _ = ran(lake.config.path, capsys, *marked, "--dry-run", "--json")
+    code, reported, _ = ran(lake.config.path, capsys, *marked, "--dry-run", "--json")
     assert code == 0
-    assert "what _fivetran_deleted tells" in json.loads(told)["loses"]
+    assert "what _fivetran_deleted tells" in json.loads(reported)["loses"]
     assert ran(lake.config.path, capsys, *marked)[0] == 2
     assert [row.id for row in lake.table(name).df.where("_fivetran_deleted").collect()] == [2]
 
@@ -356,8 +358,8 @@ def test_a_view_shows_todays_state(
 ) -> None:
     words = ("view", f"`in time`.{versions.table}", "--json")
     for _ in range(2):
-        code, told, _ = ran(lake.config.path, capsys, *words)
-        assert (code, json.loads(told)["view"]) == (0, f"{versions}_current")
+        code, reported, _ = ran(lake.config.path, capsys, *words)
+        assert (code, json.loads(reported)["view"]) == (0, f"{versions}_current")
     view = f"`in time`.{versions.table}_current"
     found = lake.spark.sql(f"SELECT * FROM {view} ORDER BY id")
     assert found.columns == [column.name for column in COLUMNS]

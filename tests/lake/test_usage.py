@@ -130,12 +130,12 @@ def test_a_month_that_is_over_keeps_its_number_only(lake: Lake, name: TableName)
         return {key: json.loads(value) for key, value in changed.items()}
 
     publish(0, 3_000, october)
-    (told,) = publish(2_000, 4_000, october).values()
-    assert (told["rows"], told["exact"]) == (4_000, True)
-    told = publish(0, 100_000, november)
-    assert told["chronolake.usage.2025-10"] == {"rows": 4_000, "exact": True}
-    assert not told["chronolake.usage.2025-11"]["exact"]
-    assert told["chronolake.usage.2025-11"]["rows"] == pytest.approx(100_000, rel=0.05)
+    (reported,) = publish(2_000, 4_000, october).values()
+    assert (reported["rows"], reported["exact"]) == (4_000, True)
+    reported = publish(0, 100_000, november)
+    assert reported["chronolake.usage.2025-10"] == {"rows": 4_000, "exact": True}
+    assert not reported["chronolake.usage.2025-11"]["exact"]
+    assert reported["chronolake.usage.2025-11"]["rows"] == pytest.approx(100_000, rel=0.05)
     assert [(each.rows, each.is_exact) for each in inspect.usage(lake.config, "2025-10")] == [
         (4_000, True)
     ]
@@ -150,11 +150,11 @@ def test_the_command_tells_every_table_and_all_together(
     send(lake, name, (Op.REPLACE, 1, "a", "x", 0))
 
     def told_by(*words: str) -> tuple[int, str]:
-        code, told, _ = ran(lake.config.path, capsys, "usage", *words)
-        return code, told
+        code, reported, _ = ran(lake.config.path, capsys, "usage", *words)
+        return code, reported
 
-    code, told = told_by("--json")
-    found = json.loads(told)
+    code, reported = told_by("--json")
+    found = json.loads(reported)
     assert code == 0
     assert {
         "table": str(name),

@@ -17,10 +17,10 @@ from chronolake.change_set import (
     LANDED_FILE,
     LANDED_ROW,
     MODIFIED,
+    OMITTED,
+    PROVIDES_DATA,
     PURGED_AT,
     SEQUENCE,
-    TELLS,
-    UNTOLD,
 )
 from chronolake.core.apply_versions import write_versions
 from chronolake.core.pipeline_table import create_pulled
@@ -95,8 +95,8 @@ def _versions(lake: Lake, width: int, number: int) -> DataFrame:
         SEQUENCE: [f"{number:x}"] * 2,
         DELETED_AT: pa.array([None, None], pa.int64()),
         PURGED_AT: pa.array([None, None], pa.int64()),
-        TELLS: [True, True],
-        UNTOLD: pa.array([None, None], pa.list_(pa.string())),
+        PROVIDES_DATA: [True, True],
+        OMITTED: pa.array([None, None], pa.list_(pa.string())),
         LANDED_FILE: [f"data-{number:x}.parquet"] * 2,
         LANDED_ROW: [0, 1],
     }

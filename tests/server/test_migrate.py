@@ -143,9 +143,9 @@ def test_a_default_is_read_by_its_columns_type(
 def test_a_default_that_is_no_value_of_its_type_is_a_task(caller: Caller) -> None:
     fill(caller, LIVE, [live(1)])
     parts = {"column": "c", "column_type": "INT", "default_value": "secret"}
-    told = refused(caller, "t", "add_column_with_default_value", **parts)
-    assert "'c'" in told
-    assert "secret" not in told
+    reported = refused(caller, "t", "add_column_with_default_value", **parts)
+    assert "'c'" in reported
+    assert "secret" not in reported
 
 
 def test_a_columns_value_is_set_in_every_row(caller: Caller) -> None:
@@ -205,8 +205,8 @@ def test_a_column_is_copied_with_type_and_values_but_not_into_the_key(caller: Ca
         assert caller.migrate("t", "copy_column", **parts).success
         assert columns_of(caller) == [*columns, "copy:DECIMAL(20,4)"]
         assert caller.rows("t", "name", "copy") == [("n1", Decimal(1)), ("n2", Decimal(2))]
-    told = refused(caller, "t", "copy_column", from_column="name", to_column="copy")
-    assert "DECIMAL(20,4)" in told
+    reported = refused(caller, "t", "copy_column", from_column="name", to_column="copy")
+    assert "DECIMAL(20,4)" in reported
     refused(caller, "t", "copy_column", from_column="missing", to_column="x")
 
 

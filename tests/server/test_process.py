@@ -336,7 +336,7 @@ def test_a_server_ends_with_its_java_and_says_so(
 def java_of(process: int) -> list[int]:
     """The JVMs among the children of a process."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(one) for one in children if Path(f"/proc/{one}/comm").read_text() == "java\n"]
+    return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "java\n"]
 
 
 def test_a_server_that_cannot_start_says_why_and_ends_with_1(

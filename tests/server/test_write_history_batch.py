@@ -153,8 +153,8 @@ def test_a_version_without_its_times_is_named(
     stored = table.snapshot("t")
     file = table.file(kind, rows)
     request = table.request("t", COLUMNS, history=True, **{kind: [file]})
-    told = table.stub.WriteHistoryBatch(request).task.message
-    assert f"file '{file.path}', row 2, column '{column}'" in told
+    reported = table.stub.WriteHistoryBatch(request).task.message
+    assert f"file '{file.path}', row 2, column '{column}'" in reported
     assert table.snapshot("t") == stored
 
 
@@ -261,8 +261,8 @@ def test_rows_of_a_live_batch_are_versions_here_too(table: Caller, kind: str) ->
     stored = table.snapshot("t")
     rows = [version(7, "a", "b", "2024-01-01"), version(7, "a", "b", "2024-02-01")]
     rows[1]["_fivetran_end"] = None
-    told = table.write("t", COLUMNS, **{kind: rows}).task.message
-    assert "row 2, column '_fivetran_end'" in told
+    reported = table.write("t", COLUMNS, **{kind: rows}).task.message
+    assert "row 2, column '_fivetran_end'" in reported
     assert table.snapshot("t") == stored
 
 

@@ -148,7 +148,7 @@ class ApiShop:
         by.
         """
         (self.folder / "shop.yaml").write_text(json.dumps(_manifest()))
-        names = ", ".join(one.partition(":")[0] for one in streams)
+        names = ", ".join(stream.partition(":")[0] for stream in streams)
         self.project = project(
             self.folder,
             f"""  shop:
@@ -160,7 +160,7 @@ class ApiShop:
     {more}
     streams:
 """
-            + "".join(f"      {one}\n" for one in streams),
+            + "".join(f"      {stream}\n" for stream in streams),
         )
 
     def put(self, number: int, at: str = "02-01", **values: Any) -> None:
@@ -173,10 +173,10 @@ class ApiShop:
             return Reply({"error": "closed"}, status=403)
         since, until = asked.params.get("since", ""), asked.params.get("until", "9")
         found = [
-            one
-            for one in records
+            record
+            for record in records
             # What has no time comes with what is the oldest.
-            if since <= one.get("updated_at", _START if since else "") <= until
+            if since <= record.get("updated_at", _START if since else "") <= until
         ]
         return Reply({"data": found})
 
@@ -185,13 +185,13 @@ class ApiShop:
         self.notes[team] = list(notes)
         self.api.on(f"/teams/{team}/notes", lambda asked: self.dated(asked, self.notes[team]))
 
-    def sync(self, *, anew: bool = False) -> dict[str, StreamRun]:
-        result = sync(self.lake, self.project, "shop", anew=anew)
-        return {one.stream: one for one in result.streams}
+    def sync(self, *, full_refresh: bool = False) -> dict[str, StreamRun]:
+        result = sync(self.lake, self.project, "shop", full_refresh=full_refresh)
+        return {stream.stream: stream for stream in result.streams}
 
-    def synced(self, *, anew: bool = False) -> None:
-        runs = self.sync(anew=anew).values()
-        assert {one.status for one in runs} == {Status.SUCCEEDED}, [one.error for one in runs]
+    def synced(self, *, full_refresh: bool = False) -> None:
+        runs = self.sync(full_refresh=full_refresh).values()
+        assert {run.status for run in runs} == {Status.SUCCEEDED}, [run.error for run in runs]
 
     def rows(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
         rows = iceberg(self.project, "shop", name).scan().to_arrow().to_pylist()
@@ -208,5 +208,5 @@ class ApiShop:
 
     def compared(self, stream: str = "orders") -> dict[str, int]:
         """What the last comparison found."""
-        told = Store.open(self.project.lake).checkpoints("shop")[stream]["compared"]
-        return {name: told[name] for name in ("missed", "deleted", "returned")}
+        reported = Store.open(self.project.lake).checkpoints("shop")[stream]["compared"]
+        return {name: reported[name] for name in ("missed", "deleted", "returned")}

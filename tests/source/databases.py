@@ -17,7 +17,7 @@ from chronolake.pipeline.rebuild import differences
 from chronolake.pipeline.store import Status, Store
 from chronolake.pipeline.streams import source_of, streams_of
 from chronolake.pipeline.sync import RunResult, sync
-from chronolake.source.protocol import Sight
+from chronolake.source.protocol import CaptureMethod
 from chronolake.types import ACTIVE, END, START
 from datalakes import iceberg, project
 
@@ -56,7 +56,7 @@ class Shop:
             rename: what has other names in the lake.
             more: further settings of the source, after a comma.
         """
-        told = _PIPELINE.format(
+        reported = _PIPELINE.format(
             mode=mode,
             dsn=self.dsn,
             method=method,
@@ -64,7 +64,7 @@ class Shop:
             rename=rename,
             more=more,
         )
-        self.project: Project = project(self.folder, told)
+        self.project: Project = project(self.folder, reported)
 
     def run(self, *statements: str) -> None:
         """Run statements, each in a transaction of its own."""
@@ -84,17 +84,17 @@ class Shop:
             "SELECT pg_create_logical_replication_slot('chronolake_shop', 'pgoutput')",
         )
 
-    def sync(self, *, anew: bool = False) -> RunResult:
-        return sync(self.lake, self.project, "shop", anew=anew)
+    def sync(self, *, full_refresh: bool = False) -> RunResult:
+        return sync(self.lake, self.project, "shop", full_refresh=full_refresh)
 
-    def synced(self, *, anew: bool = False) -> None:
-        result = self.sync(anew=anew)
+    def synced(self, *, full_refresh: bool = False) -> None:
+        result = self.sync(full_refresh=full_refresh)
         assert result.status is Status.SUCCEEDED, result.streams
 
-    def sees(self) -> dict[str, Sight]:
+    def sees(self) -> dict[str, CaptureMethod]:
         """What each stream can see."""
         source = source_of(self.project, "shop")
-        return {one.traits.name: one.sight for one in source.offered()}
+        return {one.capabilities.name: one.capture_method for one in source.discover()}
 
     def table(self, name: str) -> pa.Table:
         found = iceberg(self.project, "shop", name).scan().to_arrow()

@@ -110,7 +110,7 @@ class Server:
 
     def delete(self, *key: Any) -> None:
         """Delete a row, under change tracking."""
-        self.rows = [one for one in self.rows if self._key(one) != key]
+        self.rows = [row for row in self.rows if self._key(row) != key]
         self._note(key)
 
     def _key(self, row: Row) -> tuple[Any, ...]:
@@ -131,8 +131,8 @@ class Server:
     def query(self, spark: SparkSession, statement: str) -> DataFrame:
         self.queries.append(statement)
         for pattern, answer in self._answers:
-            if told := pattern.fullmatch(statement):
-                rows, ddl = answer(**told.groupdict())
+            if reported := pattern.fullmatch(statement):
+                rows, ddl = answer(**reported.groupdict())
                 return self._frame(spark, rows, ddl)
         raise AssertionError(f"not as it is documented: {statement}")
 
@@ -244,15 +244,19 @@ class Server:
         rows = []
         for key, version in self.tracked.items():
             if version > int(after):
-                told = {f"__chronolake_key_{n}": value for n, value in enumerate(key)}
-                rows.append({**told, **by_key.get(key, gone)})
+                reported = {f"__chronolake_key_{n}": value for n, value in enumerate(key)}
+                rows.append({**reported, **by_key.get(key, gone)})
         types = {f"__chronolake_key_{n}": self.ddl[name] for n, name in enumerate(self.key)}
         return rows, {**types, **self.ddl}
 
     def _instances(self) -> tuple[list[Row], Any]:
         rows = [
-            {"name": one.name, "oldest": lsn(one.oldest), "made_micros": one.made_micros}
-            for one in self.instances
+            {
+                "name": instance.name,
+                "oldest": lsn(instance.oldest),
+                "made_micros": instance.made_micros,
+            }
+            for instance in self.instances
         ]
         return rows, {"name": "STRING", "oldest": "STRING", "made_micros": "BIGINT"}
 
@@ -289,19 +293,19 @@ class Server:
         assert lsn(found.oldest) <= lsn(int(after, 16) + 1) <= upto
         rows = [
             {
-                "__chronolake_start": lsn(one.commit),
-                "__chronolake_seqval": lsn(one.seqval),
-                "__chronolake_operation": one.operation,
-                "__chronolake_command": one.command,
-                "__$operation": one.operation,
+                "__chronolake_start": lsn(change.commit),
+                "__chronolake_seqval": lsn(change.seqval),
+                "__chronolake_operation": change.operation,
+                "__chronolake_command": change.command,
+                "__$operation": change.operation,
                 **{
-                    name: None if name in found.computed else one.row.get(name)
+                    name: None if name in found.computed else change.row.get(name)
                     for name in found.columns
                 },
             }
-            for one in found.changes
-            if after < lsn(one.commit) <= upto
-            and (one.operation != 3 or one.changed & set(self.key))
+            for change in found.changes
+            if after < lsn(change.commit) <= upto
+            and (change.operation != 3 or change.changed & set(self.key))
         ]
         ddl = {
             "__chronolake_start": "STRING",

@@ -62,15 +62,15 @@ def test_columns_are_read_from_the_table_only_where_the_log_lacks_values(
     shop.synced()
     with structlog.testing.capture_logs() as logged:
         for statements, is_read in (_ALTERED[number] for number in cases):
-            shop.run(*(one.format(table) for table in tables for one in statements))
+            shop.run(*(statement.format(table) for table in tables for statement in statements))
             shop.synced()
             assert _read_again(logged) == ({"public.orders", "public.parts"} if is_read else set())
             for table in tables:
-                told = shop.rows(
+                reported = shop.rows(
                     "SELECT column_name::text FROM information_schema.columns "
                     f"WHERE table_name = '{table}' AND is_generated = 'NEVER' ORDER BY 1"
                 )
-                names = [name for (name,) in told if name != "at"]
+                names = [name for (name,) in reported if name != "at"]
                 rows = shop.rows(f"SELECT {', '.join(names)} FROM {table}")
                 assert shop.present(table, names) == sorted(rows, key=repr), statements
         shop.synced()

@@ -207,7 +207,7 @@ def test_what_is_known_of_types_is_stored_as_it_is(shop: Shop) -> None:
     with connected(shop.dsn) as connection:
         ((oid,),) = shop.rows("SELECT 'by_id'::regclass::oid::bigint")
         now = dependencies_of(connection, [oid])[oid]
-    names = {one.name for one in now.types}
+    names = {type_.name for type_ in now.types}
     of_system = {"regclass", "regtype", "regproc", "regrole", "money", "aclitem"}
     assert names == {"public.mood", "public.pair", "public.other", *of_system}
     known = now.known

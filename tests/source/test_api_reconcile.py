@@ -117,9 +117,9 @@ def test_a_comparison_that_is_not_complete_deletes_nothing(
     shop.synced()
     gone = [row[0] for row in shop.rows("orders", "id", ACTIVE) if not row[1]]
     assert gone == [2, 4]
-    _, told, _ = ran_words(capsys, "status", "--project", str(shop.folder))
-    assert "compared with all of its source" in told
-    assert "2 deleted" in told
+    _, reported, _ = ran_words(capsys, "status", "--project", str(shop.folder))
+    assert "compared with all of its source" in reported
+    assert "2 deleted" in reported
     assert not list(shop.folder.rglob("*.arrow"))
 
     # A week has not gone by.
@@ -130,7 +130,7 @@ def test_a_comparison_that_is_not_complete_deletes_nothing(
     assert {one.params["since"] for one in shop.api.asked} == {"2026-08-01T12:00:00Z"}
     assert (3, True) in shop.rows("orders", "id", ACTIVE)
     # Who reads all of it anew need not wait.
-    shop.synced(anew=True)
+    shop.synced(full_refresh=True)
     assert (3, False) in shop.rows("orders", "id", ACTIVE)
 
 
@@ -161,15 +161,15 @@ def test_a_record_that_changes_while_everything_is_read_is_not_deleted(shop: Api
 @pytest.mark.long
 def test_a_record_that_pages_have_skipped_is_not_deleted(shop: ApiShop) -> None:
     manifest = shop.folder / "shop.yaml"
-    told = json.loads(manifest.read_text())
-    for stream in told["streams"]:
+    reported = json.loads(manifest.read_text())
+    for stream in reported["streams"]:
         if stream["name"] == "orders":
             stream["retriever"]["paginator"] = {
                 "type": "DefaultPaginator",
                 "pagination_strategy": {"type": "OffsetIncrement", "page_size": 2},
                 "page_token_option": parameter("offset"),
             }
-    manifest.write_text(json.dumps(told))
+    manifest.write_text(json.dumps(reported))
     shop.project = load_project(shop.project.file)
     for number in range(1, 6):
         shop.put(number)

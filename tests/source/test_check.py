@@ -36,9 +36,9 @@ def _run(address: str, *statements: str) -> None:
 def _checked(
     folder: Path, capsys: pytest.CaptureFixture[str], *words: str
 ) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-    code, told, _ = ran_words(capsys, "check", "--json", "--project", str(folder), *words)
+    code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder), *words)
     found: dict[str, list[dict[str, Any]]] = {}
-    for one in json.loads(told):
+    for one in json.loads(reported):
         found.setdefault(one["what"].removeprefix("pipelines.shop: "), []).append(one)
     return code, found
 
@@ -85,15 +85,15 @@ def test_what_is_ours_is_made_on_request(
     assert "made" not in found, "all of it is there"
 
     where = ("--json", "--project", str(tmp_path))
-    _, told, _ = ran_words(capsys, "discover", "shop", *where)
-    streams = [(one["stream"], one["table"], one["key"]) for one in json.loads(told)]
+    _, reported, _ = ran_words(capsys, "discover", "shop", *where)
+    streams = [(one["stream"], one["table"], one["key"]) for one in json.loads(reported)]
     assert streams == [
         ("public.log", "shop.log", ["line"]),
         ("public.orders", "shop.orders", ["id"]),
     ]
     _run(address, "INSERT INTO orders SELECT generate_series(1, 1000)")
-    _, told, _ = ran_words(capsys, "status", *where)
-    for one in json.loads(told):
+    _, reported, _ = ran_words(capsys, "status", *where)
+    for one in json.loads(reported):
         assert one["sees"] == "every-change"
         assert one["lag"]["behind_bytes"] > 50_000
         assert one["lag"]["kept_bytes"] >= one["lag"]["behind_bytes"]
@@ -149,10 +149,10 @@ def test_what_is_broken_comes_with_its_mend(
 
 def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _project(tmp_path, "postgresql://me:very-secret@127.0.0.1:1/lake")
-    code, told, error = ran_words(capsys, "check", "--project", str(tmp_path))
+    code, reported, error = ran_words(capsys, "check", "--project", str(tmp_path))
     assert code == 1
-    assert "cannot be reached" in told
-    assert "very-secret" not in told + error
+    assert "cannot be reached" in reported
+    assert "very-secret" not in reported + error
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_a_server_that_refuses_is_not_called_unreachable(
 
     code, found = _checked(tmp_path, capsys)
 
-    told = [one["message"] for every in found.values() for one in every]
+    reported = [one["message"] for every in found.values() for one in every]
     assert code == 1
-    assert any(one.startswith("The server refuses the connection: ") for one in told), told
-    assert any(reason in one for one in told), told
-    assert not any("cannot be reached" in one or "not-the-one" in one for one in told)
+    assert any(one.startswith("The server refuses the connection: ") for one in reported), reported
+    assert any(reason in one for one in reported), reported
+    assert not any("cannot be reached" in one or "not-the-one" in one for one in reported)
 
 
 def test_a_server_that_is_away_is_called_unreachable(
@@ -189,9 +189,9 @@ def test_a_server_that_is_away_is_called_unreachable(
 
     code, found = _checked(tmp_path, capsys)
 
-    told = [one["message"] for every in found.values() for one in every]
+    reported = [one["message"] for every in found.values() for one in every]
     assert code == 1
-    assert any(one.startswith("The server cannot be reached: ") for one in told), told
+    assert any(one.startswith("The server cannot be reached: ") for one in reported), reported
 
 
 def test_a_catalog_that_refuses_says_so(address: str, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from commands import ran_words
 
 def _failed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     """What `check` says is wrong, and what mends it."""
-    _, told, _ = ran_words(capsys, "check", "--json", "--project", str(folder))
-    found: list[dict[str, Any]] = json.loads(told)
+    _, reported, _ = ran_words(capsys, "check", "--json", "--project", str(folder))
+    found: list[dict[str, Any]] = json.loads(reported)
     return {one["what"]: (one["message"], one["hint"]) for one in found if not one["ok"]}
 
 
@@ -47,7 +47,7 @@ def test_columns_get_names_that_tables_can_have(
     assert "_fivetran_start of the source cannot be kept" in message
     assert "streams.public.orders.rename: {_fivetran_start: source_fivetran_start}" in hint
     assert "ADD PRIMARY KEY (_fivetran_id)" in failed["pipelines.shop: public.nokey"][1]
-    streams = {one.stream: one for one in shop.sync().streams}
+    streams = {stream.stream: stream for stream in shop.sync().streams}
     assert message in (streams["public.orders"].error or "")
     assert streams["public.items"].status is Status.SUCCEEDED
     assert not list((shop.folder / "lake").rglob("object=public.orders/**/*.parquet"))

@@ -68,8 +68,8 @@ def test_a_cursor_in_the_key_tells_changes_apart(
         (1, "paid", True),
         (2, "new", True),
     ]
-    _, told, _ = ran_words(capsys, "discover", "shop", "--json", "--project", str(shop.folder))
-    keys = {one["stream"]: one["key"] for one in json.loads(told)}
+    _, reported, _ = ran_words(capsys, "discover", "shop", "--json", "--project", str(shop.folder))
+    keys = {load["stream"]: load["key"] for load in json.loads(reported)}
     assert keys == {"orders": ["id", "updated_at"], "live": ["id"]}
 
     # Another key makes another table; and a key has no nulls.

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from chronolake.pipeline.store import Status
 from chronolake.source.postgres.connection import connected
-from chronolake.source.protocol import Sight
+from chronolake.source.protocol import CaptureMethod
 from chronolake.types import ACTIVE, DELETED
 from commands import ran_words
 
@@ -137,15 +137,15 @@ def test_a_record_that_gets_another_key_keeps_large_values(
         shop.synced()
     assert not [one for one in logged if one["event"] == "table_read_again"]
     found = shop.table("notes").to_pylist()
-    told = [tuple(row[name] for name in names.split(", ")) for row in found]
+    reported = [tuple(row[name] for name in names.split(", ")) for row in found]
     is_there = [row.get(ACTIVE, not row.get(DELETED)) for row in found]
-    now = [row for row, is_so in zip(told, is_there, strict=True) if is_so]
+    now = [row for row, is_so in zip(reported, is_there, strict=True) if is_so]
     assert sorted(now, key=repr) == sorted(shop.rows(f"SELECT {names} FROM notes"), key=repr)
     if mode == "history":
         # And the one that was there within a transaction only.
-        within = [row for row in told if row[1] == -3]
+        within = [row for row in reported if row[1] == -3]
         assert len(within) == 1
-        assert {row for row in told if row[1] != -3} == seen
+        assert {row for row in reported if row[1] != -3} == seen
         assert (within[0][3], within[0][4]) in {row[3:] for row in seen if row[1] == 3}
     assert shop.agrees()
 
@@ -248,7 +248,7 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
     )
     shop.prepare()
     result = shop.sync()
-    assert [one.error for one in result.streams] == [None, None]
+    assert [stream.error for stream in result.streams] == [None, None]
     assert shop.versions("log", ("line",)) == [("no key", True)]
 
     shop.run(
@@ -261,8 +261,8 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
     )
     result = shop.sync()
     assert result.status is Status.PARTIAL
-    (told,) = [one.error for one in result.streams if one.error]
-    assert "identifies a record by id now, and the table by _fivetran_id" in told
+    (reported,) = [stream.error for stream in result.streams if stream.error]
+    assert "identifies a record by id now, and the table by _fivetran_id" in reported
     shop.run(
         "DROP TABLE log",
         "UPDATE parts SET region = 's' WHERE id = 1",
@@ -287,7 +287,7 @@ def test_tables_come_later_and_do_not_stop_each_other(shop: Shop) -> None:
     present = [(3, "n"), (9, "w")]
     assert [row[:2] for row in shop.versions("parts", ("id", "region")) if row[-1]] == present
     before = shop.versions("parts", ("id", "region"))
-    shop.synced(anew=True)
+    shop.synced(full_refresh=True)
     assert shop.versions("parts", ("id", "region")) == before, "nothing differs"
     assert shop.agrees()
 
@@ -363,7 +363,7 @@ def test_a_slot_that_was_made_anew_is_noticed(shop: Shop) -> None:
     result = shop.sync()
     assert "what changed between is lost" in (result.streams[0].error or "")
     assert "chronolake resync shop" in (result.streams[0].hint or "")
-    shop.synced(anew=True)
+    shop.synced(full_refresh=True)
     shop.run("UPDATE orders SET state = 'seen'")
     shop.synced()
     assert [row[1:] for row in shop.versions("orders", ("id", "state"))] == [
@@ -519,7 +519,10 @@ def test_a_table_without_a_primary_key_is_followed_by_a_unique_index(shop: Shop)
     whole = set(shop.present("codes", ("_fivetran_id", "code")))
     shop.run("ALTER TABLE codes REPLICA IDENTITY FULL")
     # Of a partition the log would not tell old rows: the table is still read as a whole.
-    assert shop.sees() == {"public.codes": Sight.EVERY_CHANGE, "public.parts": Sight.SNAPSHOT_DIFF}
+    assert shop.sees() == {
+        "public.codes": CaptureMethod.EVERY_CHANGE,
+        "public.parts": CaptureMethod.SNAPSHOT_DIFF,
+    }
     shop.synced()
     assert set(shop.present("codes", ("_fivetran_id", "code"))) == whole, "nothing differs"
     shop.run(
@@ -579,17 +582,17 @@ def test_a_key_that_changes_wants_another_table(
         assert shop.versions("orders", ("id", "code")) == before
 
     # `check` says so before any run does.
-    code, told, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
     assert code == 1
-    assert "identifies a record by code now, and the table by id" in told
-    assert "rename.tables: {public.orders: " in told
+    assert "identifies a record by code now, and the table by id" in reported
+    assert "rename.tables: {public.orders: " in reported
     # As the hint says.
     (folder,) = shop.project.lake.path.glob("raw/**/object=public.orders")
     assert str(folder) in (stream.hint or "")
     folder.rename(shop.folder / "away")
     shop.configure(rename="{tables: {public.orders: orders_by_code}}")
-    code, told, _ = ran_words(capsys, "check", "--project", str(shop.folder))
-    assert code == 0, told
+    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    assert code == 0, reported
     shop.synced()
     assert shop.versions("orders_by_code", ("code", "id")) == [("c", 2, True), ("d", 3, True)]
     assert shop.versions("orders", ("id", "code")) == before
@@ -642,10 +645,10 @@ def test_columns_become_texts_where_some_row_needs_it(shop: Shop, rows: int) -> 
     types = {name: str(shop.table("items").schema.field(name).type) for name in ("n", "on_day")}
     assert "string" in types["n"]
     assert "date" in types["on_day"]
-    told = set(shop.rows("SELECT id, n::text, at::text FROM items"))
-    assert set(shop.present("items", ("id", "n", "at"))) == told
+    reported = set(shop.rows("SELECT id, n::text, at::text FROM items"))
+    assert set(shop.present("items", ("id", "n", "at"))) == reported
     assert shop.present("days", ["on_day"]) == [("-infinity",), ("2024-01-01",)]
-    shop.synced(anew=True)
+    shop.synced(full_refresh=True)
     assert shop.table("items").num_rows == rows, "nothing differs"
     assert shop.table("days").num_rows == len(("-infinity", "2024-01-01"))
     assert shop.agrees()
@@ -661,12 +664,12 @@ def test_a_copy_says_which_transaction_it_waits_for(shop: Shop) -> None:
     ):
         open_one.execute("INSERT INTO items VALUES (2)")
         running = thread.submit(shop.synced)
-        while not (told := [line for line in logged if line["event"] == "snapshot_waits"]):
+        while not (reported := [line for line in logged if line["event"] == "snapshot_waits"]):
             assert not running.done(), running.result()
             time.sleep(0.1)
-        assert told[0]["application"] == "a long one"
-        assert told[0]["pid"] == open_one.info.backend_pid
-        assert str(told[0]["pid"]) in told[0]["hint"]
+        assert reported[0]["application"] == "a long one"
+        assert reported[0]["pid"] == open_one.info.backend_pid
+        assert str(reported[0]["pid"]) in reported[0]["hint"]
         open_one.commit()
         running.result()
     assert shop.present("items", ["id"]) == [(1,), (2,)]

@@ -169,7 +169,7 @@ class Shop:
         return Reply({"data": found[begin : begin + int(asks["limit"])]})
 
     def sync(self) -> dict[str, StreamRun]:
-        return {one.stream: one for one in sync(self.lake, self.project, "shop").streams}
+        return {stream.stream: stream for stream in sync(self.lake, self.project, "shop").streams}
 
     def synced(self) -> None:
         assert {one.status for one in self.sync().values()} == {Status.SUCCEEDED}
@@ -292,13 +292,15 @@ def test_what_has_no_cursor_cannot_be_history(
 ) -> None:
     file = shop.project.file
     file.write_text(file.read_text().replace("customers: {mode: live}", "customers: {}"))
-    code, _, told = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
+    code, _, reported = ran_words(capsys, "sync", "shop", "--project", str(shop.folder))
     assert code
-    assert "The stream customers cannot be in history mode" in told
+    assert "The stream customers cannot be in history mode" in reported
     # What it can be is what one looks for then.
-    code, told, _ = ran_words(capsys, "discover", "shop", "--project", str(shop.folder), "--json")
+    code, reported, _ = ran_words(
+        capsys, "discover", "shop", "--project", str(shop.folder), "--json"
+    )
     assert code == 0
-    customers = next(one for one in json.loads(told) if one["stream"] == "customers")
+    customers = next(load for load in json.loads(reported) if load["stream"] == "customers")
     assert (customers["mode"], customers["modes"]) == ("history", ["live", "soft-delete"])
 
 
@@ -318,13 +320,13 @@ def test_auto_keeps_history_where_the_stream_supports_it(
     deleted = {name for name, columns in known.items() if "_fivetran_deleted" in columns}
     assert deleted == {"customers", "notes"}
     words = ("--project", str(shop.folder))
-    _, told, _ = ran_words(capsys, "status", *words)
-    assert "history (auto)" in told
-    assert "soft-delete (auto)" in told
-    _, told, _ = ran_words(capsys, "check", *words)
-    assert "orders (history, auto), customers (soft-delete, auto)" in told
-    _, told, _ = ran_words(capsys, "discover", "shop", *words, "--json")
-    assert {(one["mode"], one["auto"]) for one in json.loads(told)} == {
+    _, reported, _ = ran_words(capsys, "status", *words)
+    assert "history (auto)" in reported
+    assert "soft-delete (auto)" in reported
+    _, reported, _ = ran_words(capsys, "check", *words)
+    assert "orders (history, auto), customers (soft-delete, auto)" in reported
+    _, reported, _ = ran_words(capsys, "discover", "shop", *words, "--json")
+    assert {(load["mode"], load["auto"]) for load in json.loads(reported)} == {
         ("history", True),
         ("soft-delete", True),
     }
@@ -459,10 +461,10 @@ def test_discover_tells_keys_cursors_and_columns(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--project", str(shop.folder))
-    code, told, _ = ran_words(capsys, "discover", "shop", "--schema", "--json", *where)
+    code, reported, _ = ran_words(capsys, "discover", "shop", "--schema", "--json", *where)
     assert code == 0
-    streams = {one["stream"]: one for one in json.loads(told)}
-    assert [(name, one["key"], one["cursor"]) for name, one in streams.items()] == [
+    streams = {load["stream"]: load for load in json.loads(reported)}
+    assert [(name, stream["key"], stream["cursor"]) for name, stream in streams.items()] == [
         ("orders", ["id"], "updated_at"),
         ("customers", ["id"], None),
         ("notes", ["_fivetran_id"], None),
@@ -476,8 +478,8 @@ def test_discover_tells_keys_cursors_and_columns(
         "updated_at": "UTC_DATETIME",
         "lines": "JSON",
     }
-    _, told, _ = ran_words(capsys, "discover", "shop", "--schema", *where)
-    assert "updated_at UTC_DATETIME cursor" in " ".join(told.split())
+    _, reported, _ = ran_words(capsys, "discover", "shop", "--schema", *where)
+    assert "updated_at UTC_DATETIME cursor" in " ".join(reported.split())
 
 
 def test_nothing_that_is_shown_has_the_secret(

@@ -67,10 +67,12 @@ def shop(address: str, encoding: str, tmp_path: Path) -> Iterator[Shop]:
     )
 
 
-def _failures(shop: Shop, *, anew: bool = False) -> dict[str, str]:
-    result = shop.sync(anew=anew)
+def _failures(shop: Shop, *, full_refresh: bool = False) -> dict[str, str]:
+    result = shop.sync(full_refresh=full_refresh)
     assert result.status in {Status.SUCCEEDED, Status.PARTIAL}
-    return {one.stream: f"{one.error} {one.hint}" for one in result.streams if one.error}
+    return {
+        stream.stream: f"{stream.error} {stream.hint}" for stream in result.streams if stream.error
+    }
 
 
 def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding: str) -> None:
@@ -108,9 +110,9 @@ def test_a_row_of_no_text_stops_its_own_table_and_is_named(shop: Shop, encoding:
     assert shop.present("bad", ("id", "price")) == [(1, "6"), (2, "5")], "all before it has landed"
 
     assert list(_failures(shop)) == ["public.bad"], "it does not get over it by itself"
-    assert "(0,5)" in _failures(shop, anew=True)["public.bad"], "the place where it is now"
+    assert "(0,5)" in _failures(shop, full_refresh=True)["public.bad"], "the place where it is now"
     shop.run("DELETE FROM bad WHERE id = 3", f"INSERT INTO good VALUES (3, {good})")
-    assert _failures(shop, anew=True) == {}
+    assert _failures(shop, full_refresh=True) == {}
     shop.run("UPDATE bad SET price = '8' WHERE id = 2")
     shop.synced()
     assert shop.present("bad", ("id", "price")) == [(1, "7"), (2, "8")]
@@ -132,10 +134,10 @@ def test_no_part_of_a_transaction_with_such_a_row_lands(
         f"INSERT INTO bad VALUES (5001, {bad}); COMMIT",
     )
     failures = shop.sync()
-    assert [one.error is not None for one in failures.streams] == [True]
+    assert [stream.error is not None for stream in failures.streams] == [True]
     assert {row[0] for row in shop.present("bad", ("id",))} <= {0}
     shop.run("UPDATE bad SET note = 'mended' WHERE id = 5001")
-    shop.synced(anew=True)
+    shop.synced(full_refresh=True)
     assert len(shop.present("bad", ("id",))) == 5_002
     assert shop.agrees()
 
@@ -183,7 +185,7 @@ def test_names_that_are_not_valid_stop_their_own_tables(shop: Shop) -> None:
         b"INSERT INTO later VALUES (1, 'a')",
     )
     source = source_of(shop.project, "shop")
-    found = {one.what: one.fix for one in source.findings(create=True) if one.level is Level.FAILED}
+    found = {one.what: one.fix for one in source.check(create=True) if one.level is Level.FAILED}
     unnamed = {r"public.caf\xe9", "public.named"}
     assert found.keys() == unnamed
     failures = _failures(shop)
@@ -208,8 +210,8 @@ def test_names_that_are_not_valid_stop_their_own_tables(shop: Shop) -> None:
         if "DO $$" in failure:
             statement = failure[failure.index("DO $$") :].replace("new_name", f"mended{number}")
             shop.run(statement)
-    source_of(shop.project, "shop").findings(create=True)
-    assert _failures(shop, anew=True) == {}
+    source_of(shop.project, "shop").check(create=True)
+    assert _failures(shop, full_refresh=True) == {}
     assert shop.present("later", ("id", "note")) == [(2, "a")]
     assert shop.present("parted", ("id",)) == [(1,)]
 
@@ -247,17 +249,17 @@ def test_characters_of_several_bytes_are_those_that_the_server_says(
     with connected(address) as connection:
 
         def said(characters: list[bytes]) -> dict[bytes, bytes | None]:
-            told = {}
-            for one in characters:
+            reported = {}
+            for character in characters:
                 try:
                     row = connection.execute(
-                        "SELECT convert(%s, %s, 'UTF8')", (one, encoding)
+                        "SELECT convert(%s, %s, 'UTF8')", (character, encoding)
                     ).fetchone()
                 except psycopg.DataError:
                     row = (None,)
                 assert row is not None
-                told[one] = row[0]
-            return told
+                reported[character] = row[0]
+            return reported
 
         some = [several[place] for place in chance.integers(0, len(several), 400)]
         texts = [b"", b"a", b"\xa4", b"\x8f\xa4"]
@@ -299,10 +301,10 @@ def test_bytes_are_the_characters_that_the_server_says(address: str) -> None:
             for byte in range(1, 256):
                 text = bytes([byte])
                 try:
-                    (told,) = connection.execute(
+                    (reported,) = connection.execute(
                         "SELECT convert_from(%s, %s)", (text, encoding)
                     ).fetchone() or (None,)
                 except psycopg.DataError:
-                    told = None
+                    reported = None
                 mine = text.decode(codec) if is_valid(text, codec) else None
-                assert mine == told, (encoding, byte)
+                assert mine == reported, (encoding, byte)

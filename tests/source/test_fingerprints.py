@@ -114,16 +114,16 @@ def test_what_differs_is_what_a_plain_look_finds(
     }
     gone = [tuple(row[name] for name in _KEYS) for row in found.gone.to_pylist()]
     assert sorted(gone) == sorted(before.keys() - now.keys())
-    assert found.are_told_apart
+    assert found.are_distinguishable
 
 
 def test_rows_of_one_key_are_not_told_apart() -> None:
     once = {(1, "a"): 5}
     twice = pa.concat_tables([_moved(once, {}), _moved({(1, "a"): 6}, {(2, "b"): 1})])
-    assert not differing(twice, _KEYS).are_told_apart
+    assert not differing(twice, _KEYS).are_distinguishable
     by_key = ByKey("", DatabaseSnapshot("", 0, 0), ("t",), ("id", "shop"), ("id", "shop"))
-    (told,) = by_key(twice.to_batches())
-    assert told[IS_THERE].to_pylist() == [None]
+    (reported,) = by_key(twice.to_batches())
+    assert reported[IS_THERE].to_pylist() == [None]
 
 
 def _kept(folder: Path, *tables: pa.Table) -> Fingerprints:
@@ -169,13 +169,13 @@ def test_fingerprints_that_were_made_otherwise_do_not_count(tmp_path: Path, othe
     folder = FingerprintFolder(tmp_path / "made", ObjectFolder(tmp_path, "shop", "orders"))
     made = folder.begun()
     _kept(made.path, _placed({1: 1}))
-    assert folder.recalled(made.name, says) is None, "they are not finished"
+    assert folder.load_token(made.name, says) is None, "they are not finished"
     folder.finish(made, says)
-    assert folder.recalled(made.name, says) == made
-    assert folder.recalled(made.name, {**says, other: 9}) is None
+    assert folder.load_token(made.name, says) == made
+    assert folder.load_token(made.name, {**says, other: 9}) is None
     (file,) = made.path.glob("pages-*")
     file.unlink()
-    assert folder.recalled(made.name, says) is None, "not all of them are there"
+    assert folder.load_token(made.name, says) is None, "not all of them are there"
 
 
 def test_values_that_read_differently_have_other_fingerprints(address: str) -> None:
@@ -249,7 +249,9 @@ def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
     assert (run.landed_rows, run.rows_read, run.written) == (9 + 1 + 1, 9_000, 9 + 9 + 1 + 1)
     states = bulk.told("bulk", ("shop", "n"), ("state",))
     changed = {
-        key: [one and one[0] for one in told] for key, told in states.items() if told != [("new",)]
+        key: [one and one[0] for one in reported]
+        for key, reported in states.items()
+        if reported != [("new",)]
     }
     assert changed == {
         **{(f'é,"\n{n % 3}', n): ["new", "paid"] for n in range(1, 9_001, 1_000)},
@@ -283,7 +285,7 @@ def ranges(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
 
 def _landed(shop: Shop) -> int | None:
     """How many rows of the table a run lands."""
-    (run,) = (one for one in shop.sync().streams if one.stream == "public.bulk")
+    (run,) = (stream for stream in shop.sync().streams if stream.stream == "public.bulk")
     assert run.error is None
     return run.landed_rows
 
@@ -373,7 +375,7 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
 ) -> None:
     folder = bulk.project.lake.path / "raw" / "_fingerprints"
     # What landed before a run died is undone in the source: nothing tells of it any more.
-    for anew, change, undone in (
+    for full_refresh, change, undone in (
         (False, "UPDATE bulk SET state = 'paid' WHERE n = 1", "UPDATE bulk SET state = 'new'"),
         (True, "UPDATE bulk SET state = 'paid' WHERE n = 2", "UPDATE bulk SET state = 'new'"),
         (False, "ALTER TABLE bulk ADD more int DEFAULT 1", "ALTER TABLE bulk DROP more"),
@@ -381,13 +383,13 @@ def test_fingerprints_count_only_while_they_are_of_all_that_has_landed(
         bulk.run(change)
         with monkeypatch.context() as patched:
             patched.setenv("CHRONOLAKE_FAILPOINT", "land.done=raise")
-            bulk.sync(anew=anew)
+            bulk.sync(full_refresh=full_refresh)
         bulk.run(undone)
         bulk.synced()
         _expect_right(bulk)
     # They are gone, or damaged.
-    (told,) = folder.rglob("fingerprints.json")
-    told.unlink()
+    (reported,) = folder.rglob("fingerprints.json")
+    reported.unlink()
     bulk.run("UPDATE bulk SET state = 'paid' WHERE n = 7")
     bulk.synced()
     (file, *_) = sorted(folder.rglob("pages-*"))
@@ -446,7 +448,7 @@ def test_a_resync_compares_all_rows_with_the_table(bulk: Shop) -> None:
     bulk.lake.spark.sql("UPDATE chronolake.shop.bulk SET _chronolake_hash = 7 WHERE n = 2")
     bulk.synced()
     assert not bulk.agrees(), "a table that somebody has changed is not looked at"
-    bulk.synced(anew=True)
+    bulk.synced(full_refresh=True)
     assert bulk.agrees()
 
 

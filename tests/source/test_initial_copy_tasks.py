@@ -43,9 +43,9 @@ def _only_orders(shop: Shop, more: str) -> None:
 
 def _spread(shop: Shop) -> list[int]:
     """How many slices each job read, of a sync."""
-    with capture_logs() as told:
+    with capture_logs() as reported:
         shop.sync()
-    return [one["slices"] for one in told if one["event"] == "slices_spread"]
+    return [one["slices"] for one in reported if one["event"] == "slices_spread"]
 
 
 def test_tasks_read_what_the_driver_would(shop: Shop) -> None:
@@ -146,8 +146,8 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
             number = len(given)
             assert asked.form["refresh_token"] == (f"refresh-{number}" if number else TOKEN)
             given.append(f"access-{number + 1}")
-        told = {"access_token": given[-1], "refresh_token": f"refresh-{number + 1}"}
-        return Reply({**told, "expires_in": 3600})
+        reported = {"access_token": given[-1], "refresh_token": f"refresh-{number + 1}"}
+        return Reply({**reported, "expires_in": 3600})
 
     used: dict[str, int] = {}
 
@@ -198,7 +198,7 @@ def test_a_task_that_is_killed_leaves_what_is_finished(
 def _slices_noted(shop: Shop) -> int:
     """How many slices of orders are known to be finished, with a record each."""
     journals = list(shop.project.lake.path.glob("raw/_spool/**/journal.json"))
-    return sum(len(json.loads(one.read_text())["parts"]) for one in journals)
+    return sum(len(json.loads(journal.read_text())["parts"]) for journal in journals)
 
 
 def _waits(is_so: Callable[[], bool]) -> bool:
@@ -212,7 +212,11 @@ def _waits(is_so: Callable[[], bool]) -> bool:
 def _clients_of(port: int) -> set[int]:
     """The processes that are connected to a port of this machine, but for this one."""
     connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    sockets = {f"socket:[{one[9]}]" for one in connections if one[2].endswith(f":{port:04X}")}
+    sockets = {
+        f"socket:[{connection[9]}]"
+        for connection in connections
+        if connection[2].endswith(f":{port:04X}")
+    }
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         # Processes and files come and go meanwhile.

@@ -102,9 +102,11 @@ def test_what_cannot_be_read_says_why_and_lands_nothing(
     assert "lack their key" in empty
     assert not list(tmp_path.glob("lake/raw/**/data-*")), "nothing has landed"
     # What needs no Spark does not need the database either.
-    code, told, _ = ran_words(capsys, "discover", "office", "--json", "--project", str(tmp_path))
+    code, reported, _ = ran_words(
+        capsys, "discover", "office", "--json", "--project", str(tmp_path)
+    )
     assert code == 0
-    assert {one["sees"] for one in json.loads(told)} == {"snapshot-diff"}
+    assert {load["sees"] for load in json.loads(reported)} == {"snapshot-diff"}
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +128,10 @@ def test_types_of_a_database(address: str, tmp_path: Path) -> None:
             "'00000000-0000-0000-0000-000000000001')"
         )
         connection.execute("INSERT INTO kinds VALUES (2)")
-    told = psycopg.conninfo.conninfo_to_dict(address)
+    at = psycopg.conninfo.conninfo_to_dict(address)
     source = (
-        f"{{type: jdbc, url: 'jdbc:postgresql://{told['host']}:{told['port']}/{told['dbname']}', "
-        f"user: {told['user']}, password: '{told['password']}', "
+        f"{{type: jdbc, url: 'jdbc:postgresql://{at['host']}:{at['port']}/{at['dbname']}', "
+        f"user: {at['user']}, password: '{at['password']}', "
         "tables: {public.kinds: {key: [id], split_by: id}}}"
     )
     there = project(tmp_path, f"  office:\n    source: {source}\n")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chronolake.source.postgres.columns import SourceColumn, numbered
 from chronolake.source.postgres.messages import Transaction
-from chronolake.source.postgres.offset import Clock, LogPosition
+from chronolake.source.postgres.offset import Clock, LogOffset
 
 _COMMITS = st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), max_size=30)
 
@@ -43,10 +43,10 @@ def test_times_are_those_of_a_plain_loop(commits: list[tuple[int, bool, bool]], 
 
 def test_a_position_is_stored_as_it_is() -> None:
     columns = (SourceColumn(1, "Ü", 25, -1), SourceColumn(None, "x", 25, -1))
-    position = LogPosition(
+    position = LogOffset(
         2**60, 5, columns, 7, (1, 4), (8, 9), 10, -11, has_unlogged=True, greatest=12
     )
-    assert LogPosition.from_json(position.as_json()) == position
+    assert LogOffset.from_json(position.as_json()) == position
 
 
 @pytest.mark.parametrize(
@@ -103,18 +103,18 @@ def test_a_column_is_never_taken_for_another(
         elif one != 1:
             del table[one]
         states.append(dict(table))
-    before, told = sorted((min(first, len(changes)), min(second, len(changes))))
+    before, reported = sorted((min(first, len(changes)), min(second, len(changes))))
 
     def columns(state: dict[int, str], *, numbers: bool = True) -> list[SourceColumn]:
         every = sorted(state.items())
         return [SourceColumn(number if numbers else None, name, 25, -1) for number, name in every]
 
-    described = columns(states[told], numbers=False)
+    described = columns(states[reported], numbers=False)
     ever = set[int]().union(*states[: before + 1])
     found = numbered(described, columns(states[before]), columns(states[-1]), greatest=max(ever))
     gone_before = ever - states[before].keys()
     gone = set(range(1, last + 1)) - table.keys()
-    for column, number in zip(found, sorted(states[told]), strict=True):
+    for column, number in zip(found, sorted(states[reported]), strict=True):
         assert column.number in {number, None}
         # Nothing was dropped since the log was last read: nothing is uncertain.
         assert column.number == number or gone != gone_before

@@ -54,7 +54,7 @@ def test_no_question_about_all_tables_waits_for_it(
         tables = catalog.tables_in(connection, ["public"])
         assert [table.name for table in tables] == ["parted", "plain"]
         checkup = Checkup(address, connection, _SLOT, tables)
-        assert not [one for one in checkup.findings() if one.level == "failed"]
+        assert not [one for one in checkup.check() if one.level == "failed"]
         assert catalog.published(connection, "chronolake_shop").keys() == {
             table.oid for table in tables
         }
@@ -91,7 +91,7 @@ def test_making_a_slot_says_what_it_waits_for(
         assert f"process {other.info.backend_pid}" in failed.value.message
         other.commit()
         assert len(checkup.create()) == 1, "the publication was there already"
-        assert [one.level for one in checkup.findings() if one.what == "slot chronolake_shop"] == [
+        assert [one.level for one in checkup.check() if one.what == "slot chronolake_shop"] == [
             "ok"
         ]
 
@@ -168,7 +168,7 @@ def test_what_is_published_is_what_the_server_says(shop: Shop, address: str) -> 
                 # The server allows no column lists beside schemas, and no table twice.
                 continue
             tried += 1
-            told = connection.execute(
+            reported = connection.execute(
                 "SELECT tablename::text, attnames::text[], rowfilter IS NOT NULL "
                 "FROM pg_publication_tables WHERE pubname = 'chronolake_shop'"
             ).fetchall()
@@ -179,7 +179,7 @@ def test_what_is_published_is_what_the_server_says(shop: Shop, address: str) -> 
                 if oid in oids
             }
             assert mine == {
-                name: (frozenset(columns) - {"twice"}, is_cut) for name, columns, is_cut in told
+                name: (frozenset(columns) - {"twice"}, is_cut) for name, columns, is_cut in reported
             }, what
     assert tried > 15
 
@@ -233,7 +233,11 @@ def test_what_has_to_be_read_again_waits_and_the_others_go_on(shop: Shop) -> Non
         open_one.execute("INSERT INTO calm VALUES (2, 'late')")
         result = shop.sync()
         assert result.status is Status.PARTIAL
-        failed = {one.stream: f"{one.error} {one.hint}" for one in result.streams if one.error}
+        failed = {
+            stream.stream: f"{stream.error} {stream.hint}"
+            for stream in result.streams
+            if stream.error
+        }
         # A key that changes takes the values that the log leaves out from the old key's record.
         waiting = [name for name in ("new", *again) if name != "moved"]
         assert failed.keys() == {f"public.{name}" for name in waiting}

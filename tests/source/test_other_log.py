@@ -91,7 +91,7 @@ def _fails_and_resync_repairs(shop: Shop) -> None:
         assert "chronolake resync shop --stream public.orders" in (stream.hint or "")
         assert shop.versions("orders", ("id", "state")) == before
 
-    shop.synced(anew=True)
+    shop.synced(full_refresh=True)
     assert _is_same(shop)
     shop.run("UPDATE orders SET state = state || '!'")
     shop.synced()
@@ -321,6 +321,6 @@ def test_a_sync_that_succeeds_has_what_the_server_has(
         if shop.sync().status is not Status.SUCCEEDED:
             _log_is_written(shop, chance.choice([1, _MANY_BYTES]))
             if shop.sync().status is not Status.SUCCEEDED:
-                shop.synced(anew=True)
+                shop.synced(full_refresh=True)
         assert _is_same(shop), number
     assert shop.agrees()

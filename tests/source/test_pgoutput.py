@@ -181,7 +181,7 @@ def test_it_reads_what_a_plain_decoder_reads(database: psycopg.Connection, seed:
 def test_it_tells_how_far_it_has_read(database: psycopg.Connection) -> None:
     _happen(database, random.Random(5))
     messages = _messages(database)
-    commits = [number for number, one in enumerate(messages) if one[0] == Kind.COMMIT]
+    commits = [number for number, message in enumerate(messages) if message[0] == Kind.COMMIT]
 
     decoder = Decoder()
     first = decoder.decode(messages[: commits[2] + 1])
@@ -193,8 +193,10 @@ def test_it_tells_how_far_it_has_read(database: psycopg.Connection) -> None:
     # What was read is skipped by the server from there on.
     lsn = lsn_text(first.ended.end_lsn)
     database.execute("SELECT pg_replication_slot_advance('s', %s)", (lsn,))
-    left = [one for one in _messages(database) if one[0] != Kind.RELATION]
-    assert left == [one for one in messages[commits[2] + 1 :] if one[0] != Kind.RELATION]
+    left = [message for message in _messages(database) if message[0] != Kind.RELATION]
+    assert left == [
+        message for message in messages[commits[2] + 1 :] if message[0] != Kind.RELATION
+    ]
 
 
 # ------------------------------------------------------------------ bytes that are wrong
@@ -252,7 +254,7 @@ def test_other_bytes_are_an_error_and_never_a_hang(data: st.DataObject) -> None:
     except ReplicationProtocolError:
         return
     # What is accepted is read as a plain decoder reads it.
-    assert sum(one.number for one in decoded.changes) == sum(
+    assert sum(change.number for change in decoded.changes) == sum(
         message[0] in b"IUD" for message in messages
     )
     wanted = [change for change in Reader().read(messages) if change.kind != "T"]

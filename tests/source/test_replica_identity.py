@@ -16,12 +16,12 @@ from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.initial_copy import held_table
 from chronolake.source.postgres.snapshot import beside, exported_snapshot
-from chronolake.source.protocol import Finding, Level
+from chronolake.source.protocol import CheckResult, Level
 
 
-def _findings(shop: Shop, *, create: bool = False) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
-    for one in source_of(shop.project, "shop").findings(create=create):
+def _findings(shop: Shop, *, create: bool = False) -> dict[str, list[CheckResult]]:
+    found: dict[str, list[CheckResult]] = {}
+    for one in source_of(shop.project, "shop").check(create=create):
         found.setdefault(one.what, []).append(one)
     return found
 
@@ -294,7 +294,7 @@ def test_a_run_gives_way_to_a_statement_that_comes_between(shop: Shop, method: s
     changing.join(timeout=60)
     assert not changing.is_alive()
     # It may have come so late that all tasks had begun.
-    for failed in (one for one in result.streams if one.error):
+    for failed in (stream for stream in result.streams if stream.error):
         assert "Another statement came to change the table" in str(failed.error)
         assert "Run it again" in str(failed.error)
     shop.synced()
@@ -311,12 +311,12 @@ def test_a_damaged_file_of_the_raw_lake_stops_its_own_table_only(shop: Shop) -> 
     whole = file.read_bytes()
     file.write_bytes(whole[:-8])
     shop.run("INSERT INTO orders VALUES (2)", "INSERT INTO others VALUES (2)")
-    result = shop.sync(anew=True)
-    (failed,) = (one for one in result.streams if one.error)
+    result = shop.sync(full_refresh=True)
+    (failed,) = (stream for stream in result.streams if stream.error)
     assert failed.stream == "public.orders"
     assert str(file) in str(failed.error)
     assert "Restore the file" in str(failed.hint)
     assert shop.present("others", ("id",)) == [(1,), (2,)]
     file.write_bytes(whole)
-    shop.synced(anew=True)
+    shop.synced(full_refresh=True)
     assert shop.present("orders", ("id",)) == [(1,), (2,)]

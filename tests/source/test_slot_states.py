@@ -22,9 +22,9 @@ from chronolake.pipeline.streams import source_of
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.connection import connected
 from chronolake.source.postgres.database import PostgresDatabase
-from chronolake.source.postgres.offset import LogPosition
+from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.slot import confirmed
-from chronolake.source.protocol import Failure, Finding, Level, Piece
+from chronolake.source.protocol import ChangeBatch, CheckResult, Level, StreamFailure
 from commands import ran_words
 from datalakes import project
 
@@ -113,11 +113,11 @@ def ready(shop: Shop) -> Iterator[Shop]:
     shop.run("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
 
 
-def _position(shop: Shop, source: PostgresDatabase) -> LogPosition:
+def _position(shop: Shop, source: PostgresDatabase) -> LogOffset:
     """Where the stream is that has been copied when the slot was made."""
     with connected(shop.dsn) as connection:
         (table,) = catalog.tables_in(connection, ["public"])
-        return LogPosition.before_all_of(
+        return LogOffset.before_all_of(
             table,
             lsn=confirmed(connection, source.slot),
             published=catalog.published(connection, source.slot.publication)[table.oid],
@@ -131,25 +131,25 @@ def _source(shop: Shop) -> PostgresDatabase:
     return source
 
 
-def _run(shop: Shop, position: LogPosition) -> str | None:
+def _run(shop: Shop, position: LogOffset) -> str | None:
     """What a run fails with, if it does before it needs Spark."""
     try:
-        for brought in _source(shop).bring(
-            shop.lake, {"public.items": position.as_json()}, anew=False
+        for brought in _source(shop).read(
+            shop.lake, {"public.items": position.as_json()}, full_refresh=False
         ):
-            if isinstance(brought, Failure):
+            if isinstance(brought, StreamFailure):
                 assert isinstance(brought.error, SourceError)
                 return f"{brought.error.message} {brought.error.hint}"
-            if not isinstance(brought, Piece) or brought.versions is not None:
+            if not isinstance(brought, ChangeBatch) or brought.versions is not None:
                 break
     except SourceError as failure:
         return f"{failure.message} {failure.hint}"
     return None
 
 
-def _check(shop: Shop, position: LogPosition) -> list[Finding]:
+def _check(shop: Shop, position: LogOffset) -> list[CheckResult]:
     positions = {"public.items": position.as_json()}
-    found = _source(shop).findings(create=False, positions=positions)
+    found = _source(shop).check(create=False, positions=positions)
     return [one for one in found if one.level is not Level.OK and "keep_size" not in one.what]
 
 
@@ -160,20 +160,22 @@ def test_check_and_run_name_the_same_way_out(ready: Shop, name: str) -> None:
     ready.run(*state.statements)
 
     findings = _check(ready, position)
-    told = _run(ready, position)
+    reported = _run(ready, position)
 
     if state.words is None:
-        assert told is None
+        assert reported is None
         assert findings == []
         return
-    assert told is not None
-    assert any(one.level is Level.FAILED for one in findings), findings
+    assert reported is not None
+    assert any(finding.level is Level.FAILED for finding in findings), findings
     words = state.words.split("|")
-    assert any(one in told for one in words), told
-    assert any(word in f"{one.message} {one.fix}" for one in findings for word in words), findings
+    assert any(word in reported for word in words), reported
+    assert any(
+        word in f"{finding.message} {finding.fix}" for finding in findings for word in words
+    ), findings
     if state.words == _RECOVERY:
-        every = " ".join(f"{one.message} {one.fix}" for one in findings)
-        for steps in (told, every):
+        every = " ".join(f"{finding.message} {finding.fix}" for finding in findings)
+        for steps in (reported, every):
             assert steps.index(_RECOVERY) < steps.index("check --create") < steps.index("resync")
 
 
@@ -182,9 +184,9 @@ def test_a_slot_of_another_database_is_left_alone(ready: Shop, address: str) -> 
     ready.run(_DROP, "DROP DATABASE IF EXISTS other", "CREATE DATABASE other")
     with psycopg.connect(address.replace("/lake", "/other"), autocommit=True) as other:
         other.execute(_CREATE)
-    told = _run(ready, position)
+    reported = _run(ready, position)
     (finding,) = (one for one in _check(ready, position) if one.what == "slot chronolake_shop")
-    for words in (told or "", f"{finding.message} {finding.fix}"):
+    for words in (reported or "", f"{finding.message} {finding.fix}"):
         assert "another database" in words
         assert "drop" not in words
     ready.run(_DROP)
@@ -207,12 +209,12 @@ def test_a_slot_that_somebody_reads_is_reported(ready: Shop) -> None:
     position = _position(ready, _source(ready))
     ready.run(_CHANGE)
     with _reading(ready.dsn) as pid:
-        told = _run(ready, position)
+        reported = _run(ready, position)
         (finding,) = _check(ready, position)
-    assert told is not None
-    assert str(pid) in told
+    assert reported is not None
+    assert str(pid) in reported
     assert str(pid) in finding.message
-    for words in (told, finding.fix or ""):
+    for words in (reported, finding.fix or ""):
         assert "`slot: …`" in words
 
 
@@ -220,20 +222,20 @@ def test_a_slot_without_a_position_may_be_that_of_another_project(
     ready: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warned(*words: str) -> list[str]:
-        _, told, _ = ran_words(
+        _, reported, _ = ran_words(
             capsys, "check", "--json", "--project", str(ready.project.file.parent), *words
         )
         return [
-            one["message"]
-            for one in json.loads(told)
-            if one["what"] == "pipelines.shop: slot chronolake_shop" and one["level"] == "warning"
+            load["message"]
+            for load in json.loads(reported)
+            if load["what"] == "pipelines.shop: slot chronolake_shop" and load["level"] == "warning"
         ]
 
     (message,) = warned()
     assert "no position" in message
     with structlog.testing.capture_logs() as logged:
         source = _source(ready)
-        next(iter(source.bring(ready.lake, {"public.items": None}, anew=False)), None)
+        next(iter(source.read(ready.lake, {"public.items": None}, full_refresh=False)), None)
     assert [line["slot"] for line in logged if line["event"] == "slot_has_no_position"] == [
         "chronolake_shop"
     ]
@@ -265,15 +267,15 @@ def test_a_slot_without_a_position_may_be_that_of_another_project(
 def test_two_pipelines_of_a_project_never_read_one_slot(
     tmp_path: Path, first: str, second: str, *, is_refused: bool
 ) -> None:
-    told = ""
+    reported = ""
     for one in (first, second):
         name, _, rest = one.partition(": ")
-        told += f"  {name}:\n    source: {{type: postgres, {rest[1:]}\n"
+        reported += f"  {name}:\n    source: {{type: postgres, {rest[1:]}\n"
     if not is_refused:
-        project(tmp_path, told)
+        project(tmp_path, reported)
         return
     with pytest.raises(ConfigurationError, match="one replication slot") as failed:
-        project(tmp_path, told)
+        project(tmp_path, reported)
     assert "slot" in str(failed.value)
 
 
@@ -293,10 +295,10 @@ def test_one_server_is_recognized_by_whatever_address(ready: Shop, tmp_path: Pat
         )
         source = source_of(load_project(ready.project.file), "shop")
         assert isinstance(source, PostgresDatabase)
-        failed = [one.message for one in source.findings(create=True) if one.level == "failed"]
+        failed = [one.message for one in source.check(create=True) if one.level == "failed"]
         if failed:
             with pytest.raises(SourceError, match="lead to one server"):
-                next(iter(source.bring(ready.lake, {"public.items": None}, anew=False)))
+                next(iter(source.read(ready.lake, {"public.items": None}, full_refresh=False)))
         return failed
 
     (message,) = found(socket)
@@ -314,10 +316,10 @@ def test_the_way_out_of_a_missing_publication_brings_what_there_is(ready: Shop) 
     assert _RECOVERY in (failed.hint or "")
 
     ready.run(_DROP)
-    assert [one.message for one in _source(ready).findings(create=True) if one.what == "made"] == [
+    assert [one.message for one in _source(ready).check(create=True) if one.what == "made"] == [
         _CREATE
     ]
-    ready.synced(anew=True)
+    ready.synced(full_refresh=True)
     ready.run(_CHANGE)
     ready.synced()
     assert [row[0] for row in ready.present("items", ("id",))] == [1, 2, 3, 4]

@@ -162,9 +162,9 @@ def test_a_look_by_fingerprints_may_be_killed_at_every_step(shop: Shop) -> None:
     there = sorted(shop.rows("SELECT id, state FROM bulk"), key=repr)
     assert shop.present("bulk", ("id", "state")) == there
     for (number,), states in shop.told("bulk", ("id",), ("state",)).items():
-        told = [state and state[0] for state in states]
-        assert _is_part(told, seen[number]), number
-        assert all(one != other for one, other in itertools.pairwise(told)), number
+        reported = [state and state[0] for state in states]
+        assert _is_part(reported, seen[number]), number
+        assert all(one != other for one, other in itertools.pairwise(reported)), number
     assert shop.agrees()
 
 
@@ -196,7 +196,7 @@ def test_columns_and_tables_come_and_go(compared: Shop) -> None:
     assert compared.versions("customers", ("id",)) == [(7, True)]
     before = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
     compared.synced()
-    compared.synced(anew=True)
+    compared.synced(full_refresh=True)
     after = compared.table("orders").sort_by([("id", "ascending"), (START, "ascending")])
     assert after.equals(before), "nothing differs"
     assert compared.agrees()
@@ -335,14 +335,14 @@ def test_check_asks_for_the_right_to_read_only(
     reading = Shop(tmp_path / "reader", plain)
     reading.configure(method="snapshot_diff")
     words = ("check", "--json", "--project", str(reading.folder))
-    code, told, _ = ran_words(capsys, *words)
+    code, reported, _ = ran_words(capsys, *words)
     assert code == 1
-    (problem,) = [one for one in json.loads(told) if not one["ok"]]
+    (problem,) = [load for load in json.loads(reported) if not load["ok"]]
     assert problem["what"] == "pipelines.shop: public.orders"
     for statement in problem["hint"].rstrip(";").split(";"):
         compared.run(statement)
-    code, told, _ = ran_words(capsys, *words)
-    assert code == 0, told
+    code, reported, _ = ran_words(capsys, *words)
+    assert code == 0, reported
     reading.synced()
     compared.run("DROP OWNED BY reader", "DROP ROLE reader")
 
@@ -368,8 +368,8 @@ def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFix
         shop.configure(method="snapshot_diff")
         shop.run("UPDATE orders SET state = 'c'", "UPDATE orders SET state = 'd'")
         shop.synced()
-        _, told, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
-        hints = {one["hint"] for one in json.loads(told) if one["level"] == "warning"}
+        _, reported, _ = ran_words(capsys, "check", "--json", "--project", str(tmp_path))
+        hints = {load["hint"] for load in json.loads(reported) if load["level"] == "warning"}
         assert hints == {
             "SELECT pg_drop_replication_slot('chronolake_shop');",
             'ALTER TABLE "public"."log" ADD PRIMARY KEY (…);',
@@ -425,7 +425,7 @@ def test_a_standby_is_read(
             ]
             assert shop.present("loose", ["name"]) == [("x",), ("x",)]
             shop.configure()
-            code, told, _ = ran_words(capsys, "check", "--json", "--project", str(shop.folder))
+            code, reported, _ = ran_words(capsys, "check", "--json", "--project", str(shop.folder))
             assert code == 1
             # The log of a standby can be read, but a publication is made on its primary.
-            assert "On the primary: CREATE PUBLICATION" in told
+            assert "On the primary: CREATE PUBLICATION" in reported

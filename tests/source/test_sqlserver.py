@@ -40,13 +40,15 @@ class Office:
         )
         self.lake = Lake.open(self.project.lake.path, config=self.project.lake)
 
-    def sync(self, *, anew: bool = False) -> StreamRun:
+    def sync(self, *, full_refresh: bool = False) -> StreamRun:
         source = dataclasses.replace(source_of(self.project, "office"), reader=self.server)
-        (stream,) = sync(self.lake, self.project, "office", source=source, anew=anew).streams
+        (stream,) = sync(
+            self.lake, self.project, "office", source=source, full_refresh=full_refresh
+        ).streams
         return stream
 
-    def done(self, *, anew: bool = False) -> None:
-        assert self.sync(anew=anew).error is None
+    def done(self, *, full_refresh: bool = False) -> None:
+        assert self.sync(full_refresh=full_refresh).error is None
 
     def versions(self, *columns: str) -> list[tuple[Any, ...]]:
         """Columns, start, end and whether it is active of every version, times in µs after T."""
@@ -188,7 +190,7 @@ def test_what_is_cleaned_up_while_it_is_read_is_compared(tmp_path: Path) -> None
     server.at_micros = T + HOUR
     server.is_cleaned_while_read = True
     office.done()
-    assert [one[1] for one in office.versions("id", "name")] == ["a", "b"]
+    assert [version[1] for version in office.versions("id", "name")] == ["a", "b"]
 
 
 def test_a_key_that_does_not_tell_rows_apart_is_refused(tmp_path: Path) -> None:
@@ -257,8 +259,8 @@ def test_what_is_not_tracked_says_how_it_will_be(
 ) -> None:
     office = _tracked(tmp_path)
     office.server.version, office.server.oldest = version, oldest
-    told = office.sync()
-    assert said in f"{told.error} {told.hint}"
+    reported = office.sync()
+    assert said in f"{reported.error} {reported.hint}"
 
 
 def _captured(folder: Path, more: str = "") -> Office:
@@ -329,7 +331,7 @@ def test_change_data_capture_brings_every_change(tmp_path: Path) -> None:
 def _ends(versions: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Versions without the exact end of closed ones: by how much one ends before the next begins
     is not what is asked here."""
-    return [(*one[:3], one[3] is None, one[4]) for one in versions]
+    return [(*version[:3], version[3] is None, version[4]) for version in versions]
 
 
 def test_a_copy_after_a_crash_is_later_than_the_one_that_landed(
@@ -397,11 +399,11 @@ def test_a_gap_is_told_and_a_resync_goes_over_it(tmp_path: Path, lost: str, said
     before = office.versions("id", "name")
     server.rows = [_row(1, "b")]
     server.at_micros = T + HOUR + MARGIN
-    told = office.sync()
-    assert said in (told.hint or "")
-    assert "chronolake resync office --stream dbo.items" in (told.hint or "")
+    reported = office.sync()
+    assert said in (reported.hint or "")
+    assert "chronolake resync office --stream dbo.items" in (reported.hint or "")
     assert office.versions("id", "name") == before
-    office.done(anew=True)
+    office.done(full_refresh=True)
     assert office.versions("id", "name") == [
         (1, "a", 0, HOUR - 1, False),
         (1, "b", HOUR, None, True),
@@ -458,7 +460,7 @@ def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:
     office.done()
     assert "price" not in iceberg(office.project, "office", "items").schema().column_names
     office.server.instances[0].computed = frozenset({"name"})
-    office.done(anew=True)
+    office.done(full_refresh=True)
     assert office.versions("id") == [(1, 0, None, True)]
     office.server.instances[0].columns = ["id", "name"]
     office.server.instances[0].computed = frozenset({"id"})

@@ -16,7 +16,7 @@ from postgresql import server, standby_cluster
 from chronolake.errors import SourceError
 from chronolake.pipeline.streams import source_of
 from chronolake.source.postgres.slot import lsn_number, written_upto
-from chronolake.source.protocol import CheckedSource, Finding, Level
+from chronolake.source.protocol import CheckedSource, CheckResult, Level
 
 _ITEMS = "CREATE TABLE items (id int PRIMARY KEY, note text)"
 _STANDBY = {"hot_standby_feedback": "on", "primary_slot_name": "standby", "wal_level": "logical"}
@@ -28,14 +28,18 @@ def _run(address: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def _findings(shop: Shop, *, create: bool = False) -> list[Finding]:
+def _findings(shop: Shop, *, create: bool = False) -> list[CheckResult]:
     source = source_of(shop.project, "shop")
     assert isinstance(source, CheckedSource)
-    return list(source.findings(create=create, positions={}))
+    return list(source.check(create=create, positions={}))
 
 
-def _wrong(findings: list[Finding]) -> dict[str, str]:
-    return {one.what: f"{one.message} {one.fix}" for one in findings if one.level is Level.FAILED}
+def _wrong(findings: list[CheckResult]) -> dict[str, str]:
+    return {
+        finding.what: f"{finding.message} {finding.fix}"
+        for finding in findings
+        if finding.level is Level.FAILED
+    }
 
 
 @contextmanager
@@ -105,7 +109,7 @@ def test_a_standby_that_may_lose_its_slot_is_warned_about(tmp_path: Path) -> Non
         standby_cluster(primary, wal_level="logical") as standby,
     ):
         shop = Shop(tmp_path, standby.address)
-        warned = {one.what for one in _findings(shop) if one.level is Level.WARNING}
+        warned = {finding.what for finding in _findings(shop) if finding.level is Level.WARNING}
         assert {"hot_standby_feedback", "primary_slot_name"} <= warned
 
 

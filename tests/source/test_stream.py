@@ -63,7 +63,7 @@ def _read(address: str, folder: Path, upto: int, begins: int = 0) -> list[bytes]
     decoder = Decoder()
     decoder.decode(messages)
     assert decoder.is_between_transactions
-    return [one for one in messages if one[0] not in _PASSED_OVER]
+    return [message for message in messages if message[0] not in _PASSED_OVER]
 
 
 def _statement(chance: random.Random) -> str:
@@ -141,7 +141,7 @@ def test_nothing_waits_on_the_server(tmp_path: Path) -> None:
         with streaming(place.address, _SLOT, upto=upto, folder=tmp_path) as stream:
             for batch in stream.batches():
                 assert sum(map(len, batch)) < 2 * 4 * 2**20
-                rows += sum(one.number for one in decoder.decode(batch).changes)
+                rows += sum(change.number for change in decoder.decode(batch).changes)
         assert rows == 300_000
         assert list(tmp_path.iterdir()) == []
         assert database.execute(
@@ -223,7 +223,7 @@ def test_a_reader_that_is_killed_leaves_the_slot_as_it_is(
 
     # The server may not have noticed yet.
     messages = _read(address, tmp_path, upto)
-    assert sum(one[0] == Kind.INSERT for one in messages) == 100_000
+    assert sum(message[0] == Kind.INSERT for message in messages) == 100_000
 
 
 def test_a_slot_that_is_read_by_another_is_waited_for(

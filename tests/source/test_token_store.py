@@ -206,9 +206,9 @@ def test_processes_use_a_token_one_after_the_other(desk: Desk) -> None:
         )
         for _ in range(3)
     ]
-    told = [one.communicate(timeout=120)[0] for one in running]
+    reported = [one.communicate(timeout=120)[0] for one in running]
 
-    assert [one.returncode for one in running] == [0, 0, 0], told
+    assert [one.returncode for one in running] == [0, 0, 0], reported
     assert desk.refused == []
 
 
@@ -232,23 +232,23 @@ def test_of_several_that_change_it_each_is_told_what_the_last_one_made(
         return {"number": number + 1}
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: stored.renewed("a", add), range(8)))
+        list(pool.map(lambda _: stored.renew("a", add), range(8)))
 
-    assert stored.recalled("a") == {"number": 8}
-    assert stored.recalled("b") is None
+    assert stored.load_token("a") == {"number": 8}
+    assert stored.load_token("b") is None
 
 
 def test_what_fails_changes_nothing(stored: StoredMemory) -> None:
-    stored.renewed("a", lambda _: {"number": 1})
+    stored.renew("a", lambda _: {"number": 1})
 
     def fail(_: Mapping[str, Any] | None) -> Mapping[str, Any]:
         raise SourceError("no token")
 
     with pytest.raises(SourceError):
-        stored.renewed("a", fail)
-    assert stored.recalled("a") == {"number": 1}
-    stored.renewed("a", lambda known: {"number": (known or {})["number"] + 1})
-    assert stored.recalled("a") == {"number": 2}
+        stored.renew("a", fail)
+    assert stored.load_token("a") == {"number": 1}
+    stored.renew("a", lambda known: {"number": (known or {})["number"] + 1})
+    assert stored.load_token("a") == {"number": 2}
 
 
 def test_who_was_paused_keeps_its_token_unless_there_is_a_later_one(
@@ -259,11 +259,11 @@ def test_who_was_paused_keeps_its_token_unless_there_is_a_later_one(
     store.remember("desk", "b", {"number": 7}, since=None)
     # Others hold the lease by now, and have not got any further.
     store.remember("desk", "a", {"number": 2}, since={"number": 1})
-    assert stored.recalled("a") == {"number": 2}
+    assert stored.load_token("a") == {"number": 2}
     # They have.
     store.remember("desk", "a", {"number": 3}, since={"number": 1})
-    assert stored.recalled("a") == {"number": 2}
-    assert stored.recalled("b") == {"number": 7}
+    assert stored.load_token("a") == {"number": 2}
+    assert stored.load_token("b") == {"number": 7}
 
 
 def test_who_waits_too_long_is_told(stored: StoredMemory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,4 +272,4 @@ def test_who_waits_too_long_is_told(stored: StoredMemory, monkeypatch: pytest.Mo
         leased(Store.open(stored.config), "desk#remembered"),
         pytest.raises(PipelineBusyError, match="changing what desk remembers"),
     ):
-        stored.renewed("a", lambda _: {})
+        stored.renew("a", lambda _: {})

@@ -67,7 +67,7 @@ def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) 
     shop.api.asked.clear()
     for _ in range(2):
         runs = shop.sync()
-        assert {name: (one.landed_rows, one.written) for name, one in runs.items()} == (
+        assert {name: (run.landed_rows, run.written) for name, run in runs.items()} == (
             dict.fromkeys(_TABLES, (0, 0))
         )
     # They were asked for, and came.
@@ -79,7 +79,7 @@ def test_a_run_without_changes_lands_nothing_and_commits_nothing(shop: ApiShop) 
     shop.put(3, "02-01", state="paid", owner={"name": "x", "tags": [1, 2]})
     shop.orders[4] = {"id": 4, "state": "still undated"}
     runs = shop.sync()
-    assert {name: one.landed_rows for name, one in runs.items()} == {
+    assert {name: run.landed_rows for name, run in runs.items()} == {
         "orders": 2,
         "soft": 2,
         "live": 2,
@@ -172,7 +172,7 @@ def test_what_a_resync_brings_again_does_not_land(shop: ApiShop) -> None:
     files = _raw_files(shop)
     shop.put(2, "02-01", state="paid")
     shop.orders.pop(3)
-    runs = shop.sync(anew=True)
+    runs = shop.sync(full_refresh=True)
     assert runs["orders"].landed_rows == 1
     assert len(_raw_files(shop)) == len(files) + 1
     assert [row[:2] for row in shop.rows("orders", "id", "state")] == [

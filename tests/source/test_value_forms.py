@@ -71,8 +71,8 @@ def test_json_of_arrays_and_composites_is_the_server_s(address: str) -> None:
                 rows = list(copy.rows())
             assert len(rows) == len(values)
             found = values_of(column.form, pa.array([row[0] for row in rows])).to_pylist()
-            for (text, expected), told in zip(rows, found, strict=True):
-                assert _loaded(told) == _loaded(expected), (kind, text)
+            for (text, expected), reported in zip(rows, found, strict=True):
+                assert _loaded(reported) == _loaded(expected), (kind, text)
 
 
 def _loaded(text: str | None) -> Any:
@@ -123,11 +123,11 @@ def test_values_have_the_form_that_is_asked_for(
     generated = ", generated_columns: true"
     more = ", arrays: json, composites: json, money: decimal"
     shop.configure(method=method, more=more + generated)
-    code, told, _ = ran_words(capsys, "check", "--project", str(shop.folder))
+    code, reported, _ = ran_words(capsys, "check", "--project", str(shop.folder))
     if method == "logical_replication":
         assert code == 1
-        assert "has not the generated columns of public.items" in told
-        code, told, _ = ran_words(capsys, "check", "--create", "--project", str(shop.folder))
+        assert "has not the generated columns of public.items" in reported
+        code, reported, _ = ran_words(capsys, "check", "--create", "--project", str(shop.folder))
         assert code == (0 if has_generated else 1)
     if not has_generated:
         shop.configure(method=method, more=more)

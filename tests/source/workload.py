@@ -250,13 +250,13 @@ def states(dsn: str, table: str) -> dict[tuple[Any, ...], list[State]]:
         steps.append(orjson.loads(row) if op == "P" else None)
     found: dict[tuple[Any, ...], list[State]] = {}
     for identity, transactions in by_key.items():
-        told = found.setdefault(identity, [])
+        reported = found.setdefault(identity, [])
         for steps in transactions.values():
             puts = [step for step in steps if step is not None]
             if puts:
-                told.append(puts[-1])
-            if steps[-1] is None and (not told or told[-1] is not None):
-                told.append(None)
+                reported.append(puts[-1])
+            if steps[-1] is None and (not reported or reported[-1] is not None):
+                reported.append(None)
     return found
 
 

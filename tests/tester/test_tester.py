@@ -343,9 +343,9 @@ def test_the_command_passes_its_options_on(tmp_path):
     assert "orders_demo_2_changes_update_1.csv" in {p.name for p in (tmp_path / "w").iterdir()}
     wrong = CliRunner().invoke(app, ["drive", "missing.json", "--target", "x:1", "--json"])
     assert wrong.exit_code == 2
-    told = json.loads(wrong.output)
-    assert (told["error"], told["file"]) == ("ScenarioError", "missing.json")
-    assert told["hint"]
+    reported = json.loads(wrong.output)
+    assert (reported["error"], reported["file"]) == ("ScenarioError", "missing.json")
+    assert reported["hint"]
 
 
 def test_the_example_in_the_guide_plays(tmp_path):
@@ -491,7 +491,7 @@ def test_the_tester_says_why_nobody_answered(simple, tmp_path):
         wanted = DriveOptions(target=target, json_lines=True, **options)
         assert run([simple], wanted, stream=report) == 1
         errors = [json.loads(line) for line in report.getvalue().splitlines()]
-        return next(one["text"] for one in errors if one["event"] == "error")
+        return next(error["text"] for error in errors if error["event"] == "error")
 
     with socket.create_server(("localhost", 0)) as silent:
         port = silent.getsockname()[1]

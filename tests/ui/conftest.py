@@ -43,9 +43,9 @@ def _make(folder: Path, done: Path) -> None:
 
     with Lake.open(folder, config=lake_config(folder)) as lake:
         build(lake)
-        told = expected(lake)
+        reported = expected(lake)
         break_one(lake)
-    done.write_text(json.dumps(told), encoding="utf-8")
+    done.write_text(json.dumps(reported), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

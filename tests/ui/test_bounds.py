@@ -197,11 +197,13 @@ def test_memory_is_bounded_by_what_versions_hold(
     held = timeline.bytes
     assert 120 * 100 * 8 <= held < 2 * 120 * 100 * 8
     before = pa.total_allocated_bytes()
-    assert [one.values["c0"] for one in timeline.versions] == [float(one) for one in range(120)]
-    assert [len(one.changes) for one in timeline.versions] == [0, *[99] * 119]
+    assert [version.values["c0"] for version in timeline.versions] == [
+        float(one) for one in range(120)
+    ]
+    assert [len(version.changes) for version in timeline.versions] == [0, *[99] * 119]
     assert timeline.versions[-1].changes[0].old == 118.0
-    assert [one.start for one in timeline.outline().versions] == [
-        one.start for one in timeline.versions
+    assert [version.start for version in timeline.outline().versions] == [
+        version.start for version in timeline.versions
     ]
     assert pa.total_allocated_bytes() <= before + held // 2
 

@@ -129,13 +129,16 @@ def test_pages_hold_every_version_once_in_order(
 
 
 def test_a_chart_has_no_ends_of_time_and_a_lane_for_each_column_that_changed() -> None:
-    told = drawn(LIFE)
+    reported = drawn(LIFE)
 
     second = 1767225600000.0
-    assert told["starts"] == [None, second, second + 86_400_000, second + 31 * 86_400_000]
-    assert told["ends"] == [None, second + 86_399_999, second + 86_400_000, None]
-    assert told["states"] == "drda"
-    assert told["lanes"] == [{"column": "a", "places": [1, 2, 3]}, {"column": "b", "places": [2]}]
+    assert reported["starts"] == [None, second, second + 86_400_000, second + 31 * 86_400_000]
+    assert reported["ends"] == [None, second + 86_399_999, second + 86_400_000, None]
+    assert reported["states"] == "drda"
+    assert reported["lanes"] == [
+        {"column": "a", "places": [1, 2, 3]},
+        {"column": "b", "places": [2]},
+    ]
     # Another engine's end of time.
     other = version("2026-01-01T00:00:00Z", "9999-12-31T00:00:00Z", Ending.ACTIVE)
     assert drawn(timeline(other))["ends"] == [None]

@@ -159,10 +159,10 @@ def health_of(health: Health, fresh: Freshness | None) -> str:
     name = TableName("s", "t")
     summary = TableSummary(name, Mode.LIVE, (), (), 100, None, 1, 0, 1, None, None)
     template = environment().get_template("health.html")
-    told = template.render(
+    reported = template.render(
         seen=Seen(name, None, summary, health), known=fresh, limits=MaintenanceConfig()
     )
-    return " ".join(re.sub("<[^>]*>", " ", told).split())
+    return " ".join(re.sub("<[^>]*>", " ", reported).split())
 
 
 def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> None:
@@ -170,8 +170,8 @@ def test_health_tells_all_that_is_known_and_praises_only_what_was_verified() -> 
     verified = Verified("s.t", now(), holds=True, rows=1, against_lake=False)
     kept = Health(3, 9, 0.05, now(), 2)
 
-    told = health_of(kept, Freshness(filled, verified=verified))
-    assert told.startswith("good 3 small files 5 % of rows removed compacted")
+    reported = health_of(kept, Freshness(filled, verified=verified))
+    assert reported.startswith("good 3 small files 5 % of rows removed compacted")
     assert health_of(Health(0, 1, 0.0, None, 1), Freshness(filled)) == (
         "files in order never verified"
     )

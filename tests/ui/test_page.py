@@ -168,11 +168,11 @@ def test_the_list_tells_what_chronolake_tables_tells(visit: Open, shop: Shop) ->
     page = visit("/")
     config = load(shop.folder)
     for name in (ORDERS, SENSOR, NOTES):
-        told = summary(look_up(config, name))
+        reported = summary(look_up(config, name))
         cells = page.locator("tbody tr", has_text=name.table).locator("td")
-        assert cells.nth(0).inner_text() == told.mode.value
-        assert cells.nth(1).inner_text() == f"{told.active:,}"
-        assert cells.nth(2).inner_text() == f"{told.rows:,}"
+        assert cells.nth(0).inner_text() == reported.mode.value
+        assert cells.nth(1).inner_text() == f"{reported.active:,}"
+        assert cells.nth(2).inner_text() == f"{reported.rows:,}"
 
 
 # --------------------------------------------------------------------------- the timeline
@@ -243,10 +243,10 @@ def as_listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_timeline_is_what_chronolake_history_prints(
     visit: Open, told_by_the_program: Told, order: int
 ) -> None:
-    told = told_by_the_program("shop.orders", f"id={order}")
+    reported = told_by_the_program("shop.orders", f"id={order}")
     page = visit(links.record(ORDERS, {"id": order}))
 
-    assert listed(page) == as_listed(told)
+    assert listed(page) == as_listed(reported)
     assert page.locator("[data-chart][data-drawn]").count() == 1
 
 
@@ -271,20 +271,20 @@ def test_a_record_of_a_table_without_history_is_its_current_row(visit: Open) -> 
 
 def test_ten_thousand_versions_stay_few_on_the_page(visit: Open, told_by_the_program: Told) -> None:
     page = visit(links.record(SENSOR, {"id": 1}))
-    told = told_by_the_program("plant.sensor", "id=1")
-    assert len(told) == READINGS
+    reported = told_by_the_program("plant.sensor", "id=1")
+    assert len(reported) == READINGS
 
     assert page.evaluate("document.querySelectorAll('*').length") < 4_000
-    assert listed(page) == as_listed(told)[:50]
+    assert listed(page) == as_listed(reported)[:50]
     page.get_by_role("link", name="Last").click()
     expect(page.locator(f"tr[data-version='{READINGS}']")).to_be_visible()
-    assert listed(page) == as_listed(told)[-50:]
+    assert listed(page) == as_listed(reported)[-50:]
     page.get_by_role("link", name="newest first").click()
     expect(page.locator("tr[data-version]").first).to_have_attribute("data-version", str(READINGS))
     # A link to one version shows the page that it is on.
     page = visit(links.record(SENSOR, {"id": 1}, version=5_017) + "#v5017")
     expect(page.locator("#v5017")).to_be_in_viewport()
-    assert listed(page)[16] == as_listed(told)[5_016]
+    assert listed(page)[16] == as_listed(reported)[5_016]
 
 
 def test_a_version_in_the_chart_leads_to_the_list(visit: Open) -> None:
@@ -358,8 +358,8 @@ def test_the_slider_shows_the_past_by_keyboard_without_a_reload(visit: Open, sho
         page.wait_for_function(SETTLED)
         at = page.get_by_label("As of (UTC)").input_value()
         assert httpx_unquoted(page.url) == f"/past?table=shop.orders&at={at}"
-        told = rows_at(load(shop.folder), ORDERS, at, limit=50)
-        assert shown_rows(page) == as_text(list(told.rows))
+        reported = rows_at(load(shop.folder), ORDERS, at, limit=50)
+        assert shown_rows(page) == as_text(list(reported.rows))
         assert slider.get_attribute("aria-valuetext") == f"{at.replace('T', ' ')[:-1]} UTC"
     assert len(shown_rows(page)) > 5
     expect(page.locator("#said")).to_contain_text("As of 2026-10-")
@@ -390,15 +390,15 @@ def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
     expect(page.locator("[data-past] h2")).to_contain_text("From 2026-10-20")
     expect(page.get_by_role("slider", name="Compared with")).to_be_visible()
 
-    told = differences(load(shop.folder), ORDERS, BEFORE, AFTER, limit=50)
+    reported = differences(load(shop.folder), ORDERS, BEFORE, AFTER, limit=50)
     counts = {
         change: int(page.locator(f"[data-count={change}]").inner_text().replace(",", ""))
         for change in ("inserted", "changed", "deleted")
     }
     assert counts == {
-        "inserted": told.inserted,
-        "changed": told.changed,
-        "deleted": told.deleted,
+        "inserted": reported.inserted,
+        "changed": reported.changed,
+        "deleted": reported.deleted,
     }
     assert min(counts.values()) > 0
     found = page.locator("table.differences tbody tr").evaluate_all(
@@ -408,8 +408,8 @@ def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
             [...one.querySelectorAll('dd')].map(dd => dd.lastElementChild?.matches('.sr')
               ? dd.lastChild.textContent : (dd.lastElementChild ?? dd).innerText)]))])"""
     )
-    assert len(found) == len(told.records)
-    for (change, columns), record in zip(found, told.records, strict=True):
+    assert len(found) == len(reported.records)
+    for (change, columns), record in zip(found, reported.records, strict=True):
         assert change == record.change
         names = record.columns or tuple(
             name for name in (record.old or record.new or {}) if name not in record.key
@@ -521,20 +521,20 @@ def test_charts_have_the_times_of_utc_wherever_the_browser_is(visit: Open, zone:
       return [told, chart.calcdata.flat().map(point => point.x), ticks];
     }"""
     page = visit(links.record(ORDERS, {"id": 104}), timezone_id=zone)
-    told, places, ticks = page.evaluate(drawn, "[data-chart]")
-    assert set(told["starts"]) <= set(places)
+    reported, places, ticks = page.evaluate(drawn, "[data-chart]")
+    assert set(reported["starts"]) <= set(places)
     assert any("2026" in tick for tick in ticks)
 
     page = visit(f"/past?table={ORDERS}", timezone_id=zone)
-    told, places, ticks = page.evaluate(drawn, "[data-life]")
-    assert {start + told["width"] / 2 for start in told["starts"]} == set(places)
+    reported, places, ticks = page.evaluate(drawn, "[data-life]")
+    assert {start + reported["width"] / 2 for start in reported["starts"]} == set(places)
     assert any("2026" in tick for tick in ticks)
     page.get_by_label("As of (UTC)").fill("2026-11")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="As of 2026-11-01")).to_be_visible()
     at = int(page.locator("[data-slider=at]").input_value()) / 1_000
-    whole = told["starts"][-1] + told["width"] - told["starts"][0]
-    assert told["starts"][0] + at * whole == pytest.approx(1_793_491_200_000, abs=whole / 1_000)
+    whole = reported["starts"][-1] + reported["width"] - reported["starts"][0]
+    assert reported["starts"][0] + at * whole == pytest.approx(1_793_491_200_000, abs=whole / 1_000)
 
 
 def test_versions_within_milliseconds_are_counted_and_a_click_shows_each(visit: Open) -> None:
@@ -545,8 +545,14 @@ def test_versions_within_milliseconds_are_counted_and_a_click_shows_each(visit: 
 
     def crowded(route: Route) -> None:
         ends = [start - 1 for start in starts[1:]]
-        told = {"starts": starts, "ends": [*ends, None], "states": "rrrrra", "lanes": [], "more": 0}
-        route.fulfill(json=told)
+        reported = {
+            "starts": starts,
+            "ends": [*ends, None],
+            "states": "rrrrra",
+            "lanes": [],
+            "more": 0,
+        }
+        route.fulfill(json=reported)
 
     page.route("**/part/timeline?*", crowded)
     page.reload()

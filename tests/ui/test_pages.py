@@ -43,10 +43,10 @@ def test_only_what_is_a_time_is_shown_as_one(make: Make, get: Get) -> None:
     texts = ["id*:INT", "_chronolake_version:STRING", "_fivetran_synced:UTC_DATETIME"]
     make(ORDERS, texts, [(1, "AT-TZ", FIRST)])
 
-    told = get("/part/past?table=shop.orders").text
+    reported = get("/part/past?table=shop.orders").text
 
-    assert 'data-column="_chronolake_version" class="system">AT-TZ</td>' in told
-    assert f'<time datetime="{FIRST}">2026-01-01 00:00:00</time>' in told
+    assert 'data-column="_chronolake_version" class="system">AT-TZ</td>' in reported
+    assert f'<time datetime="{FIRST}">2026-01-01 00:00:00</time>' in reported
 
 
 def test_the_source_s_own_instants_are_times_on_every_page(make: Make, get: Get) -> None:
@@ -138,9 +138,9 @@ def test_both_ends_of_time_are_asked_for_as_times(
 ) -> None:
     make(ORDERS, ["id*:INT", *HISTORY], [(1, FIRST, TMAX, True)])
 
-    told = get(f"/part/past?table=shop.orders&at={at}").text
+    reported = get(f"/part/past?table=shop.orders&at={at}").text
 
-    assert f">{words}</time></h2>" in told
+    assert f">{words}</time></h2>" in reported
 
 
 def test_a_key_with_a_line_break_stays_as_it_is_in_the_form(make: Make, get: Get) -> None:

@@ -113,7 +113,7 @@ def _runs(folder: Path) -> tuple[run_history.ObservedRun, ...]:
 
 
 def _run_of(folder: Path, pipeline: str, status: Status) -> run_history.ObservedRun:
-    found = (one for one in _runs(folder) if one.run.pipeline == pipeline)
+    found = (run for run in _runs(folder) if run.run.pipeline == pipeline)
     return next(one for one in found if one.run.status is status)
 
 
@@ -142,7 +142,7 @@ def test_pipelines_and_runs_are_listed_and_filtered(visit: Open, folder: Path) -
 @pytest.mark.long
 def test_a_failed_run_says_what_to_do(visit: Open, folder: Path) -> None:
     partial = _run_of(folder, "crm", Status.PARTIAL)
-    (contact,) = [one.told for one in partial.streams if one.told.error]
+    (contact,) = [stream.told for stream in partial.streams if stream.told.error]
     assert contact.hint
     page = visit("/runs?status=partial")
     page.locator("tbody th a").last.click()
@@ -210,8 +210,8 @@ def _run_and_follow(page: Page, folder: Path, api: SlowApi) -> None:
         seen = _followed(page, deadline=time.monotonic() + 180)
     finally:
         api.seconds = 0
-        told, _ = running.communicate(timeout=120)
-    assert running.returncode == 0, told
+        reported, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, reported
     assert page.evaluate("window.stayed"), "nothing was loaded anew"
     assert {stage for stages, _, _ in seen for stage in stages} >= {"landing", "applying"}
     read = [rows for _, rows, _ in seen]
@@ -277,7 +277,7 @@ PAGES = ("/runs", "/runs?status=dead", "/runs?pipeline=never", "/usage", "/usage
 
 @pytest.mark.long
 def test_these_pages_are_accessible_in_light_and_dark(visit: Open, folder: Path) -> None:
-    runs = [f"/run?id={one.run.id}" for one in _runs(folder)]
+    runs = [f"/run?id={run.run.id}" for run in _runs(folder)]
     for path in (*PAGES, *runs):
         page = visit(path)
         for theme in ("light", "dark"):

@@ -72,22 +72,22 @@ def test_it_is_up_within_three_seconds_and_never_knows_spark(shop: Shop) -> None
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     started = children.read_text().split() if children.exists() else []
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=10)
+    _, reported = process.communicate(timeout=10)
 
     assert first.status_code == 200
     # Not by the clock: other tests may keep the machine busy.
     assert took < 3, f"it took {took:.1f} s of the processor"
     assert statuses == dict.fromkeys(PAGES, 200)
     assert started == []
-    assert told == "False\n"
+    assert reported == "False\n"
 
 
 def processor_seconds(process: int) -> float:
     """How long a process has used the processor, with all of its threads."""
-    told = Path(f"/proc/{process}/stat")
-    if not told.exists():
+    reported = Path(f"/proc/{process}/stat")
+    if not reported.exists():
         pytest.skip("this system does not tell how long another process has used the processor")
-    fields = told.read_text(encoding="utf-8").rpartition(")")[2].split()
+    fields = reported.read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -370,9 +370,9 @@ def test_a_name_is_loopback_only_if_its_address_is(
     def at(address: str) -> Address:
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        with pytest.raises(Told) as told:
+        with pytest.raises(Told) as reported:
             serve(load(tmp_path), UiOptions("page.localhost", 0), tell)
-        return told.value.args[0]
+        return reported.value.args[0]
 
     assert at("127.0.0.1").token is None
     assert at("0.0.0.0").token

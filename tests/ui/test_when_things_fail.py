@@ -119,10 +119,10 @@ def test_usage_that_is_none_makes_no_table_unreadable(asked: httpx.Client) -> No
 def all_read(asked: httpx.Client) -> str:
     """The list of tables once all of them are read."""
     deadline = time.monotonic() + 60
-    while "data-unread" in (told := asked.get("/part/tables").text):
+    while "data-unread" in (reported := asked.get("/part/tables").text):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    return told
+    return reported
 
 
 def told_by_a_later_version(lake: Path) -> None:
@@ -162,9 +162,9 @@ def test_all_streams_of_a_large_run_are_reached(lake: Path, asked: httpx.Client)
     url: str | None = "/run?id=large"
     seen: list[str] = []
     while url:
-        told = asked.get(url).text
-        seen += re.findall(r'data-stream="([^"]+)"', told)
-        following = re.search(r'rel="next" href="([^"]+)"', told)
+        reported = asked.get(url).text
+        seen += re.findall(r'data-stream="([^"]+)"', reported)
+        following = re.search(r'rel="next" href="([^"]+)"', reported)
         url = html.unescape(following[1]) if following else None
     assert seen == names
     for odd in ("-1", "501x", "9" * 5_000):
@@ -232,10 +232,10 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
             one.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
         deadline = time.monotonic() + 60
         # Those for whom there is no place to wait are told so at once.
-        while len(told := select.select(many, [], [], 1)[0]) < 20:
+        while len(reported := select.select(many, [], [], 1)[0]) < 20:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        refused = told[-1].recv(65_536).decode()
+        refused = reported[-1].recv(65_536).decode()
         assert refused.startswith("HTTP/1.1 503")
         assert "retry-after: 5" in refused
         begun = time.monotonic()

@@ -43,8 +43,8 @@ def start(folder: Path, *words: str, **environment: str) -> Served:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, "chronolake ui ended without an address"
-    told = json.loads(line)
-    return Served(process, f"http://{told['host']}:{told['port']}", told["token"])
+    reported = json.loads(line)
+    return Served(process, f"http://{reported['host']}:{reported['port']}", reported["token"])
 
 
 def stop(served: Served) -> int:

@@ -96,12 +96,14 @@ def send(
 def versions(rows: Iterable[Version]) -> list[tuple[Op, dict[str, Any]]]:
     """Versions of a batch, with the rows that say from when on each record is told."""
     sent, first = [], {}
-    for told, start, end in rows:
+    for reported, start, end in rows:
         active = str(end == TMAX_TEXT).lower()
-        sent.append((Op.REPLACE, {**told, SYNCED: start, START: start, END: end, ACTIVE: active}))
-        key = str({name: told[name] for name in told if name in _KEYS})
+        sent.append(
+            (Op.REPLACE, {**reported, SYNCED: start, START: start, END: end, ACTIVE: active})
+        )
+        key = str({name: reported[name] for name in reported if name in _KEYS})
         if key not in first or start < first[key][START]:
-            first[key] = {**told, START: start}
+            first[key] = {**reported, START: start}
     return [*((Op.EARLIEST, row) for row in first.values()), *sent]
 
 
@@ -111,17 +113,17 @@ def _orders() -> tuple[list[Version], list[Version], list[dict[str, Any]]]:
     for number in range(_ORDERS):
         placed = _BEGIN + timedelta(hours=number * 5, minutes=number % 7)
         paid, shipped = placed + timedelta(hours=9 + number % 30), placed + timedelta(days=12)
-        told = {
+        reported = {
             "id": 100 + number,
             "customer": f"customer {number % 17}",
             "amount": f"{(number * 37) % 900 + 5}.50",
             "note": None if number % 3 else f"note {number}",
         }
         millisecond = timedelta(milliseconds=1)
-        first.append(({**told, "status": "placed"}, iso(placed), iso(paid - millisecond)))
-        first.append(({**told, "status": "paid"}, iso(paid), TMAX_TEXT))
+        first.append(({**reported, "status": "placed"}, iso(placed), iso(paid - millisecond)))
+        first.append(({**reported, "status": "paid"}, iso(paid), TMAX_TEXT))
         if number % 2 == 0:
-            second.append(({**told, "status": "shipped"}, iso(shipped), TMAX_TEXT))
+            second.append(({**reported, "status": "shipped"}, iso(shipped), TMAX_TEXT))
         if number % 9 == 4:
             gone = shipped + timedelta(days=2)
             deleted.append({"id": 100 + number, SYNCED: iso(gone), END: iso(gone), ACTIVE: "false"})
@@ -183,7 +185,7 @@ def build(lake: Lake) -> None:
     core.create(lake, CARTS, carts)
     rows = [{"id": f"cart {n}", "things": n, SYNCED: "2026-11-01T00:00:00Z",
              DELETED: str(n % 4 == 0).lower()} for n in range(12)]  # fmt: skip
-    send(lake, CARTS, carts, [(Op.REPLACE, one) for one in rows], "carts-1")
+    send(lake, CARTS, carts, [(Op.REPLACE, row) for row in rows], "carts-1")
 
     sensor = of_history("id*:INT", "reading:DOUBLE", "state:STRING")
     core.create(lake, SENSOR, sensor)
@@ -200,8 +202,8 @@ def build(lake: Lake) -> None:
     )
     odd = of_history(f"{_ODD_KEY}*:STRING", "va`lue:STRING")
     core.create(lake, ODD, odd)
-    told = {odd[0].name: SCRIPT, odd[1].name: "x"}
-    send(lake, ODD, odd, versions([(told, "2026-10-01T00:00:00.000Z", TMAX_TEXT)]), "odd-1")
+    reported = {odd[0].name: SCRIPT, odd[1].name: "x"}
+    send(lake, ODD, odd, versions([(reported, "2026-10-01T00:00:00.000Z", TMAX_TEXT)]), "odd-1")
     for name in (NEW, BROKEN):
         core.create(lake, name, of_history("id*:LONG", "v:STRING"))
 

@@ -185,11 +185,11 @@ def test_an_error_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
     done = run("history", "a.b", "--key", "id=1", "--lake", str(tmp_path), "--json")
 
     assert done.returncode == 1
-    told = json.loads(done.stderr)
-    assert told["error"] == "LakeError"
-    assert told["message"]
-    assert told["hint"]
-    assert told["retryable"] is False
+    reported = json.loads(done.stderr)
+    assert reported["error"] == "LakeError"
+    assert reported["message"]
+    assert reported["hint"]
+    assert reported["retryable"] is False
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:

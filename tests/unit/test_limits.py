@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chronolake.errors import ConfigurationError
-from chronolake.limits import StreamTraits, allowed_modes, check_mode
+from chronolake.limits import StreamCapabilities, allowed_modes, check_mode
 from chronolake.types import Mode
 
 
@@ -19,8 +19,8 @@ from chronolake.types import Mode
 def test_a_stream_that_is_history_is_nothing_else(
     name: str, *, is_history_only: bool, reason: str
 ) -> None:
-    stream = StreamTraits(
-        name, tells_changes=True, is_reimported=False, is_history_only=is_history_only
+    stream = StreamCapabilities(
+        name, reports_changes=True, is_reimported=False, is_history_only=is_history_only
     )
     check_mode(stream, Mode.HISTORY)
     assert allowed_modes(stream) == [Mode.HISTORY]
@@ -30,17 +30,17 @@ def test_a_stream_that_is_history_is_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("tells_changes", "is_reimported", "reason"),
+    ("reports_changes", "is_reimported", "reason"),
     [(False, False, "no timestamp"), (True, True, "imports all"), (False, True, "imports all")],
 )
 def test_a_stream_that_does_not_tell_changes_has_no_history(
-    *, tells_changes: bool, is_reimported: bool, reason: str
+    *, reports_changes: bool, is_reimported: bool, reason: str
 ) -> None:
-    stream = StreamTraits("account", tells_changes, is_reimported)
+    stream = StreamCapabilities("account", reports_changes, is_reimported)
     with pytest.raises(ConfigurationError, match=reason):
         check_mode(stream, Mode.HISTORY)
     check_mode(stream, Mode.LIVE)
     check_mode(stream, Mode.SOFT_DELETE)
     assert allowed_modes(stream) == [Mode.LIVE, Mode.SOFT_DELETE]
-    either = StreamTraits("account", tells_changes=True, is_reimported=False)
+    either = StreamCapabilities("account", reports_changes=True, is_reimported=False)
     assert allowed_modes(either) == list(Mode)

@@ -47,8 +47,11 @@ _JSON = st.recursive(
     ],
 )
 def test_each_place_that_differs_is_named(before: Any, after: Any, found: list[Any]) -> None:
-    told = [(one.path, one.kind, one.before, one.after) for one in differences(before, after)]
-    assert told == found
+    reported = [
+        (difference.path, difference.kind, difference.before, difference.after)
+        for difference in differences(before, after)
+    ]
+    assert reported == found
 
 
 @given(_JSON, _JSON)
@@ -107,7 +110,10 @@ def test_no_secret_is_kept_but_that_one_changed_is_seen() -> None:
         assert "hunter2" not in f"{first}{second}"
 
     states = [json.loads(text or "") for text in kept(before, after)]
-    assert [one.path for one in differences(*states)] == ["oauth.refresh_token", "oauth.expires"]
+    assert [difference.path for difference in differences(*states)] == [
+        "oauth.refresh_token",
+        "oauth.expires",
+    ]
     assert states[1]["next"].endswith("page=3&token=•••")
     assert states[1]["accounts"][0]["cursor"] == "2026-01-01"
     assert states[1]["https://example.org/?sig=•••"] == {"last_key": 5}

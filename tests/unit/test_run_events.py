@@ -72,10 +72,13 @@ def test_a_step_is_seen_within_seconds_although_nothing_follows(tmp_path: Path) 
 def test_a_store_that_does_not_answer_stops_no_run_while_it_works(tmp_path: Path) -> None:
     store, _ = _opened(tmp_path)
     away = patch.object(Store, "transaction", side_effect=LakeError("It is away."))
-    with structlog.testing.capture_logs() as told, Report(store, _RUN, lambda _: None) as report:
+    with (
+        structlog.testing.capture_logs() as reported,
+        Report(store, _RUN, lambda _: None) as report,
+    ):
         with away:
             report.note_soon(_stream(1))
             time.sleep(1.5)
         report.note_soon(_stream(2))
-    assert [one["event"] for one in told] == ["progress_not_noted"]
+    assert [one["event"] for one in reported] == ["progress_not_noted"]
     assert [one.rows for one in store.streams_of("r")] == [2]

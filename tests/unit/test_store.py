@@ -90,9 +90,9 @@ def _expect_upgraded(config: LakeConfig) -> None:
     with leased(store, "shop") as lease:
         assert lease.token == 5
         store.begin_run(_run(1))
-        told = StreamRun("run1", "orders", "shop.orders", Status.RUNNING, stage=Stage.LANDING)
-        store.note(told)
-        assert store.streams_of("run1") == [told]
+        reported = StreamRun("run1", "orders", "shop.orders", Status.RUNNING, stage=Stage.LANDING)
+        store.note(reported)
+        assert store.streams_of("run1") == [reported]
     store.note_verified(Verified("shop.orders", "2026-01-03T00:00:00.000Z", True, 20, False))
 
 
@@ -199,8 +199,8 @@ def _open_at_once(config: LakeConfig, uri: str) -> None:
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
         for _ in range(4)
     ]
-    told = [one.communicate(timeout=120)[1] for one in running]
-    assert [one.returncode for one in running] == [0] * 4, told
+    reported = [one.communicate(timeout=120)[1] for one in running]
+    assert [one.returncode for one in running] == [0] * 4, reported
 
 
 def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_run_is_dead_when_its_lease_is_not_its_own(tmp_path: Path) -> None:
     with leased(store, "shop"):
         store.begin_run(_run(1))
         store.note(StreamRun("run1", "orders", "shop.orders", Status.RUNNING))
-        assert [one.run.status for one in run_history.runs(config).runs] == [Status.RUNNING]
+        assert [run.run.status for run in run_history.runs(config).runs] == [Status.RUNNING]
         assert run_history.runs(config, status=Status.DEAD).runs == ()
     (left,) = run_history.runs(config, status=Status.DEAD).runs
     assert left.streams[0].told.status is Status.DEAD
@@ -234,7 +234,7 @@ def test_a_process_that_is_gone_is_dead_before_its_lease_ends(tmp_path: Path) ->
         connection.exec_driver_sql(
             f"INSERT INTO chronolake_leases VALUES ('shop', 1, '{who}', {time.time() + 60})"
         )
-    assert [one.run.status for one in run_history.runs(config).runs] == [Status.DEAD]
+    assert [run.run.status for run in run_history.runs(config).runs] == [Status.DEAD]
 
 
 def test_runs_are_paged_and_filtered(tmp_path: Path) -> None:
@@ -249,23 +249,23 @@ def test_runs_are_paged_and_filtered(tmp_path: Path) -> None:
     first = run_history.runs(config, limit=3)
     second = run_history.runs(config, limit=5, after=first.next)
 
-    assert [one.run.id for one in first.runs] == ["other", "run7", "run6"]
-    assert [one.run.id for one in second.runs] == ["run5", "run4", "run3", "run2", "run1"]
+    assert [run.run.id for run in first.runs] == ["other", "run7", "run6"]
+    assert [run.run.id for run in second.runs] == ["run5", "run4", "run3", "run2", "run1"]
     assert second.next is None
     found = run_history.runs(config, pipeline="shop", status=Status.SUCCEEDED)
-    assert [one.run.id for one in found.runs] == ["run6", "run4", "run2"]
-    assert [one.name for one in run_history.pipelines(config)] == ["crm", "shop"]
+    assert [run.run.id for run in found.runs] == ["run6", "run4", "run2"]
+    assert [pipeline.name for pipeline in run_history.pipelines(config)] == ["crm", "shop"]
     assert run_history.run(config, "other") == first.runs[0]
     second = run_history.summaries(config, limit=5, after=first.next)
-    assert [one.run.id for one in second.runs] == ["run5", "run4", "run3", "run2", "run1"]
+    assert [run.run.id for run in second.runs] == ["run5", "run4", "run3", "run2", "run1"]
 
 
 def test_how_fresh_a_stream_is_is_known_however_long_it_fails(tmp_path: Path) -> None:
     config = load(tmp_path)
     store = Store.open(config)
     for number in range(40):
-        told = f"2026-01-01T00:00:{number:02}.000Z"
-        store.begin_run(Run(f"{number}", "shop", told, told, Status.PARTIAL, ""))
+        reported = f"2026-01-01T00:00:{number:02}.000Z"
+        store.begin_run(Run(f"{number}", "shop", reported, reported, Status.PARTIAL, ""))
         good = StreamRun(f"{number}", "good", "s.good", Status.SUCCEEDED)
         status = Status.SUCCEEDED if number < 3 else Status.FAILED
         store.note(good, StreamRun(f"{number}", "bad", "s.bad", status, error="no"))
@@ -306,8 +306,8 @@ def test_states_of_old_runs_are_forgotten(tmp_path: Path) -> None:
     config = load(tmp_path)
     store = Store.open(config)
     for number in range(103):
-        told = f"2026-01-01T00:00:00.{number:03}Z"
-        run = Run(f"{number}", "shop", told, told, Status.SUCCEEDED, "")
+        reported = f"2026-01-01T00:00:00.{number:03}Z"
+        run = Run(f"{number}", "shop", reported, reported, Status.SUCCEEDED, "")
         store.begin_run(run)
         store.note(
             StreamRun(

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
-from chronolake.batch_files.decoded_rows import Piece, of_text, present, refused, refused_mark
+from chronolake.batch_files.decoded_rows import DecodedRows, of_text, present, refused, refused_mark
 from chronolake.change_set import Op
 from chronolake.errors import MalformedFileError, OversizeError
 from chronolake.parsing import cells
@@ -381,7 +381,7 @@ class CsvFile:
             # It may be large, and the next one is made now.
             del block, rows
 
-    def pieces(self, blocks: Iterator[Block]) -> Iterator[Piece]:
+    def pieces(self, blocks: Iterator[Block]) -> Iterator[DecodedRows]:
         """The file's rows; nothing for a file without a byte.
 
         Args:
@@ -441,7 +441,7 @@ class CsvFile:
         }
         return block[length:]
 
-    def _piece(self, block: Block) -> Piece:
+    def _piece(self, block: Block) -> DecodedRows:
         if block.flaw is not None:
             before, what = block.flaw
             hint = _MEND_EMPTY if what == EMPTY_LINE else _MEND_DIALECT
@@ -459,7 +459,7 @@ class CsvFile:
         self._rows += piece.rows
         return piece
 
-    def _typed(self, block: Block, nulls: list[str]) -> tuple[Piece, set[int]]:
+    def _typed(self, block: Block, nulls: list[str]) -> tuple[DecodedRows, set[int]]:
         """Parse a block; cells that equal one of `nulls` are null.
 
         Returns:
@@ -485,9 +485,9 @@ class CsvFile:
             for place in again:
                 column = self._wanted[place]
                 arrays[column.name] = self._from_text(reread[place], column)
-        return Piece(grid.rows, arrays), texts
+        return DecodedRows(grid.rows, arrays), texts
 
-    def _unmodified(self, block: bytes, piece: Piece, texts: set[int]) -> dict[str, pa.Array]:
+    def _unmodified(self, block: bytes, piece: DecodedRows, texts: set[int]) -> dict[str, pa.Array]:
         """Which of a piece's null cells are unmodified, for the columns that have null cells."""
         doubtful = {
             place: piece.arrays[column.name]
@@ -511,7 +511,7 @@ class CsvFile:
                 masks[self._wanted[place].name] = pc.equal(texts_of[place], marker)
         return masks
 
-    def _expect_whole_time(self, block: Block, piece: Piece) -> None:
+    def _expect_whole_time(self, block: Block, piece: DecodedRows) -> None:
         """Refuse a time without seconds as the file's very last characters: it may be cut short.
 
         Where nothing is compressed or encrypted, only the cell itself can tell.
@@ -529,7 +529,7 @@ class CsvFile:
                 hint="End the last line of a file with a line feed.",
             )
 
-    def _unmarked(self, block: Block) -> Piece:
+    def _unmarked(self, block: Block) -> DecodedRows:
         """Parse a block that holds the unmodified marker where it has no meaning."""
         texts = self._texts(block.content, self._wanted, [])
         marker = pa.scalar(self.form.unmodified_string.encode(), pa.binary())

@@ -36,7 +36,7 @@ _MEND_MARK: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DecodedRows:
     """Consecutive rows of one file.
 
     Attributes:
@@ -158,7 +158,7 @@ def refused_mark(file: BatchFile, row: int, column: Column, where: str) -> Value
 
 
 def expect_cells(
-    piece: Piece,
+    piece: DecodedRows,
     columns: Iterable[Column],
     file: BatchFile,
     rows: int,

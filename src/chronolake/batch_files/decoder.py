@@ -23,7 +23,7 @@ from chronolake.change_set import BITS_PER_WORD, OP, ROWS_PER_FILE, SEQ, UNMODIF
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
-    from chronolake.batch_files.decoded_rows import Piece
+    from chronolake.batch_files.decoded_rows import DecodedRows
     from chronolake.batch_files.files import BatchFile, FileForm
     from chronolake.types import Column
 
@@ -108,7 +108,7 @@ def decoded(
 
 def _pieces(
     file: BatchFile, reading: Reading, tallies: dict[str, Counter[str]], remark: Remark
-) -> Generator[Piece, None, None]:
+) -> Generator[DecodedRows, None, None]:
     required = reading.required.get(file.op, frozenset())
     columns = reading.columns
     if required and file.op in _NAMING:
@@ -141,7 +141,7 @@ def _bytes_of_block(block: Block) -> int:
     return len(block.content)
 
 
-def _bytes_of_piece(piece: Piece) -> int:
+def _bytes_of_piece(piece: DecodedRows) -> int:
     return sum(array.nbytes for array in piece.arrays.values())
 
 
@@ -211,7 +211,7 @@ def ahead(
                 close()
 
 
-def _rows(piece: Piece, op: Op, first: int, columns: Iterable[Column]) -> pa.RecordBatch:
+def _rows(piece: DecodedRows, op: Op, first: int, columns: Iterable[Column]) -> pa.RecordBatch:
     """A piece with the change set's own columns before it; absent columns are null."""
     arrays: dict[str, pa.Array] = {
         OP: pa.array(np.full(piece.rows, int(op), dtype=np.int32)),
@@ -229,7 +229,7 @@ def _rows(piece: Piece, op: Op, first: int, columns: Iterable[Column]) -> pa.Rec
     )
 
 
-def _words(piece: Piece, names: list[str]) -> pa.Array:
+def _words(piece: DecodedRows, names: list[str]) -> pa.Array:
     """Bit words of the unmodified cells; null for rows that have none."""
     words = -(-len(names) // BITS_PER_WORD)
     bits: dict[int, np.ndarray] = {}

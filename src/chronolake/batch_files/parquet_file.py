@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
-from chronolake.batch_files.decoded_rows import Piece, of_text, present, refused, refused_mark
+from chronolake.batch_files.decoded_rows import DecodedRows, of_text, present, refused, refused_mark
 from chronolake.batch_files.files import open_file, opened
 from chronolake.change_set import Op
 from chronolake.errors import MalformedFileError, OversizeError
@@ -75,7 +75,7 @@ def pieces(
     columns: Sequence[Column],
     required: frozenset[str],
     tallies: dict[str, Counter[str]],
-) -> Iterator[Piece]:
+) -> Iterator[DecodedRows]:
     """The file's rows.
 
     Args:
@@ -126,7 +126,7 @@ class _ParquetFile:
     tallies: dict[str, Counter[str]]
     _rows: int = 0
 
-    def pieces(self, source: pa.NativeFile) -> Iterator[Piece]:
+    def pieces(self, source: pa.NativeFile) -> Iterator[DecodedRows]:
         whole = self._attempt(lambda: pq.ParquetFile(source, pre_buffer=False))
         wanted = present(whole.schema_arrow.names, self.columns, self.required, self.file)
         names = [column.name for column in wanted.values()]
@@ -141,7 +141,7 @@ class _ParquetFile:
         while (batch := self._attempt(partial(next, batches, None))) is not None:
             yield batch
 
-    def _piece(self, rows: pa.RecordBatch, columns: Iterable[Column]) -> Piece:
+    def _piece(self, rows: pa.RecordBatch, columns: Iterable[Column]) -> DecodedRows:
         arrays: dict[str, pa.Array] = {}
         unmodified: dict[str, pa.Array] = {}
         for column in columns:
@@ -150,7 +150,7 @@ class _ParquetFile:
             if mask is not None:
                 unmodified[column.name] = mask
         self._rows += rows.num_rows
-        return Piece(rows.num_rows, arrays, unmodified)
+        return DecodedRows(rows.num_rows, arrays, unmodified)
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
         """What the library makes of the content; its own words may quote values and stay here."""
@@ -260,8 +260,8 @@ class _RowGroup:
         group = self.metadata.row_group(self.number)
         longest = self._longest(group, octets)
         kept = [name for name, size in longest.items() if size > _LARGE]
-        told = group.total_byte_size // max(1, group.num_rows)
-        size = 1 + told + sum(size for size in longest.values() if size <= _LARGE)
+        reported = group.total_byte_size // max(1, group.num_rows)
+        size = 1 + reported + sum(size for size in longest.values() if size <= _LARGE)
         rows = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // size))
         return self._read(self.names or None, rows, kept)
 

@@ -440,10 +440,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as failure:
-        told = storage_error(failure) or _of_spark(failure)
-        if debug or told is None:
+        reported = storage_error(failure) or _of_spark(failure)
+        if debug or reported is None:
             raise
-        show_error(told, json=json)
+        show_error(reported, json=json)
         sys.exit(1)
     sys.exit(code or 0)
 

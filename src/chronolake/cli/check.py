@@ -86,8 +86,8 @@ def check(
     else:
         for one in found:
             word = Text(one["level"].ljust(_WIDTH), style=_STYLES[one["level"]])
-            told = Text.assemble(word, (one["what"], "bold"), f"  {one['message']}")
-            console().print(told, soft_wrap=True)
+            reported = Text.assemble(word, (one["what"], "bold"), f"  {one['message']}")
+            console().print(reported, soft_wrap=True)
             if one["hint"]:
                 # Statements are copied from here: no line may be broken.
                 console().print(Text(f"{' ' * _WIDTH}{one['hint']}"), soft_wrap=True)
@@ -128,7 +128,7 @@ def _checked_pipeline(
         source = source_of(project, name)
         if isinstance(source, CheckedSource):
             positions = _or_none(lambda: Store.open(project.lake).checkpoints(name))
-            for one in source.findings(create=create, positions=positions):
+            for one in source.check(create=create, positions=positions):
                 what = f"pipelines.{name}: {one.what}"
                 yield _told(what, one.level, one.message, one.fix, ok=one.level is not Level.FAILED)
     except ChronolakeError as failure:
@@ -170,17 +170,17 @@ def _columns(
     """What keeps columns of a database from being kept, as far as its catalog tells."""
     from chronolake.pipeline.state import expect_described
     from chronolake.pipeline.streams import pipeline_of
-    from chronolake.source.protocol import Described, DescribedSource
+    from chronolake.source.protocol import DescribedSource, DescribedStream
 
     if pipeline_of(project, name).source.type != "postgres":
         return
     if not isinstance(source, DescribedSource):
         return
     by_name = {stream.name: stream for stream in streams}
-    for one in source.described(list(by_name)):
+    for one in source.describe_streams(list(by_name)):
         what = f"pipelines.{name}: {one.stream}"
         try:
-            if not isinstance(one, Described):
+            if not isinstance(one, DescribedStream):
                 raise one.error
             expect_described(project.lake, by_name[one.stream], one)
         except ChronolakeError as failure:
@@ -270,10 +270,10 @@ def discover(
                 "table": str(stream.table),
                 "mode": stream.mode,
                 "auto": stream.is_auto,
-                "modes": allowed_modes(stream.offered.traits),
+                "modes": allowed_modes(stream.offered.capabilities),
                 "key": list(stream.key),
                 "cursor": stream.offered.cursor,
-                "sees": stream.offered.sight,
+                "sees": stream.offered.capture_method,
                 "files": len(files),
                 "bytes": sum(file.size for file in files),
             }
@@ -300,7 +300,7 @@ def _add_columns(
     Raises:
         ConfigurationError: the source does not tell its streams' columns before it is read.
     """
-    from chronolake.source.protocol import Described, DescribedSource
+    from chronolake.source.protocol import DescribedSource, DescribedStream
 
     if not isinstance(source, DescribedSource):
         raise ConfigurationError(
@@ -308,13 +308,13 @@ def _add_columns(
             hint="Sync it: its tables have them then.",
         )
     by_name = {row["stream"]: row for row in rows}
-    for found in source.described(list(by_name)):
+    for found in source.describe_streams(list(by_name)):
         row = by_name[found.stream]
-        if isinstance(found, Described):
-            names = streams[found.stream].names.now(one.name for one in found.columns)
+        if isinstance(found, DescribedStream):
+            names = streams[found.stream].names.now(column.name for column in found.columns)
             row["columns"] = [
-                {"name": names.get(one.name, one.name), "type": str(one.type)}
-                for one in found.columns
+                {"name": names.get(column.name, column.name), "type": str(column.type)}
+                for column in found.columns
             ]
         else:
             row["columns"], row["error"] = [], str(found.error)
@@ -416,7 +416,7 @@ def _state_in(file: Path) -> Mapping[str, Any]:
 def _as_json(found: Sample) -> dict[str, Any]:
     return {
         "records": found.records,
-        "requests": [vars(one) for one in found.exchanges],
+        "requests": [vars(exchange) for exchange in found.exchanges],
         "state": found.state,
         "failure": None if found.failure is None else str(found.failure),
     }
@@ -433,8 +433,8 @@ def _show(found: Sample) -> None:
     if not found.records:
         console().print("no records")
     console().print(Text("requests", style="bold"))
-    for one in found.exchanges:
-        again = f", attempt {one.attempt}" if one.attempt > 1 else ""
-        told = f"  {one.failure or one.status}  {one.seconds:.2f} s{again}  {one.method} {one.url}"
+    for exchange in found.exchanges:
+        again = f", attempt {exchange.attempt}" if exchange.attempt > 1 else ""
+        outcome = f"  {exchange.failure or exchange.status}  {exchange.seconds:.2f} s{again}"
         # An address is copied from here: no line may be broken.
-        console().print(Text(told), soft_wrap=True)
+        console().print(Text(f"{outcome}  {exchange.method} {exchange.url}"), soft_wrap=True)

@@ -139,13 +139,13 @@ def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, wante
     if file is None:
         return
     try:
-        offered = source_of(load_project(file), pipeline).offered()
+        offered = source_of(load_project(file), pipeline).discover()
     except ChronolakeError:
         # What the file or the source lacks is reported by `check`; here it only keeps a hint away.
         return
     for one in offered:
-        if one.traits.name == stream:
-            check_mode(one.traits, wanted)
+        if one.capabilities.name == stream:
+            check_mode(one.capabilities, wanted)
 
 
 def _line(pipeline: str, stream: str, wanted: Mode) -> str:

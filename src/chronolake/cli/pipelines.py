@@ -290,14 +290,22 @@ def _sync(
     only: Sequence[str],
     progress: Progress,
     *,
-    anew: bool = False,
+    full_refresh: bool = False,
 ) -> Status | None:
     """Run one pipeline; None if it could not begin: others may, and perhaps this one next time."""
     from chronolake.pipeline.sync import sync as run
 
     try:
         now = project.now()
-        result = run(lake, now, name, only=only, watch=progress.show, reread=project.now, anew=anew)
+        result = run(
+            lake,
+            now,
+            name,
+            only=only,
+            watch=progress.show,
+            reread=project.now,
+            full_refresh=full_refresh,
+        )
     except ChronolakeError as failure:
         show_error(storage_error(failure) or failure, json=progress.json)
         return None
@@ -381,7 +389,7 @@ def resync(
     raise_if_it_cannot_begin(wanted, pipeline, stream or ())
     same = WatchedProject(wanted, lambda: wanted, partial(show_error, json=json))
     with opened(wanted.lake, json=json) as there, Progress(there.spark, json=json) as progress:
-        ended = _sync(there, same, pipeline, stream or (), progress, anew=True)
+        ended = _sync(there, same, pipeline, stream or (), progress, full_refresh=True)
     _leave([ended])
 
 

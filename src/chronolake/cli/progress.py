@@ -78,11 +78,11 @@ class SparkTasks(ProgressColumn):
         if numbers != self._stages:
             self._stages, self._began, self._done_before = numbers, time.monotonic(), done
         every = sum(stage.numTasks for stage in stages)
-        told = f"{done:,} of {every:,} tasks"
+        reported = f"{done:,} of {every:,} tasks"
         if newly := done - self._done_before:
             left = (time.monotonic() - self._began) * (every - done) / newly
-            told += f", about {timedelta(seconds=round(left))} left"
-        return Text(told, style="dim")
+            reported += f", about {timedelta(seconds=round(left))} left"
+        return Text(reported, style="dim")
 
 
 class Progress:
@@ -132,8 +132,8 @@ class Progress:
         elif stream is not None and event.kind is EventKind.LANDED:
             landed = self._landed.get(stream.stream, 0) + event.bytes
             self._landed[stream.stream] = landed
-            told = f"{stream.table_name}, {size(landed)} landed"
-            self._bars.update(self._tasks[stream.stream], description=told)
+            reported = f"{stream.table_name}, {size(landed)} landed"
+            self._bars.update(self._tasks[stream.stream], description=reported)
         elif stream is not None and event.kind in {EventKind.APPLYING, EventKind.PUBLISHED}:
             self._bars.update(
                 self._tasks[stream.stream],
@@ -147,10 +147,10 @@ class Progress:
             self._landed.pop(stream.stream, None)
             self._screen.print(_line(stream))
         elif stream is not None and event.kind is EventKind.MAINTAINING:
-            told = f"{stream.table_name}, its files are put in order"
+            reported = f"{stream.table_name}, its files are put in order"
             if self._upkeep is None:
-                self._upkeep = self._bars.add_task(told, total=None, rows=stream.rows)
-            self._bars.update(self._upkeep, description=told, rows=stream.rows)
+                self._upkeep = self._bars.add_task(reported, total=None, rows=stream.rows)
+            self._bars.update(self._upkeep, description=reported, rows=stream.rows)
         elif event.kind is EventKind.RUN_ENDED and event.status is not None:
             if self._upkeep is not None:
                 self._bars.remove_task(self._upkeep)
@@ -175,20 +175,20 @@ def _line(stream: StreamRun) -> Text:
 
 
 def _as_json(event: Event) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "event": event.kind,
         "pipeline": event.pipeline,
         "run": event.run,
     }
     if event.status is not None:
-        told["status"] = event.status
+        reported["status"] = event.status
     if event.stream is not None:
-        told |= stream_json(event.stream)
+        reported |= stream_json(event.stream)
     if event.kind is EventKind.LANDED:
-        told |= {"files_landed": event.files, "bytes_landed": event.bytes}
+        reported |= {"files_landed": event.files, "bytes_landed": event.bytes}
     if event.kind in {EventKind.APPLYING, EventKind.PUBLISHED}:
-        told |= {"files_left": event.files_left, "bytes_left": event.bytes_left}
-    return told
+        reported |= {"files_left": event.files_left, "bytes_left": event.bytes_left}
+    return reported
 
 
 def stream_json(stream: StreamRun) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from chronolake.storage import error_of
 if TYPE_CHECKING:
     from chronolake.config import Project
     from chronolake.pipeline.run_history import LastRuns, ObservedRun
-    from chronolake.pipeline.state import Position
+    from chronolake.pipeline.state import StreamOffset
     from chronolake.source.protocol import Lag
 
 #: Length of an ISO instant up to its seconds.
@@ -149,8 +149,8 @@ def status(
             compared = _comparisons(wanted, name)
             for position in found:
                 stream = position.stream.name
-                told = _status_of(position, lately.get((name, stream)))
-                rows.append({**told, "compared": compared.get(stream)})
+                reported = _status_of(position, lately.get((name, stream)))
+                rows.append({**reported, "compared": compared.get(stream)})
             if isinstance(source, LaggingSource):
                 lags[name] = source.lag()
         except ChronolakeError as failure:
@@ -185,17 +185,19 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
             hint = f"  {row['hint'] or ''}"
             console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
         for file in row["quarantined"]:
-            told = f"  without {file['mark']}: {file['reason']}"
-            console().print(Text.assemble((row["table"], "bold"), (told, "yellow")))
+            reported = f"  without {file['mark']}: {file['reason']}"
+            console().print(Text.assemble((row["table"], "bold"), (reported, "yellow")))
         if compared := row["compared"]:
             age = _age((datetime.now(UTC) - compared["at"]).total_seconds())
-            told = f"  compared with all of its source {age}: {compared['deleted']:,} deleted"
-            console().print(Text.assemble((row["table"], "bold"), told))
-    for name, one in lags.items():
-        told = f"  {size(one.behind_bytes)} of log behind; the source keeps {size(one.kept_bytes)}"
-        console().print(Text.assemble((name, "bold"), told))
-        if one.warning is not None:
-            console().print(Text(f"  {one.warning}", style="yellow"))
+            reported = f"  compared with all of its source {age}: {compared['deleted']:,} deleted"
+            console().print(Text.assemble((row["table"], "bold"), reported))
+    for name, lag in lags.items():
+        reported = (
+            f"  {size(lag.behind_bytes)} of log behind; the source keeps {size(lag.kept_bytes)}"
+        )
+        console().print(Text.assemble((name, "bold"), reported))
+        if lag.warning is not None:
+            console().print(Text(f"  {lag.warning}", style="yellow"))
 
 
 def _mode_of(row: dict[str, Any]) -> Text:
@@ -211,10 +213,14 @@ def _comparisons(project: Project, pipeline: str) -> dict[str, dict[str, Any]]:
 
     store = store_of(project)
     checkpoints = store.checkpoints(pipeline) if store else {}
-    told = {name: one[COMPARED] for name, one in checkpoints.items() if COMPARED in one}
+    reported = {
+        name: checkpoint[COMPARED]
+        for name, checkpoint in checkpoints.items()
+        if COMPARED in checkpoint
+    }
     return {
         name: {**one, "at": _EPOCH + timedelta(microseconds=one["at"])}
-        for name, one in told.items()
+        for name, one in reported.items()
         # The first read of all has nothing to compare with.
         if "deleted" in one
     }
@@ -234,7 +240,7 @@ def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
     return None if lag is None else vars(lag)
 
 
-def _status_of(position: Position, lately: LastRuns | None) -> dict[str, Any]:
+def _status_of(position: StreamOffset, lately: LastRuns | None) -> dict[str, Any]:
     """How a stream is.
 
     Args:
@@ -254,7 +260,7 @@ def _status_of(position: Position, lately: LastRuns | None) -> dict[str, Any]:
         "mode": position.mode,
         "wanted_mode": stream.mode,
         "auto": stream.is_auto,
-        "sees": position.sight or stream.offered.sight,
+        "sees": position.capture_method or stream.offered.capture_method,
         "position": position.watermark,
         "quarantined": [vars(file) for file in position.quarantine.files],
         "files_waiting": waiting.files,
@@ -294,14 +300,14 @@ def runs(
     grid = grid_of("began (UTC)", "pipeline", "stream", "status", "rows", "written", "seconds")
     for run in found:
         named = run.run.began[:_SECONDS].replace("T", " "), run.run.pipeline
-        for place, one in enumerate(run.streams):
-            told = one.told
+        for place, stream in enumerate(run.streams):
+            reported = stream.told
             grid.add_row(
                 *(named if place == 0 else ("", "")),
-                told.stream,
-                told.status,
-                *(f"{number:,}" for number in (told.rows, told.written)),
-                f"{told.seconds:.1f}",
+                reported.stream,
+                reported.status,
+                *(f"{number:,}" for number in (reported.rows, reported.written)),
+                f"{reported.seconds:.1f}",
             )
     console().print(grid)
     for run in found:
@@ -314,17 +320,17 @@ def _run_json(run: ObservedRun) -> dict[str, Any]:
     from chronolake.cli.progress import stream_json
 
     streams = []
-    for one in run.streams:
-        before, after = one.states
-        left = {"files_left": one.told.files_left, "bytes_left": one.told.bytes_left}
+    for stream in run.streams:
+        before, after = stream.states
+        left = {"files_left": stream.told.files_left, "bytes_left": stream.told.bytes_left}
         streams.append(
             {
-                **stream_json(one.told),
-                "stage": one.told.stage,
+                **stream_json(stream.told),
+                "stage": stream.told.stage,
                 **left,
                 "before": before,
                 "after": after,
-                "changes": [vars(change) for change in one.changes],
+                "changes": [vars(change) for change in stream.changes],
             }
         )
     return {**vars(run.run), "seconds": run.seconds, "streams": streams}

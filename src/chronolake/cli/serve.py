@@ -181,8 +181,8 @@ def _leave() -> None:
 
 def _tell(address: Address, *, json: bool) -> None:
     if json:
-        told = {"url": address.url, "host": address.host, "port": address.port}
-        print_json(told | {"token": address.token}, pretty=False)
+        reported = {"url": address.url, "host": address.host, "port": address.port}
+        print_json(reported | {"token": address.token}, pretty=False)
     else:
         console().print(Text(f"The page is at {address.url}"), soft_wrap=True)
         if address.token:

@@ -200,10 +200,10 @@ def diff(
 
     name = table_name(table)
     with existing(configuration(project, lake, config, settings), name, json=json) as opened:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always", HistoryWarning)
             found = compared(opened.table(name), before, after)
-        for warning in told:
+        for warning in reported:
             console(stderr=True).print(f"Note: {warning.message}", style="yellow")
         if json:
             for record in found.records(limit or None):

@@ -176,8 +176,8 @@ def sources_of_project(file: Path) -> dict[str, str]:
     """
     pipelines = _read(file).get("pipelines")
     found: dict[str, str] = {}
-    for name, one in (pipelines if isinstance(pipelines, dict) else {}).items():
-        source = one.get("source") if isinstance(one, dict) else None
+    for name, pipeline in (pipelines if isinstance(pipelines, dict) else {}).items():
+        source = pipeline.get("source") if isinstance(pipeline, dict) else None
         kind = source.get("type") if isinstance(source, dict) else None
         found[str(name)] = str(kind or "")
     return found
@@ -340,11 +340,11 @@ def _from_environment(named: Collection[str]) -> Iterator[tuple[str, str]]:
         if name in by_variable:
             yield by_variable[name], os.environ[name]
         elif name.startswith(PREFIX) and not (name in KNOWN or name in named or _is_link(name)):
-            told = {one.removeprefix(PREFIX): one for one in (*by_variable, *sorted(KNOWN))}
-            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), told, n=1)
+            reported = {one.removeprefix(PREFIX): one for one in (*by_variable, *sorted(KNOWN))}
+            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), reported, n=1)
             raise ConfigurationError(
                 f"The environment variable {name} is no setting.",
-                hint=f"The nearest one is {told[nearest[0]]}."
+                hint=f"The nearest one is {reported[nearest[0]]}."
                 if nearest
                 else f"Names that begin with {PREFIX} are Chronolake's own: unset it, or give it "
                 "another name.",

@@ -487,7 +487,7 @@ class PipelineConfig(Section):
             return self
         sections: dict[str, Section] = {
             "": self,
-            **{f"streams.{name}.": one for name, one in self.streams.items()},
+            **{f"streams.{name}.": stream for name, stream in self.streams.items()},
         }
         for place, section in sections.items():
             for key in sorted(_OF_APIS & section.model_fields_set):

@@ -6,7 +6,7 @@ from chronolake.core.history import write_history_batch
 from chronolake.core.maintain import MaintenancePlan, MaintenanceResult, maintain, planned
 from chronolake.core.merge import BatchResult
 from chronolake.core.migration import SwitchPlan, plan_switch, switch_mode
-from chronolake.core.reload import Gone, resync
+from chronolake.core.reload import MissingRecords, resync
 from chronolake.core.truncate import TruncateResult, truncate
 from chronolake.core.upsert import write_batch
 from chronolake.core.verify import Promise, VerifyReport, verify
@@ -15,9 +15,9 @@ from chronolake.description import TableDescription
 
 __all__ = [
     "BatchResult",
-    "Gone",
     "MaintenancePlan",
     "MaintenanceResult",
+    "MissingRecords",
     "Promise",
     "SwitchPlan",
     "TableDescription",

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, TELLS
+from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT
 from chronolake.core import usage
 from chronolake.core.batch_profile import is_since, measured, same_key
-from chronolake.core.omitted_columns import UNTOLD_PROPERTY
+from chronolake.core.omitted_columns import OMITTED_PROPERTY
 from chronolake.core.pipeline_table import ensure_hidden, layout_of
 from chronolake.core.row_hash import HASHED_PROPERTY, hashed_columns, property_for
 from chronolake.core.scd2_sql import (
@@ -80,7 +80,7 @@ def are_later(write: StagedWrite, pulled: Pulled, layout: Layout) -> bool:
         pulled: the landed rows.
         layout: the table.
     """
-    if layout.mode is not Mode.HISTORY or layout.untold or not pulled.say_one_thing_each:
+    if layout.mode is not Mode.HISTORY or layout.omitted or not pulled.say_one_thing_each:
         return False
     latest = _latest_of(write)
     return (
@@ -100,7 +100,7 @@ def stage_later(write: StagedWrite, pulled: Pulled, layout: Layout, *, synced_mi
     Returns:
         How many versions end.
     """
-    ends = f"IF({TELLS}, {MODIFIED} - {layout.epsilon}L, {DELETED_AT})"
+    ends = f"IF({PROVIDES_DATA}, {MODIFIED} - {layout.epsilon}L, {DELETED_AT})"
     hint = broadcast(pulled.view, pulled.rows)
     reach("write.planned")
     ended = write.update(
@@ -110,10 +110,10 @@ def stage_later(write: StagedWrite, pulled: Pulled, layout: Layout, *, synced_mi
         changed="true",
     )
     if pulled.marks < pulled.rows:
-        write.append(_new(TELLS, layout.columns, pulled, layout, synced_micros))
+        write.append(_new(PROVIDES_DATA, layout.columns, pulled, layout, synced_micros))
     if pulled.marks:
         columns = (*layout.data, SYNCED, VERSION)
-        write.hidden.append(_new(f"NOT {TELLS}", columns, pulled, layout, synced_micros))
+        write.hidden.append(_new(f"NOT {PROVIDES_DATA}", columns, pulled, layout, synced_micros))
     return ended
 
 
@@ -122,7 +122,7 @@ def _new(which: str, columns: tuple[str, ...], pulled: Pulled, layout: Layout, s
     return f"SELECT {listed(columns)} FROM ({states(landed, layout, synced_micros=synced)})"
 
 
-def telling_latest(write: StagedWrite, micros: int) -> dict[str, str]:
+def latest_with_data(write: StagedWrite, micros: int) -> dict[str, str]:
     """The property of a table that says how late its rows are, once what is staged is published.
 
     Args:
@@ -135,9 +135,9 @@ def telling_latest(write: StagedWrite, micros: int) -> dict[str, str]:
 
 
 def _latest_of(write: StagedWrite) -> int | None:
-    told = write.table.property_of(LATEST_PROPERTY)
-    if told is not None:
-        micros, *heads = told.split("@")
+    reported = write.table.property_of(LATEST_PROPERTY)
+    if reported is not None:
+        micros, *heads = reported.split("@")
         branches = zip((MAIN, HIDDEN), heads, strict=True)
         if all(write.table.has_rows_of(branch, int(head)) for branch, head in branches):
             return int(micros)
@@ -224,7 +224,7 @@ def write_versions(
         # Columns that have come since are null in all other rows.
         new = (description.by_name[name] for name in layout.data if name not in not_hashed)
         hashed = tuple(dict.fromkeys([*hashed, *new]))
-    layout = replace(layout, erased=tuple(erased), untold=_untold_of(table), hashed=hashed)
+    layout = replace(layout, erased=tuple(erased), omitted=_omitted_of(table), hashed=hashed)
     ensure_hidden(table)
     watch = Stopwatch()
     result = PullResult(batch, 0, 0, 0, watch.seconds)
@@ -232,7 +232,9 @@ def write_versions(
     with viewed(versions) as view:
         with watch.stage("read"):
             pulled = measured(spark, view, description, layout, has_each_once=has_each_once)
-            layout = replace(layout, untold=tuple(dict.fromkeys([*layout.untold, *pulled.untold])))
+            layout = replace(
+                layout, omitted=tuple(dict.fromkeys([*layout.omitted, *pulled.omitted]))
+            )
 
         def write(attempt: StagedWrite) -> Mapping[str, str]:
             nonlocal result
@@ -241,15 +243,15 @@ def write_versions(
             result = PullResult(batch, pulled.rows, outcome.written, outcome.removed, watch.seconds)
             counted = usage.counted(attempt.table, outcome.sketch if counts else None)
             latest = outcome.latest
-            of_latest = {} if latest is None else telling_latest(attempt, latest)
+            of_latest = {} if latest is None else latest_with_data(attempt, latest)
             of_hashes = {HASHED_PROPERTY: property_for(layout.hashed or ())}
-            untold = {UNTOLD_PROPERTY: orjson.dumps(layout.untold).decode()}
+            omitted = {OMITTED_PROPERTY: orjson.dumps(layout.omitted).decode()}
             return {
                 **properties,
                 BATCH_PROPERTY: batch,
                 **counted,
                 **of_latest,
-                **(untold if layout.untold else {}),
+                **(omitted if layout.omitted else {}),
                 **(of_hashes if HASH in description.by_name else {}),
             }
 
@@ -266,8 +268,8 @@ class _Outcome:
     latest: int | None = None
 
 
-def _untold_of(table: IcebergTable) -> tuple[str, ...]:
-    return tuple(orjson.loads(table.property_of(UNTOLD_PROPERTY) or "[]"))
+def _omitted_of(table: IcebergTable) -> tuple[str, ...]:
+    return tuple(orjson.loads(table.property_of(OMITTED_PROPERTY) or "[]"))
 
 
 def _stage(

@@ -23,12 +23,12 @@ from chronolake.change_set import (
     LANDED_FILE,
     LANDED_ROW,
     MODIFIED,
+    OMITTED,
     OP,
+    PROVIDES_DATA,
     PURGED_AT,
     SEQUENCE,
-    TELLS,
     UNMODIFIED,
-    UNTOLD,
     Op,
 )
 from chronolake.core import usage
@@ -369,7 +369,7 @@ class Pulled:
         rows: how many.
         marks: how many of them only say that a record is gone.
         purges: how many of these are purges.
-        untold: the data columns of which some row says nothing.
+        omitted: the data columns of which some row says nothing.
         since: the least modification time in microseconds, or None.
         bounds: bounds of the key columns for which that is useful, as SQL.
         sketch: of the versions they tell of (`core/usage.py`).
@@ -383,7 +383,7 @@ class Pulled:
     rows: int
     marks: int
     purges: int
-    untold: tuple[str, ...]
+    omitted: tuple[str, ...]
     since: int | None
     bounds: dict[str, tuple[str, str]]
     sketch: bytes | None
@@ -395,13 +395,13 @@ class Pulled:
     @property
     def are_states(self) -> bool:
         """Whether each row is its record's one version, which is active."""
-        return self.has_each_once and not (self.deleted or self.marks or self.untold)
+        return self.has_each_once and not (self.deleted or self.marks or self.omitted)
 
     @property
     def say_one_thing_each(self) -> bool:
         """Whether each row is all there is of its record: a version, or its end at that time."""
         are_plain = self.deleted == self.marks == self.plain_marks
-        return self.has_each_once and are_plain and not (self.purges or self.untold)
+        return self.has_each_once and are_plain and not (self.purges or self.omitted)
 
 
 def measured(
@@ -427,19 +427,21 @@ def measured(
     ordered = [name for name in layout.key if description.by_name[name].type.kind in ORDERED]
     needed = [*(quoted(name) for name in layout.key), MODIFIED, SEQUENCE]
     incomplete = " OR ".join(f"{name} IS NULL" for name in needed)
-    is_told = TELLS if layout.mode is Mode.LIVE else f"{TELLS} OR {PURGED_AT} IS NOT NULL"
-    sketch = usage.sketching(layout.counted, is_told)
+    is_provided = (
+        PROVIDES_DATA if layout.mode is Mode.LIVE else f"{PROVIDES_DATA} OR {PURGED_AT} IS NOT NULL"
+    )
+    sketch = usage.sketching(layout.counted, is_provided)
     place = f"struct({LANDED_FILE} AS file, {LANDED_ROW} AS row)"
     sorted_files = f"array_sort(collect_set({LANDED_FILE}) FILTER (WHERE {incomplete}))"
     found = [
         "count(1) AS rows",
         f"min({place}) FILTER (WHERE {incomplete}) AS place",
-        f"count_if(NOT {TELLS}) AS marks",
+        f"count_if(NOT {PROVIDES_DATA}) AS marks",
         f"count_if({PURGED_AT} IS NOT NULL) AS purges",
         f"count({DELETED_AT}) AS deleted",
-        f"count_if(NOT {TELLS} AND {DELETED_AT} = {MODIFIED}) AS plain_marks",
+        f"count_if(NOT {PROVIDES_DATA} AND {DELETED_AT} = {MODIFIED}) AS plain_marks",
         f"max(greatest({MODIFIED}, {DELETED_AT}, {PURGED_AT})) AS latest",
-        f"array_distinct(flatten(collect_set({UNTOLD}))) AS untold",
+        f"array_distinct(flatten(collect_set({OMITTED}))) AS untold",
         f"count_if({incomplete}) AS incomplete",
         f"slice({sorted_files}, 1, {_FILES}) AS files",
         f"min({MODIFIED}) AS since",
@@ -466,7 +468,7 @@ def measured(
         marks=row["marks"],
         purges=row["purges"],
         # A name that is none of the table's columns says nothing about it.
-        untold=tuple(
+        omitted=tuple(
             name for name in layout.data if name in row["untold"] and name not in layout.key
         ),
         since=row["since"],

@@ -338,7 +338,7 @@ def _expire(lake: Lake, name: TableName) -> int:
 
 
 def _snapshots(lake: Lake, name: TableName) -> set[int]:
-    return {int(one.snapshotId()) for one in lake.catalog.load(name).metadata.snapshots()}
+    return {int(snapshot.snapshotId()) for snapshot in lake.catalog.load(name).metadata.snapshots()}
 
 
 def _remove_orphans(lake: Lake, name: TableName) -> int:
@@ -385,7 +385,7 @@ def _expect_newest(table: IcebergTable, orphans: Iterable[str]) -> None:
     """
     folder = f"{table.location.rstrip('/')}/metadata"
     numbers = [version_of(file) for file in orphans if is_inside(file, folder)]
-    expect_newest(table, max((one for one in numbers if one is not None), default=None))
+    expect_newest(table, max((number for number in numbers if number is not None), default=None))
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from chronolake.change_set import MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS, UNTOLD
+from chronolake.change_set import MODIFIED, OMITTED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.types import literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Table property: the data columns of which some row said nothing, as JSON.
-UNTOLD_PROPERTY: Final = "chronolake.untold"
+OMITTED_PROPERTY: Final = "chronolake.untold"
 #: In `_chronolake_version`: every column was told; none was, the row is a mark.
-ALL_TOLD: Final = "-"
-NONE_TOLD: Final = "*"
+NONE_OMITTED: Final = "-"
+ALL_OMITTED: Final = "*"
 
 # What is known of a column that was not told: its name, and modification and sequence of its fact.
 _ORIGIN: Final = "struct<n:string,m:bigint,s:string>"
@@ -44,7 +44,7 @@ TOLD: Final = f"{RESERVED}told"
 FACTS: Final = f"{RESERVED}facts"
 
 #: SQL: whether a row says what its fields were. A version of which only purges speak does not.
-HAS_DATA: Final = f"({TELLS} AND {PURGED_AT} IS NULL)"
+HAS_DATA: Final = f"({PROVIDES_DATA} AND {PURGED_AT} IS NULL)"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class UntoldColumn:
         return f"IF({HAS_DATA}, {self.fact}.v, NULL)"
 
     @property
-    def is_told(self) -> str:
+    def is_provided(self) -> str:
         """Whether the row itself tells."""
         return f"({self.origin} <=> {_OWN})"
 
@@ -97,7 +97,7 @@ def carried(told: str) -> str:
     Args:
         told: SQL: what `_chronolake_version` says of the row's columns.
     """
-    marks = f"'{ALL_TOLD}', '{NONE_TOLD}'"
+    marks = f"'{NONE_OMITTED}', '{ALL_OMITTED}'"
     parsed = (
         f"from_json(IF({told} IN ({marks}), '[]', CAST(unbase64({told}) AS STRING)), '{_ORIGINS}')"
     )
@@ -107,15 +107,15 @@ def carried(told: str) -> str:
 def origins(columns: Sequence[UntoldColumn]) -> list[str]:
     """Columns to select of landed and stored rows: the origins of their cells."""
     found = []
-    for one in columns:
-        name = literal(one.name)
+    for column in columns:
+        name = literal(column.name)
         fact = f"try_element_at({CARRIED}, {name})"
         place = f"struct({fact}.m AS m, length({fact}.s) AS l, {fact}.s AS s)"
         found.append(
-            f"CASE WHEN NOT {HAS_DATA} OR array_contains({UNTOLD}, {name}) "
+            f"CASE WHEN NOT {HAS_DATA} OR array_contains({OMITTED}, {name}) "
             f"THEN CAST(NULL AS {_PLACE}) "
             f"WHEN {fact} IS NULL THEN {_OWN} WHEN {fact}.m IS NOT NULL THEN {place} END "
-            f"AS {one.origin}"
+            f"AS {column.origin}"
         )
     return found
 
@@ -123,10 +123,10 @@ def origins(columns: Sequence[UntoldColumn]) -> list[str]:
 def packed(columns: Sequence[UntoldColumn]) -> str:
     """SQL: the facts that a row's cells go by so far, in one column (`TOLD`)."""
     found = []
-    for one in columns:
-        parts = (f"{one.origin}.{part} AS {part}" for part in "mls")
-        fact = f"struct({', '.join(parts)}, {quoted(one.name)} AS v)"
-        found.append(f"IF({one.origin} IS NULL, NULL, {fact}) AS f{one.number}")
+    for column in columns:
+        parts = (f"{column.origin}.{part} AS {part}" for part in "mls")
+        fact = f"struct({', '.join(parts)}, {quoted(column.name)} AS v)"
+        found.append(f"IF({column.origin} IS NULL, NULL, {fact}) AS f{column.number}")
     return f"struct({', '.join(found)})"
 
 
@@ -135,24 +135,24 @@ def facts(columns: Sequence[UntoldColumn]) -> str:
 
     They are the rows of a window `until`.
     """
-    found = (f"max({one.told}) OVER until AS f{one.number}" for one in columns)
+    found = (f"max({column.told}) OVER until AS f{column.number}" for column in columns)
     return f"struct({', '.join(found)})"
 
 
 def to_version(columns: Sequence[UntoldColumn]) -> str:
     """SQL: what `_chronolake_version` says of a row's columns."""
     origins = (
-        f"IF({one.fact}.m <=> {MODIFIED} AND {one.fact}.s <=> {SEQUENCE}, NULL, "
-        f"named_struct('n', {literal(one.name)}, 'm', {one.fact}.m, 's', {one.fact}.s))"
-        for one in columns
+        f"IF({column.fact}.m <=> {MODIFIED} AND {column.fact}.s <=> {SEQUENCE}, NULL, "
+        f"named_struct('n', {literal(column.name)}, 'm', {column.fact}.m, 's', {column.fact}.s))"
+        for column in columns
     )
     if not columns:
-        return f"IF({TELLS}, '{ALL_TOLD}', '{NONE_TOLD}')"
+        return f"IF({PROVIDES_DATA}, '{NONE_OMITTED}', '{ALL_OMITTED}')"
     carried = f"filter(array({', '.join(origins)}), one -> one IS NOT NULL)"
     # Texts that Spark encodes come in lines.
     encoded = f"replace(base64(CAST(to_json({carried}) AS BINARY)), '\\r\\n', '')"
     return (
-        f"CASE WHEN NOT {TELLS} THEN '{NONE_TOLD}' "
-        f"WHEN {PURGED_AT} IS NOT NULL OR size({carried}) = 0 THEN '{ALL_TOLD}' "
+        f"CASE WHEN NOT {PROVIDES_DATA} THEN '{ALL_OMITTED}' "
+        f"WHEN {PURGED_AT} IS NOT NULL OR size({carried}) = 0 THEN '{NONE_OMITTED}' "
         f"ELSE {encoded} END"
     )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _SOURCE: Final = f"{RESERVED}resync"
 
 
-class Gone(StrEnum):
+class MissingRecords(StrEnum):
     """What becomes of active records that the re-sync did not bring."""
 
     #: The source cannot tell whether they are gone: they stay active.
@@ -67,7 +67,7 @@ def resync(
     *,
     at_micros: int,
     batch: str,
-    gone: Gone = Gone.STAY,
+    gone: MissingRecords = MissingRecords.STAY,
 ) -> BatchResult:
     """Bring a history table to the source's present rows, in one published step.
 
@@ -82,7 +82,7 @@ def resync(
             get it as their `_fivetran_synced`.
         batch: the identity of this step, for logs and the table's properties.
         gone: what becomes of active records that no step of this re-sync brought. Only for its last
-            step; for the others, `Gone.STAY`.
+            step; for the others, `MissingRecords.STAY`.
 
     Raises:
         TableNotFoundError: there is no such table.
@@ -114,8 +114,8 @@ def resync(
                 _expect_one_row_a_key(attempt, brought, description)
                 written = stage(attempt, brought, description, watch).written
             result = BatchResult(batch, replaced=brought.replaced, seconds=watch.seconds)
-        if gone is not Gone.STAY and not attempt.is_empty:
-            ended = at_micros - (description.epsilon if gone is Gone.DEACTIVATE else 0)
+        if gone is not MissingRecords.STAY and not attempt.is_empty:
+            ended = at_micros - (description.epsilon if gone is MissingRecords.DEACTIVATE else 0)
             attempt.update_where(
                 f"{END} = greatest({START}, timestamp_micros({ended})), {ACTIVE} = false",
                 f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at_micros}))",
@@ -126,7 +126,7 @@ def resync(
     return result
 
 
-def _check(description: TableDescription, rows: DataFrame, gone: Gone) -> None:
+def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords) -> None:
     table = str(description.name)
     if description.mode is not Mode.HISTORY:
         raise BatchError(
@@ -140,11 +140,11 @@ def _check(description: TableDescription, rows: DataFrame, gone: Gone) -> None:
             table=table,
             hint="Give it a key with AlterTable.",
         )
-    if gone is not Gone.STAY and SYNCED not in description.by_name:
+    if gone is not MissingRecords.STAY and SYNCED not in description.by_name:
         raise BatchError(
             f"The table has no {SYNCED}, so that nothing tells which records are gone.",
             table=table,
-            hint=f"Add the column, or keep all records active ({Gone.STAY}).",
+            hint=f"Add the column, or keep all records active ({MissingRecords.STAY}).",
         )
     for column in rows.columns:
         if column not in description.by_name:

@@ -35,10 +35,10 @@ def hashed_columns(table: IcebergTable, description: TableDescription) -> tuple[
     """
     if HASH not in description.by_name:
         return None
-    told = table.property_of(HASHED_PROPERTY)
-    if told is None:
+    reported = table.property_of(HASHED_PROPERTY)
+    if reported is None:
         return None
-    covered: list[tuple[str, str]] = [(name, kind) for name, kind in orjson.loads(told)]
+    covered: list[tuple[str, str]] = [(name, kind) for name, kind in orjson.loads(reported)]
     stored = [description.by_name.get(name) for name, _ in covered]
     found = tuple(column for column in stored if column is not None)
     is_same = [(column.name, str(column.type)) for column in found] == covered
@@ -59,8 +59,8 @@ def hash_of(columns: Sequence[Column], value: Callable[[str], str]) -> str:
     """
     # What is null leaves such a hash as it is. A number has another hash in another type.
     parts = (
-        f"IF({value(one.name)} IS NULL, NULL, {literal(one.name)}), "
-        f"CAST({value(one.name)} AS {one.type.sql})"
-        for one in columns
+        f"IF({value(column.name)} IS NULL, NULL, {literal(column.name)}), "
+        f"CAST({value(column.name)} AS {column.type.sql})"
+        for column in columns
     )
     return f"xxhash64({', '.join(parts)})"

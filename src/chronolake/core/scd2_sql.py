@@ -41,11 +41,11 @@ from chronolake.change_set import (
     LANDED_FILE,
     LANDED_ROW,
     MODIFIED,
+    OMITTED,
+    PROVIDES_DATA,
     PURGED_AT,
     RESERVED,
     SEQUENCE,
-    TELLS,
-    UNTOLD,
     VERSION_COLUMNS,
 )
 from chronolake.core import omitted_columns
@@ -81,7 +81,7 @@ class Layout:
         mode: the table's mode.
         epsilon: microseconds between a version's end and the start of the next.
         erased: the data columns that a purge empties in the versions that it ends.
-        untold: the data columns of which some row of the table, or a landed one, said nothing.
+        omitted: the data columns of which some row of the table, or a landed one, said nothing.
         has_marks: whether there may be marks among the rows.
         hashed: the data columns that a row's hash is made of, in their order; None: it has none.
     """
@@ -91,14 +91,14 @@ class Layout:
     mode: Mode
     epsilon: int
     erased: tuple[str, ...] = ()
-    untold: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
     has_marks: bool = True
     hashed: tuple[Column, ...] | None = None
 
     @property
-    def untold_columns(self) -> tuple[UntoldColumn, ...]:
-        """The columns of `untold`, with what succession keeps of each."""
-        return omitted_columns.numbered(self.untold)
+    def columns_omitted(self) -> tuple[UntoldColumn, ...]:
+        """The columns of `omitted`, with what succession keeps of each."""
+        return omitted_columns.numbered(self.omitted)
 
     @property
     def system(self) -> tuple[str, ...]:
@@ -203,22 +203,24 @@ def of_purged(rows: str, layout: Layout) -> str:
         rows: as of `of_landed`; the data columns of purges are empty.
         layout: as of `of_landed`.
     """
-    told = ", ".join("true AS " + TELLS if name == TELLS else name for name in VERSION_COLUMNS)
-    purges = f"SELECT {listed(layout.data)}, {told} FROM {rows} WHERE {PURGED_AT} IS NOT NULL"
+    reported = ", ".join(
+        "true AS " + PROVIDES_DATA if name == PROVIDES_DATA else name for name in VERSION_COLUMNS
+    )
+    purges = f"SELECT {listed(layout.data)}, {reported} FROM {rows} WHERE {PURGED_AT} IS NOT NULL"
     return of_landed(f"({purges})", layout)
 
 
 def of_stored(layout: Layout, *, hidden: bool) -> str:
     """The columns to select of a stored row, known as `sql.TABLE`: the other side."""
     version = f"{TABLE}.{VERSION}"
-    told = _part(version, 3)
+    reported = _part(version, 3)
     facts = {
         MODIFIED: time_in(version, 0),
         SEQUENCE: _part(version, 4),
         DELETED_AT: time_in(version, 1),
         PURGED_AT: time_in(version, 2),
-        TELLS: f"{told} <> '{omitted_columns.NONE_TOLD}'",
-        UNTOLD: "CAST(NULL AS ARRAY<STRING>)",
+        PROVIDES_DATA: f"{reported} <> '{omitted_columns.ALL_OMITTED}'",
+        OMITTED: "CAST(NULL AS ARRAY<STRING>)",
         LANDED_FILE: "CAST(NULL AS STRING)",
         LANDED_ROW: "CAST(NULL AS BIGINT)",
         **{name: f"CAST(NULL AS {kind})" for name, kind in _facts_of(layout).items()},
@@ -235,8 +237,8 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
             }
         elif layout.mode is Mode.SOFT_DELETE:
             facts[_OLD_MARK] = f"{TABLE}.{DELETED}"
-    if layout.untold:
-        facts[omitted_columns.CARRIED] = omitted_columns.carried(told)
+    if layout.omitted:
+        facts[omitted_columns.CARRIED] = omitted_columns.carried(reported)
     chosen = [f"{value} AS {name}" for name, value in facts.items()]
     return ", ".join([listed(layout.data, of=TABLE), *chosen])
 
@@ -245,7 +247,7 @@ def _facts_of(layout: Layout) -> dict[str, str]:
     """What is known of a stored row, and is null in a landed one, with its type."""
     return {
         **_FACTS,
-        **({omitted_columns.CARRIED: omitted_columns.CARRIED_TYPE} if layout.untold else {}),
+        **({omitted_columns.CARRIED: omitted_columns.CARRIED_TYPE} if layout.omitted else {}),
     }
 
 
@@ -304,7 +306,7 @@ def states(event: str, layout: Layout, *, synced_micros: int) -> str:
     Returns:
         SQL that gives the columns of the table.
     """
-    cells = _cells(replace(layout, erased=(), untold=()), synced_micros, is_packed=False)
+    cells = _cells(replace(layout, erased=(), omitted=()), synced_micros, is_packed=False)
     return f"""
         SELECT {cells}
         FROM (
@@ -318,22 +320,22 @@ def states(event: str, layout: Layout, *, synced_micros: int) -> str:
 def _packed(event: str, layout: Layout) -> str:
     """Pack what a row says, hash it, and keep only what decides about it beside it."""
     packed = [f"struct({', '.join(map(quoted, layout.data))}) AS {_DATA}"]
-    if layout.untold:
+    if layout.omitted:
         event = (
-            f"SELECT *, {', '.join(omitted_columns.origins(layout.untold_columns))} FROM ({event})"
+            f"SELECT *, {', '.join(omitted_columns.origins(layout.columns_omitted))} FROM ({event})"
         )
-        packed.append(f"{omitted_columns.packed(layout.untold_columns)} AS {omitted_columns.TOLD}")
-    plain = [name for name in layout.erased if name not in layout.untold]
+        packed.append(f"{omitted_columns.packed(layout.columns_omitted)} AS {omitted_columns.TOLD}")
+    plain = [name for name in layout.erased if name not in layout.omitted]
     if plain:
         holds = any_of(f"{quoted(name)} IS NOT NULL" for name in plain)
         packed.append(f"{holds} AS {_HOLDS}")
-    decisive = [name for name in VERSION_COLUMNS if name != UNTOLD]
+    decisive = [name for name in VERSION_COLUMNS if name != OMITTED]
     return f"""
         SELECT {listed(layout.key)},
           {", ".join(packed)},
           xxhash64(
             {SEQUENCE}, {DELETED_AT}, {DELETED_AT} IS NULL, {", ".join(_said(layout))},
-            IF({TELLS}, {PURGED_AT}, NULL)
+            IF({PROVIDES_DATA}, {PURGED_AT}, NULL)
           ) AS {_SAYS},
           {", ".join([*decisive, *_FACTS])}
         FROM ({event})
@@ -355,15 +357,15 @@ def _ranked(rows: str, layout: Layout) -> str:
     marks. Marks that say the same follow each other: deletions by their sequence, then stored ones
     first.
     """
-    is_deletion = f"NOT {TELLS} AND {PURGED_AT} IS NULL"
+    is_deletion = f"NOT {PROVIDES_DATA} AND {PURGED_AT} IS NULL"
     version = f"""
         PARTITION BY {listed(layout.key)}, {MODIFIED}
         ORDER BY
-          {TELLS} DESC,
+          {PROVIDES_DATA} DESC,
           {PURGED_AT} NULLS FIRST,
-          IF({TELLS}, NULL, {DELETED_AT}) NULLS FIRST,
+          IF({PROVIDES_DATA}, NULL, {DELETED_AT}) NULLS FIRST,
           IF({is_deletion}, {_RANK}, NULL) DESC,
-          {TELLS} OR {STORED} IS NOT NULL DESC,
+          {PROVIDES_DATA} OR {STORED} IS NOT NULL DESC,
           length({SEQUENCE}) DESC,
           {SEQUENCE} DESC,
           length({LANDED_FILE}) DESC NULLS LAST,
@@ -371,19 +373,19 @@ def _ranked(rows: str, layout: Layout) -> str:
           {LANDED_ROW} DESC NULLS LAST
         """
     repeats = " AND ".join(
-        f"lag({name}) OVER version <=> {name}" for name in (TELLS, PURGED_AT, DELETED_AT)
+        f"lag({name}) OVER version <=> {name}" for name in (PROVIDES_DATA, PURGED_AT, DELETED_AT)
     )
     # The first row of a version tells, if one does: its sequence is the greatest that does.
-    told = f"first_value(IF({omitted_columns.HAS_DATA}, {_RANK}, NULL)) OVER so_far"
-    is_void = f"({is_deletion} AND coalesce({told} > {_RANK}, false))"
+    reported = f"first_value(IF({omitted_columns.HAS_DATA}, {_RANK}, NULL)) OVER so_far"
+    is_void = f"({is_deletion} AND coalesce({reported} > {_RANK}, false))"
     # A version that was moved stays at least there when another row takes its place: the greatest
     # of the starts so far.
     return f"""
         SELECT *,
-          {TELLS} AND row_number() OVER version = 1 AS {_IS_FIRST},
+          {PROVIDES_DATA} AND row_number() OVER version = 1 AS {_IS_FIRST},
           first_value({_SAYS}) OVER so_far AS {_FIRST_SAYS},
-          max(IF({TELLS} AND {STORED} IS NOT NULL, {_SAYS}, NULL)) OVER whole AS {_STORED_SAYS},
-          NOT ({TELLS} OR ({repeats}) OR {is_void}) AS {_IS_MARK},
+          max(IF({PROVIDES_DATA} AND {STORED} IS NOT NULL, {_SAYS}, NULL)) OVER whole AS
+          {_STORED_SAYS}, NOT ({PROVIDES_DATA} OR ({repeats}) OR {is_void}) AS {_IS_MARK},
           min(IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})) OVER whole AS {_PURGE_DELETED},
           max({_OLD_START}) OVER whole AS {_NOT_BEFORE}
         FROM ({rows})
@@ -398,7 +400,7 @@ def _versions(rows: str, layout: Layout) -> str:
     """Choose the row of each version, and leave out rows that decide nothing."""
     # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
     stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
-    is_version = f"{TELLS} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST})"
+    is_version = f"{PROVIDES_DATA} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST})"
     if layout.mode is not Mode.HISTORY:
         # What a record was last is more than that there was a later version of it.
         has_data = f"max({omitted_columns.HAS_DATA}) OVER (PARTITION BY {listed(layout.key)})"
@@ -406,8 +408,8 @@ def _versions(rows: str, layout: Layout) -> str:
     # Of rows that the source superseded, stored ones have to go; others may have told what a later
     # row did not.
     is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {STORED} IS NOT NULL"
-    if layout.untold:
-        is_needed += f" OR {TELLS}"
+    if layout.omitted:
+        is_needed += f" OR {PROVIDES_DATA}"
     return f"""
         SELECT * FROM (SELECT *, {is_version} AS {_IS_VERSION} FROM ({rows}))
         WHERE {is_needed}
@@ -416,10 +418,10 @@ def _versions(rows: str, layout: Layout) -> str:
 
 def _facts(rows: str, layout: Layout) -> str:
     """Find what columns hold that a row does not tell."""
-    if not layout.untold:
+    if not layout.omitted:
         return rows
     return f"""
-        SELECT *, {omitted_columns.facts(layout.untold_columns)} AS {omitted_columns.FACTS}
+        SELECT *, {omitted_columns.facts(layout.columns_omitted)} AS {omitted_columns.FACTS}
         FROM ({rows})
         WINDOW until AS (
           PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}, length({SEQUENCE}), {SEQUENCE}
@@ -476,16 +478,16 @@ def _ended(rows: str, layout: Layout) -> str:
     gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {_MARKED})"
     end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
     is_active = f"{_NEXT} IS NULL AND {gone} IS NULL"
-    columns = layout.untold_columns
+    columns = layout.columns_omitted
     # A row that has nothing to lose is erased already.
     loses = [
-        f"{_is_erased(one.name, layout)} AND {one.told}.v IS NOT NULL"
-        for one in columns
-        if one.name in layout.erased
+        f"{_is_erased(column.name, layout)} AND {column.told}.v IS NOT NULL"
+        for column in columns
+        if column.name in layout.erased
     ]
-    if set(layout.erased) - set(layout.untold):
+    if set(layout.erased) - set(layout.omitted):
         loses.append(f"{_HOLDS} AND coalesce({MODIFIED} <= {_PURGED}, false)")
-    changed = f"{omitted_columns.HAS_DATA} AND {any_of(one.has_changed for one in columns)}"
+    changed = f"{omitted_columns.HAS_DATA} AND {any_of(column.has_changed for column in columns)}"
     return f"""
         SELECT *,
           {gone} AS {_GONE},
@@ -498,26 +500,26 @@ def _ended(rows: str, layout: Layout) -> str:
 
 def _said(layout: Layout) -> Iterator[str]:
     """What tells apart rows of a version that say different things, as SQL."""
-    columns = {one.name: one for one in layout.untold_columns}
+    columns = {one.name: one for one in layout.columns_omitted}
     for name in layout.data:
         value = quoted(name)
         if name in columns:
-            yield columns[name].is_told
-            value = f"IF({columns[name].is_told}, {value}, NULL)"
+            yield columns[name].is_provided
+            value = f"IF({columns[name].is_provided}, {value}, NULL)"
         yield f"{value}, {value} IS NULL"
 
 
 def _is_erased(name: str, layout: Layout) -> str:
     """Whether a column must not keep what it says, as SQL: it was said before a purge."""
-    by_name = {one.name: one for one in layout.untold_columns}
-    told = f"least({MODIFIED}, {by_name[name].fact}.m)" if name in by_name else MODIFIED
-    return f"coalesce({told} <= {_PURGED}, false)"
+    by_name = {one.name: one for one in layout.columns_omitted}
+    reported = f"least({MODIFIED}, {by_name[name].fact}.m)" if name in by_name else MODIFIED
+    return f"coalesce({reported} <= {_PURGED}, false)"
 
 
 def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
     """The columns of the table."""
-    columns = layout.untold_columns
-    told = omitted_columns.to_version(columns)
+    columns = layout.columns_omitted
+    reported = omitted_columns.to_version(columns)
     times = [f"coalesce(CAST({name} AS STRING), '-')" for name in (DELETED_AT, PURGED_AT)]
     # What says something else now is news to those who go by the time.
     is_new = f"{STORED} IS NULL"
@@ -532,12 +534,12 @@ def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
         ACTIVE: f"{_FINISH} = {TMAX_MICROS}L",
         DELETED: f"{_GONE} IS NOT NULL",
         SYNCED: f"IF({is_new}, timestamp_micros({synced}L), {_OLD_SYNCED})",
-        VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {told}, "
+        VERSION: f"concat_ws(' ', CAST({MODIFIED} AS STRING), {', '.join(times)}, {reported}, "
         f"{SEQUENCE})",
     }
     of_data = f"{_DATA}." if is_packed else ""
     cells |= {name: f"{of_data}{quoted(name)}" for name in layout.data}
-    cells |= {one.name: one.value for one in columns}
+    cells |= {column.name: column.value for column in columns}
     cells |= {
         name: f"IF({_is_erased(name, layout)}, NULL, {cells[name]})" for name in layout.erased
     }

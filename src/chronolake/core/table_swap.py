@@ -21,7 +21,7 @@ from chronolake.cancellation import raise_if_cancelled
 from chronolake.change_set import expect_unreserved
 from chronolake.config import CatalogKind
 from chronolake.core.create import check_columns, column_properties, partitioning_of, properties_of
-from chronolake.core.omitted_columns import UNTOLD_PROPERTY
+from chronolake.core.omitted_columns import OMITTED_PROPERTY
 from chronolake.core.publish import expect_unmoved, publish, publishing_marks
 from chronolake.core.rewrite import folder_in, in_a_table
 from chronolake.core.staging import stage_name
@@ -46,7 +46,7 @@ REPLACED_PROPERTY: Final = "chronolake.replaced-at"
 _REPLACEMENTS: Final = 200
 
 #: Properties that tell about the rows a table had, and not about the table.
-_OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY, UNTOLD_PROPERTY}
+_OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY, OMITTED_PROPERTY}
 _METRICS: Final = "write.metadata.metrics.column."
 
 
@@ -125,8 +125,8 @@ class Replacement:
 
 def replacements_of(table: IcebergTable) -> list[Replacement]:
     """When a table was replaced as a whole, the last time last."""
-    told = (one.split(":") for one in (table.property_of(REPLACED_PROPERTY) or "").split())
-    return [Replacement(int(one[0]), int(one[-1])) for one in told]
+    reported = (one.split(":") for one in (table.property_of(REPLACED_PROPERTY) or "").split())
+    return [Replacement(int(one[0]), int(one[-1])) for one in reported]
 
 
 def expect_replaceable(lake: Lake, name: TableName) -> None:

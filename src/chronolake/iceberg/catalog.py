@@ -72,10 +72,10 @@ def java_message_of(failure: BaseException) -> str:
         text = str(failure.java_exception.getMessage())
     else:
         text = str(failure)
-    _, is_ours, told = text.rpartition(_RAISED_IN_TASK)
+    _, is_ours, reported = text.rpartition(_RAISED_IN_TASK)
     if is_ours:
         # Its class, and then Java's stack, stand around it.
-        return " ".join(told.partition(": ")[2].partition("\n\n")[0].split())
+        return " ".join(reported.partition(": ")[2].partition("\n\n")[0].split())
     text = text.strip()
     if text.startswith(_OF_WORKER):
         file, line = (_FRAME.findall(text) or [("an unknown file", "0")])[-1]
@@ -510,8 +510,8 @@ class Catalog:
             {"id": number, "name": column.name, "required": False, "type": type_name(column.type)}
             for number, column in enumerate(columns, start=1)
         ]
-        told = {"type": "struct", "schema-id": 0, "fields": fields}
-        return self.schema_parser.fromJson(orjson.dumps(told).decode())
+        reported = {"type": "struct", "schema-id": 0, "fields": fields}
+        return self.schema_parser.fromJson(orjson.dumps(reported).decode())
 
     def fields(self, schema: Any) -> list[dict[str, Any]]:
         """The top-level fields of a Java `Schema`, as its JSON has them, in one call."""

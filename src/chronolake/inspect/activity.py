@@ -188,10 +188,10 @@ def _of_snapshots(found: LookedUp, most: int) -> Life:
         # What was staged before a publish became visible with it.
         at = at_by_id.get(snapshot.snapshot_id, at)
         summary = snapshot.summary
-        told = dict(summary.additional_properties) if summary is not None else {}
+        reported = dict(summary.additional_properties) if summary is not None else {}
         if summary is not None and summary.operation.value != "replace":
             place = (max(at, counted.first) - counted.begin) // counted.width
-            added, removed = rows_changed(told)
+            added, removed = rows_changed(reported)
             counted.began[place] += added
             counted.ended[place] += removed
         parent = snapshot.parent_snapshot_id

@@ -78,15 +78,15 @@ def published(found: LookedUp) -> list[Published]:
     """
     metadata = found.table.metadata
     kept = {snapshot.snapshot_id for snapshot in metadata.snapshots}
-    told = [
+    reported = [
         Published(entry.timestamp_ms * 1_000, entry.snapshot_id)
         for entry in metadata.snapshot_log
         if entry.snapshot_id in kept
     ]
     current = found.table.current_snapshot()
-    if current is not None and (not told or told[-1].snapshot_id != current.snapshot_id):
-        told.append(Published(current.timestamp_ms * 1_000, current.snapshot_id))
-    return sorted(told, key=lambda one: one.at_micros)
+    if current is not None and (not reported or reported[-1].snapshot_id != current.snapshot_id):
+        reported.append(Published(current.timestamp_ms * 1_000, current.snapshot_id))
+    return sorted(reported, key=lambda one: one.at_micros)
 
 
 def current_at(found: LookedUp, micros: int) -> Published | None:

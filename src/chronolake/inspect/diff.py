@@ -270,7 +270,9 @@ def _sides(found: LookedUp, first: int, second: int) -> tuple[_Side, _Side]:
             _Side(stored, And(true_at(second, epsilon), near)),
         )
     snapshots = [current_at(found, micros) for micros in (first, second)]
-    old, new = (StoredRows(found, one.snapshot_id if one else None) for one in snapshots)
+    old, new = (
+        StoredRows(found, snapshot.snapshot_id if snapshot else None) for snapshot in snapshots
+    )
     # Files that both snapshots have hold the same rows: only what differs is read.
     return _Side(old, AlwaysTrue(), only_here=new), _Side(new, AlwaysTrue(), only_here=old)
 
@@ -287,7 +289,9 @@ class _Gathered:
         self._order = order
         self._sides = sides
         self._marks = Fingerprints(token_bytes(16))
-        self._compared = [one.name for one in found.columns if one.name not in _NOT_COMPARED]
+        self._compared = [
+            column.name for column in found.columns if column.name not in _NOT_COMPARED
+        ]
         self._parts = 1
 
     def parts(self) -> Iterator[pa.Table]:

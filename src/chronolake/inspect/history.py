@@ -336,16 +336,16 @@ def _stored(
         kept.append(rows)
         count += rows.num_rows
         size += rows.nbytes
-        told = None
+        reported = None
         if most is not None and count > most:
-            told = f"The record has more than {most:,} versions, too many to show all."
+            reported = f"The record has more than {most:,} versions, too many to show all."
         elif most_bytes is not None and size > most_bytes:
-            told = (
+            reported = (
                 f"The record's versions hold more than {most_bytes >> 20:,} MiB, too much to show."
             )
-        if told is not None:
+        if reported is not None:
             raise ValueRefusedError(
-                told,
+                reported,
                 hint="Ask for those of some time in SQL, with `chronolake query`, or for all with "
                 "`chronolake history --json`.",
                 table=str(found.name),

@@ -67,8 +67,8 @@ class Order:
     @property
     def mark(self) -> str:
         """A short text that no other order has."""
-        told = repr((str(self.table), self.columns, self.by_place))
-        return blake2b(told.encode(), digest_size=6).hexdigest()
+        reported = repr((str(self.table), self.columns, self.by_place))
+        return blake2b(reported.encode(), digest_size=6).hexdigest()
 
     def of(self, rows: pa.Table) -> pa.Table:
         """What rows are ordered by, in columns that compare as the order wants.
@@ -203,8 +203,8 @@ def _mask(values: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 def cursor(order: Order, position: Position) -> str:
     """A position as a text that may stand in a URL."""
-    told = [order.mark, *(_told(value) for value in position)]
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    reported = [order.mark, *(_told(value) for value in position)]
+    text = json.dumps(reported, ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -221,9 +221,10 @@ def position_of(order: Order, text: str) -> Position:
         ValueRefusedError: the text is no cursor of this order.
     """
     try:
-        told = _decoded(text, order.mark)
+        reported = _decoded(text, order.mark)
         return tuple(
-            _heard(value, kind) for value, kind in zip(told, order.comparable_kinds, strict=True)
+            _heard(value, kind)
+            for value, kind in zip(reported, order.comparable_kinds, strict=True)
         )
     except (ValueError, TypeError, ArithmeticError, RecursionError, binascii.Error) as failure:
         raise ValueRefusedError(
@@ -237,10 +238,10 @@ def _decoded(text: str, mark: str) -> list[Any]:
     if len(text) > _MOST_LETTERS:
         raise ValueError
     padded = text + "=" * (-len(text) % 4)
-    told = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
-    if not isinstance(told, list) or told[:1] != [mark]:
+    reported = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
+    if not isinstance(reported, list) or reported[:1] != [mark]:
         raise TypeError
-    return told[1:]
+    return reported[1:]
 
 
 def _heard(value: Any, kind: pa.DataType) -> Any:

@@ -188,10 +188,10 @@ def _snapshots(found: LookedUp, most: int) -> Iterable[PublishedSnapshot]:
     )
     publishes = _publishes(found) if every else {}
     for snapshot in every[:most]:
-        told = _told(snapshot)
+        reported = _told(snapshot)
         number = snapshot.snapshot_id
         batch, watermark = publishes.get(number, (None, None))
-        added, removed = rows_changed(told)
+        added, removed = rows_changed(reported)
         operation = snapshot.summary.operation.value if snapshot.summary is not None else "unknown"
         if operation == "replace":
             added = removed = 0
@@ -204,8 +204,10 @@ def _snapshots(found: LookedUp, most: int) -> Iterable[PublishedSnapshot]:
             watermark=watermark,
             rows_added=added,
             rows_removed=removed,
-            files_added=_count(told, "added-data-files") + _count(told, "added-delete-files"),
-            files_removed=_count(told, "deleted-data-files") + _count(told, "removed-delete-files"),
+            files_added=_count(reported, "added-data-files")
+            + _count(reported, "added-delete-files"),
+            files_removed=_count(reported, "deleted-data-files")
+            + _count(reported, "removed-delete-files"),
         )
 
 
@@ -295,11 +297,11 @@ def _values(found: LookedUp, file: DataFile, spec_id: int) -> tuple[tuple[str, C
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - slow to import
 
     spec, schema = found.table.specs()[spec_id], found.table.schema()
-    told = []
+    reported = []
     for place, field in enumerate(spec.fields):
         value = file.partition[place]
         source = schema.find_field(field.source_id).field_type
         kind = schema_to_pyarrow(field.transform.result_type(source), include_field_ids=False)
         (shown,) = cells(pa.array([value], kind))
-        told.append((field.name, shown))
-    return tuple(told)
+        reported.append((field.name, shown))
+    return tuple(reported)

@@ -192,11 +192,11 @@ def health(found: LookedUp, config: LakeConfig) -> Health:
     holds already.
     """
     table = found.table
-    told = _told(table.current_snapshot())
-    data_files = int(told.get("total-data-files", 0))
-    rows = int(told.get("total-records", 0))
-    removed = int(told.get("total-position-deletes", 0))
-    size = int(told.get("total-files-size", 0))
+    reported = _told(table.current_snapshot())
+    data_files = int(reported.get("total-data-files", 0))
+    rows = int(reported.get("total-records", 0))
+    removed = int(reported.get("total-position-deletes", 0))
+    size = int(reported.get("total-files-size", 0))
     return Health(
         small_files=config.maintenance.spare_files(data_files, size),
         data_files=data_files,

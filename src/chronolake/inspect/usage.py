@@ -74,8 +74,10 @@ def usage_of(table: LookedUp) -> tuple[MonthlyUsage, ...]:
 def _in_month(table: LookedUp, name: str, text: str) -> MonthlyUsage:
     month = name.removeprefix(USAGE_PREFIX)
     try:
-        told = json.loads(text)
-        return MonthlyUsage(table.name, table.mode, month, int(told["rows"]), bool(told["exact"]))
+        reported = json.loads(text)
+        return MonthlyUsage(
+            table.name, table.mode, month, int(reported["rows"]), bool(reported["exact"])
+        )
     except (ValueError, KeyError, TypeError) as failure:
         raise LakeError(
             f"The table's property {name} is not what Chronolake wrote.",

@@ -59,15 +59,15 @@ class Quarantine:
     @classmethod
     def from_json(cls, text: str | None) -> Self:
         """Return what the property of a table says; None: the table has none."""
-        return cls(tuple(BadFile(**told) for told in orjson.loads(text or "[]")))
+        return cls(tuple(BadFile(**reported) for reported in orjson.loads(text or "[]")))
 
     def to_json(self) -> str:
         """Return the value of `QUARANTINED_PROPERTY`."""
-        told = [
+        reported = [
             {name: value for name, value in vars(file).items() if value is not None}
             for file in self.files
         ]
-        return orjson.dumps(told).decode()
+        return orjson.dumps(reported).decode()
 
     @property
     def marks(self) -> frozenset[str]:
@@ -118,7 +118,7 @@ def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadF
         files: the files.
     """
     if isinstance(failure, BadFileError):
-        return [BadFile(**told) for told in failure.files]
+        return [BadFile(**reported) for reported in failure.files]
     if isinstance(failure, IncompleteRowsError):
         return [
             BadFile(file.mark, "Rows lack their key, modification time or sequence.")

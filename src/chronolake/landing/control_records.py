@@ -75,10 +75,10 @@ def land_control(folder: ObjectFolder, control: Control, *, guard: Callable[[], 
     earlier = [known for _, known in controls_of(folder) if known.kind is control.kind]
     if earlier and earlier[-1] == control:
         return False
-    told = {"format": _FORMAT, "kind": control.kind, **control.told}
+    reported = {"format": _FORMAT, "kind": control.kind, **control.told}
     with staging(folder) as place:
         path = place / "control.json"
-        path.write_bytes(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
+        path.write_bytes(orjson.dumps(reported, option=orjson.OPT_APPEND_NEWLINE))
         make_durable(path)
         publish_control(folder, path, guard=guard)
     return True
@@ -95,20 +95,20 @@ def controls_of(folder: ObjectFolder) -> list[tuple[ControlFile, Control]]:
 
 def _read(file: ControlFile) -> Control:
     try:
-        told: dict[str, Any] = orjson.loads(file.path.read_bytes())
+        reported: dict[str, Any] = orjson.loads(file.path.read_bytes())
     except (OSError, ValueError) as failure:
         raise SourceError(
             f"The control record cannot be read: {failure}.",
             file=str(file.path),
             hint="Restore the file: without it, what it says is lost.",
         ) from failure
-    if told.pop("format", None) != _FORMAT or told.get("kind") not in set(ControlKind):
+    if reported.pop("format", None) != _FORMAT or reported.get("kind") not in set(ControlKind):
         raise SourceError(
             "The control record is of a kind that this version of Chronolake does not know.",
             file=str(file.path),
             hint="Install the version that wrote it, or a later one.",
         )
-    return Control(ControlKind(told.pop("kind")), told)
+    return Control(ControlKind(reported.pop("kind")), reported)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chronolake.change_set import DELETED_AT, MODIFIED, OPERATED, PURGED_AT, SEQUENCE, TELLS, UNTOLD
+from chronolake.change_set import (
+    DELETED_AT,
+    MODIFIED,
+    OMITTED,
+    OPERATED,
+    PROVIDES_DATA,
+    PURGED_AT,
+    SEQUENCE,
+)
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.file_schema import IS_MARK, OPERATION, UNMODIFIED
 from chronolake.types import Kind, quoted
@@ -226,33 +234,33 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
     purged = versions[PURGED_AT]
     tells, deleted = pc.is_null(purged), versions[DELETED_AT]
     key = [one.column for one in declaration if one.column.primary_key]
-    key_texts = {one.name: texts_of(values[one.name], one.type.kind) for one in key}
+    key_texts = {column.name: texts_of(values[column.name], column.type.kind) for column in key}
     rows = {
         lake_fields.ID: identifiers_of(key, key_texts),
         lake_fields.MODIFIED: versions[MODIFIED].cast(_MICROS),
         lake_fields.SEQUENCE: versions[SEQUENCE].cast(pa.string()),
     }
-    if TELLS in given:
-        is_deletion = pc.and_(pc.invert(versions[TELLS]), tells)
+    if PROVIDES_DATA in given:
+        is_deletion = pc.and_(pc.invert(versions[PROVIDES_DATA]), tells)
         rows[IS_MARK] = pc.if_else(is_deletion, True, pa.scalar(None, pa.bool_()))
         # A deletion has one time.
         deleted = pc.if_else(is_deletion, versions[MODIFIED], deleted)
-        tells = pc.and_(versions[TELLS], tells)
+        tells = pc.and_(versions[PROVIDES_DATA], tells)
     rows[lake_fields.DELETED] = deleted.cast(_MICROS)
     rows[lake_fields.PURGED] = purged.cast(_MICROS)
-    if UNTOLD in given:
+    if OMITTED in given:
         others = [one.column.name for one in declaration if not one.column.primary_key]
-        rows[UNMODIFIED] = _left_out(versions[UNTOLD], others)
+        rows[UNMODIFIED] = _left_out(versions[OMITTED], others)
     if OPERATED in given:
         rows[OPERATION] = versions[OPERATED].cast(pa.string())
     # A mark says nothing but whose it is.
-    all_tell = pc.all(tells, min_count=0).as_py()
+    all_provide = pc.all(tells, min_count=0).as_py()
     for one in declaration:
         if one.text == lake_fields.ID:
             continue
         name, kind = one.column.name, one.column.type.kind
         value = values[name]
-        if not (all_tell or one.column.primary_key):
+        if not (all_provide or one.column.primary_key):
             value = pc.if_else(tells, value, pa.scalar(None, value.type))
         rows[one.text] = key_texts[name] if name in key_texts else texts_of(value, kind)
         if one.typed is not None:
@@ -260,21 +268,21 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
     return pa.RecordBatch.from_pydict(rows)
 
 
-def _left_out(untold: pa.Array, fields: list[str]) -> pa.Array:
+def _left_out(omitted: pa.Array, fields: list[str]) -> pa.Array:
     """For each row the fields of which it says nothing as a JSON array, or null."""
-    if untold.null_count == len(untold):
-        return pa.nulls(len(untold), pa.string())
-    names = pc.list_flatten(untold)
+    if omitted.null_count == len(omitted):
+        return pa.nulls(len(omitted), pa.string())
+    names = pc.list_flatten(omitted)
     which = pc.index_in(names, pa.array(fields, pa.string()))
     is_field = pc.is_valid(which)
-    parents = pc.list_parent_indices(untold).filter(is_field).to_numpy()
-    counts = np.bincount(parents, minlength=len(untold))
-    offsets = np.zeros(len(untold) + 1, np.int32)
+    parents = pc.list_parent_indices(omitted).filter(is_field).to_numpy()
+    counts = np.bincount(parents, minlength=len(omitted))
+    offsets = np.zeros(len(omitted) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     escaped = json_texts(pa.array(fields, pa.string())).take(which.filter(is_field))
     joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), escaped), '","')
-    told = pc.binary_join_element_wise('["', joined, '"]', "")
-    return pc.if_else(pa.array(counts > 0), told, pa.scalar(None, pa.string()))
+    reported = pc.binary_join_element_wise('["', joined, '"]', "")
+    return pc.if_else(pa.array(counts > 0), reported, pa.scalar(None, pa.string()))
 
 
 def incomplete(rows: pa.Table) -> int:

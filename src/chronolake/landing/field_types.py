@@ -316,8 +316,10 @@ def _ddl(kind: pa.DataType) -> str | None:
     """The Spark type of a nested Arrow type; None: some part of it cannot be read."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _ddl(field.type)) for field in kind]
-        told = [f"{quoted(name)}: {ddl}" for name, ddl in parts if ddl is not None]
-        return f"struct<{', '.join(told)}>" if told and len(told) == len(parts) else None
+        reported = [f"{quoted(name)}: {ddl}" for name, ddl in parts if ddl is not None]
+        return (
+            f"struct<{', '.join(reported)}>" if reported and len(reported) == len(parts) else None
+        )
     if pa.types.is_map(kind):
         key, item = _ddl(kind.key_type), _ddl(kind.item_type)
         return f"map<{key}, {item}>" if key and item else None

@@ -178,8 +178,8 @@ def to_json(declaration: Declaration, *, each_once: str | None = None) -> bytes:
         }
         for one in declaration
     ]
-    told = {"format": _FORMAT, "fields": fields}
-    return orjson.dumps(told if each_once is None else {**told, "each_once": each_once})
+    reported = {"format": _FORMAT, "fields": fields}
+    return orjson.dumps(reported if each_once is None else {**reported, "each_once": each_once})
 
 
 def from_json(text: bytes, *, file: str) -> Declaration:
@@ -188,15 +188,15 @@ def from_json(text: bytes, *, file: str) -> Declaration:
     Raises:
         SourceError: the file was written by a later version of Chronolake.
     """
-    told: dict[str, Any] = orjson.loads(text)
-    if told["format"] != _FORMAT:
+    reported: dict[str, Any] = orjson.loads(text)
+    if reported["format"] != _FORMAT:
         raise SourceError(
-            f"The file was written in the raw lake's format {told['format']}; this version of "
+            f"The file was written in the raw lake's format {reported['format']}; this version of "
             f"Chronolake knows {_FORMAT}.",
             file=file,
             hint="Install the version that wrote it, or a later one.",
         )
-    return tuple(_placed(one) for one in told["fields"])
+    return tuple(_placed(one) for one in reported["fields"])
 
 
 def each_once_in(text: bytes) -> str | None:

@@ -136,7 +136,7 @@ def make_durable(path: Path) -> None:
 
 
 def _make_names_durable(folder: ObjectFolder, paths: Iterable[Path]) -> None:
-    parents = [one for one in folder.path.parents if one.is_relative_to(folder.root)]
+    parents = [parent for parent in folder.path.parents if parent.is_relative_to(folder.root)]
     # The name of the root, too.
     for place in {folder.path, *parents, folder.root.parent, *(path.parent for path in paths)}:
         make_durable(place)

@@ -133,8 +133,8 @@ def footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) ->
         schema = pa.ipc.read_schema(pa.py_buffer(text))
         columns: dict[str, ColumnStatistics] = {}
         for row in rows:
-            for name, told in orjson.loads(row["columns"]).items():
-                known = ColumnStatistics(**told)
+            for name, reported in orjson.loads(row["columns"]).items():
+                known = ColumnStatistics(**reported)
                 columns[name] = known.with_(columns.get(name, ColumnStatistics()))
         count = sum(row["rows"] for row in rows)
         first = files[numbers[0]]
@@ -174,10 +174,10 @@ def _read(
     )
     if len(files) <= _FILES_PER_TASK:
         # They are read sooner than Spark begins.
-        told: list[Mapping[str, Any]] = pa.Table.from_batches(
+        reported: list[Mapping[str, Any]] = pa.Table.from_batches(
             _summed(listed.to_batches())
         ).to_pylist()
-        return told
+        return reported
     tasks = min(spark.sparkContext.defaultParallelism, len(files) // _FILES_PER_TASK)
     found = spark.createDataFrame(listed).repartition(tasks).mapInArrow(_summed, _SCHEMA)
     return [row.asDict() for row in found.collect()]
@@ -211,14 +211,14 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows.append(footer.num_rows)
             for name, known in _statistics(footer):
                 sums[name] = known.with_(sums.get(name, ColumnStatistics()))
-    told: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None, bool]] = [
+    reported: list[tuple[list[int], int, bytes | None, int, bytes | None, str | None, bool]] = [
         (numbers, renamed, schema_text, sum(rows), orjson.dumps(sums), None, False)
         for (renamed, schema_text), (numbers, rows, sums) in by_schema.items()
     ]
-    told += [([number], 0, None, 0, None, problem, lost) for number, problem, lost in problems]
+    reported += [([number], 0, None, 0, None, problem, lost) for number, problem, lost in problems]
     kinds = [pa.list_(pa.int32()), pa.int32(), pa.binary(), pa.int64(), pa.binary(), pa.string()]
     kinds.append(pa.bool_())
-    found = zip(*told, strict=True) if told else [[]] * len(kinds)
+    found = zip(*reported, strict=True) if reported else [[]] * len(kinds)
     yield pa.RecordBatch.from_arrays(
         [pa.array(list(column), kind) for column, kind in zip(found, kinds, strict=True)],
         names=["numbers", "renamed", "schema", "rows", "columns", "problem", "is_lost"],
@@ -232,12 +232,12 @@ def _each_once(schema: pa.Schema) -> str | None:
 
 def _schema_of(footer: pq.FileMetaData) -> pa.Schema:
     # What other tools keep beside a schema says nothing about it.
-    told = footer.metadata or {}
-    kept = {DECLARATION: told[DECLARATION]} if DECLARATION in told else None
+    reported = footer.metadata or {}
+    kept = {DECLARATION: reported[DECLARATION]} if DECLARATION in reported else None
     schema = footer.schema.to_arrow_schema()
     if pa.timestamp("ns") in schema.types:
         columns = (footer.schema.column(number) for number in range(len(footer.schema)))
-        int96 = {one.path for one in columns if one.physical_type == "INT96"}
+        int96 = {column.path for column in columns if column.physical_type == "INT96"}
         # Spark reads these as its own timestamps, and not as numbers.
         schema = pa.schema(
             pa.field(field.name, pa.timestamp("us"))
@@ -294,8 +294,8 @@ def _known(told: pq.Statistics | None, rows: int) -> ColumnStatistics:
 
 
 def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
-    told = (schema.metadata or {}).get(DECLARATION)
-    return () if told is None else from_json(told, file=str(file.path))
+    reported = (schema.metadata or {}).get(DECLARATION)
+    return () if reported is None else from_json(reported, file=str(file.path))
 
 
 def _flaw_in(schema: pa.Schema, columns: Mapping[str, ColumnStatistics]) -> tuple[str, str] | None:

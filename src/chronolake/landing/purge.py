@@ -101,16 +101,16 @@ def erase(
     # What is written anew must still be what is there when it takes its place.
     with staging(folder) as place, held(folder):
         guard()
-        told = found.mapInArrow(partial(_rewritten, folder=str(place)), _TOLD).collect()
-        if not told:
+        reported = found.mapInArrow(partial(_rewritten, folder=str(place)), _TOLD).collect()
+        if not reported:
             return 0
         guard()
-        for row in told:
+        for row in reported:
             (place / row["new"]).replace(row["old"])
             reach("land.file-replaced")
-        for parent in {Path(row["old"]).parent for row in told}:
+        for parent in {Path(row["old"]).parent for row in reported}:
             make_durable(parent)
-    return len(told)
+    return len(reported)
 
 
 # ------------------------------------------------------------------ in an executor
@@ -126,8 +126,8 @@ def _rewritten(batches: Iterable[pa.RecordBatch], *, folder: str) -> Iterator[pa
 
 def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
     with pq.ParquetFile(path) as file:
-        told = (file.metadata.metadata or {}).get(DECLARATION)
-        if told is None:
+        reported = (file.metadata.metadata or {}).get(DECLARATION)
+        if reported is None:
             raise SourceError(
                 "The file was not written by Chronolake, so nothing can be erased in it.",
                 file=path,
@@ -136,7 +136,7 @@ def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
         table = file.read()
     keys = {
         name
-        for one in from_json(told, file=path)
+        for one in from_json(reported, file=path)
         if one.column.primary_key
         for name in (one.text, one.typed)
     }
@@ -145,5 +145,5 @@ def _rewrite(path: str, rows: pa.Array, folder: Path) -> str:
         if name not in _KEPT and name not in keys:
             table = table.set_column(place, name, pc.if_else(stays, table[name], None))
     new = f"{uuid4().hex}.parquet"
-    write_file(table, folder / new, told)
+    write_file(table, folder / new, reported)
     return new

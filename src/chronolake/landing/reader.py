@@ -17,11 +17,11 @@ from chronolake.change_set import (
     LANDED_FILE,
     LANDED_ROW,
     MODIFIED,
+    OMITTED,
+    PROVIDES_DATA,
     PURGED_AT,
     RESERVED,
     SEQUENCE,
-    TELLS,
-    UNTOLD,
 )
 from chronolake.errors import SourceError
 from chronolake.landing import field_types as lake_fields
@@ -61,7 +61,7 @@ SOURCE_TIME: Final = Column(lake_fields.MODIFIED, ColumnType(Kind.UTC_DATETIME))
 #: Where a row stands, as Spark tells it.
 _PLACE: Final = {LANDED_FILE: "file_name", LANDED_ROW: "row_index"}
 #: Fields of the lake's writer, about a version.
-_TELLS_OF_VERSION: Final = "grax__"
+_PROVIDED_BY_VERSION: Final = "grax__"
 
 _SIMPLE: Final = {
     Form.TEXT: Seen.TEXT,
@@ -140,8 +140,8 @@ class Landing:
             SEQUENCE: f"nullif(CAST({quoted(lake_fields.SEQUENCE)} AS STRING), '')",
             DELETED_AT: _time(by_name, lake_fields.DELETED),
             PURGED_AT: _time(by_name, lake_fields.PURGED),
-            TELLS: _tells(by_name),
-            UNTOLD: _untold(by_name),
+            PROVIDES_DATA: _tells(by_name),
+            OMITTED: _omitted(by_name),
             **{name: name for name in _PLACE},
         }
         data = {
@@ -163,12 +163,14 @@ class Landing:
         rows = _read(self.spark, self.files, group)
         # A field of that name hides Spark's own column, but not from this way to it.
         place = rows.metadataColumn("_metadata")
-        told = {name: place[part].alias(name) for name, part in _PLACE.items()}
-        return rows.select("*", *told.values()).selectExpr(*chosen)
+        reported = {name: place[part].alias(name) for name, part in _PLACE.items()}
+        return rows.select("*", *reported.values()).selectExpr(*chosen)
 
     def _is_erasable(self, name: str) -> bool:
         """Whether a field is data of the record, and not what tells of it or of its version."""
-        return name not in {*self.key, SOURCE_TIME.name} and not name.startswith(_TELLS_OF_VERSION)
+        return name not in {*self.key, SOURCE_TIME.name} and not name.startswith(
+            _PROVIDED_BY_VERSION
+        )
 
 
 def landing(
@@ -195,8 +197,8 @@ def landing(
     seen: SeenByField = {}
     asked: set[str] = set()
     for one in sorted(found, key=lambda one: one.numbers):
-        told, unknown = told_by(one)
-        seen, asked = united(seen, told), asked | unknown
+        reported, unknown = told_by(one)
+        seen, asked = united(seen, reported), asked | unknown
     for group in groups:
         if any(field.name in asked for field in group.fields.values()):
             with naming_bad_files(files):
@@ -236,30 +238,30 @@ def told_by(footer: Footers) -> tuple[SeenByField, set[str]]:
         known = {form: _known(footer, field) for form, field in forms.items()}
         typed = [known[form] for form in forms if form is not Form.TEXT]
         marks = {
-            _one_seen(form, told.values > 0, told.bounds)
-            for form, told in known.items()
+            _one_seen(form, reported.values > 0, reported.bounds)
+            for form, reported in known.items()
             if form is not Form.TEXT
         }
         text = known.get(Form.TEXT)
-        if text is not None and all(told.is_complete for told in typed):
+        if text is not None and all(reported.is_complete for reported in typed):
             # Where every row has a typed value, no text stands alone; where none has, all do.
-            if not any(told.values for told in typed):
+            if not any(reported.values for reported in typed):
                 marks.add(Seen.TEXT if text.has_text else None)
-            elif text.has_text and all(told.values < footer.rows for told in typed):
+            elif text.has_text and all(reported.values < footer.rows for reported in typed):
                 unknown.add(name)
-        if not all(told.is_complete for told in known.values()):
+        if not all(reported.is_complete for reported in known.values()):
             unknown.add(name)
         seen[name] = frozenset(mark for mark in marks if mark is not None)
     return seen, unknown
 
 
 def _known(footer: Footers, field: Field) -> ColumnStatistics:
-    told = footer.columns.get(field.column, ColumnStatistics(is_complete=False))
+    reported = footer.columns.get(field.column, ColumnStatistics(is_complete=False))
     if field.form is not Form.TEXT or field.physical.ddl == "string":
-        return told
+        return reported
     # Bounds say nothing about the texts of other types: numbers have one, bytes may be empty.
-    is_complete = told.is_complete and field.physical.ddl != "binary"
-    return replace(told, has_text=told.values > 0, is_complete=is_complete)
+    is_complete = reported.is_complete and field.physical.ddl != "binary"
+    return replace(reported, has_text=reported.values > 0, is_complete=is_complete)
 
 
 def united(one: Mapping[str, frozenset[Mark]], other: Mapping[str, frozenset[Mark]]) -> SeenByField:
@@ -358,7 +360,7 @@ def _tells(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     return f"NOT ({is_purge} OR coalesce({is_mark}, false))"
 
 
-def _untold(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
+def _omitted(by_name: Mapping[str, Mapping[Form, Field]]) -> str:
     """The fields of which a row says nothing, as SQL; null where it says all."""
     if UNMODIFIED not in by_name:
         return "CAST(NULL AS ARRAY<STRING>)"

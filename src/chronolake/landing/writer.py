@@ -91,8 +91,8 @@ def land(
             each_once=uuid4().hex if each_once else None,
             limit=file_bytes,
         )
-        told = to_spark(to_arrow(versions).then(write, _TOLD)).collect()
-        lacking = sum(row["incomplete"] for row in told)
+        reported = to_spark(to_arrow(versions).then(write, _TOLD)).collect()
+        lacking = sum(row["incomplete"] for row in reported)
         if lacking:
             key = ", ".join(column.name for column in columns if column.primary_key)
             raise BatchError(
@@ -100,7 +100,7 @@ def land(
                 table=folder.name,
                 hint=f"Every version needs {key}, a modification time and a sequence.",
             )
-        names = [row["name"] for row in told]
+        names = [row["name"] for row in reported]
         expect_written((place / name for name in names), table=folder.name)
         if not names and has_new_columns:
             names = [_staged(EMPTY, str(place), to_json(declaration))]

@@ -161,8 +161,8 @@ def fitting(texts: pa.Array, kind: ColumnType) -> pa.Array:
         return typed(texts, kind, tally)
     except CellRefusedError:
         is_empty = pc.equal(texts, "")
-        told = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
-        return _careful(told, kind, tally, refuses=False)
+        reported = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
+        return _careful(reported, kind, tally, refuses=False)
 
 
 def _utf8(texts: pa.Array) -> pa.Array:

@@ -49,15 +49,15 @@ class MadeOf:
         """What a table says of itself."""
         watermark = table.property_of(WATERMARK_PROPERTY)
         furthest = table.property_of(FURTHEST_PROPERTY) or watermark
-        told = table.property_of(QUARANTINED_PROPERTY)
-        quarantine = None if told is None else Quarantine.from_json(told)
+        reported = table.property_of(QUARANTINED_PROPERTY)
+        quarantine = None if reported is None else Quarantine.from_json(reported)
         return cls(watermark, furthest, int(table.property_of(FILES_PROPERTY) or 0), quarantine)
 
     @property
     def properties(self) -> dict[str, str]:
         """What the table says then; without a watermark, that property has to go."""
-        told = {WATERMARK_PROPERTY: self.watermark, FURTHEST_PROPERTY: self.furthest}
-        known = {name: mark for name, mark in told.items() if mark is not None}
+        reported = {WATERMARK_PROPERTY: self.watermark, FURTHEST_PROPERTY: self.furthest}
+        known = {name: mark for name, mark in reported.items() if mark is not None}
         if self.quarantine is not None:
             known[QUARANTINED_PROPERTY] = self.quarantine.to_json()
         return {**known, FILES_PROPERTY: str(self.files)}

@@ -38,8 +38,8 @@ from chronolake.pipeline.table_writer import (
     columns_for,
     expect_own,
     expect_same_key,
-    is_kept_otherwise,
     is_renamed,
+    is_stored_differently,
     kept_as,
     seen_of,
     write,
@@ -262,7 +262,7 @@ def _columns(filling: Filling, table: IcebergTable, landed: Landing) -> _Columns
     seen = united(seen_of(table), landed.seen)
     every = columns_for(stream, seen, landed.key)
     # Of a table that was made and never written, nothing could be made anew before.
-    is_kept = not is_kept_otherwise(table, stream)
+    is_kept = not is_stored_differently(table, stream)
     return _Columns(seen, every, is_kept and not _needs_rebuild(table, every))
 
 
@@ -310,7 +310,7 @@ def _settle(filling: Filling, namings: Namings) -> str | None:
     furthest = None if table is None else MadeOf.told_by(table).furthest
     if table is None or furthest is None:
         return None
-    if is_kept_otherwise(table, stream) or is_renamed(table, namings):
+    if is_stored_differently(table, stream) or is_renamed(table, namings):
         rebuild(lake, stream, filling.lease)
     return furthest
 

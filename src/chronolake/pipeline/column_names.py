@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chronolake.arrow_tasks import ArrowRows
-from chronolake.change_set import RESERVED, UNTOLD
+from chronolake.change_set import OMITTED, RESERVED
 from chronolake.errors import ConfigurationError
 from chronolake.humanize import did_you_mean
-from chronolake.source.protocol import Census, Piece, Snapshot
+from chronolake.source.protocol import ChangeBatch, Reconciliation, Snapshot
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -121,22 +121,24 @@ class ColumnNames:
                 hint=f"Give it another name in chronolake.yml: {place}.rename: {{{name}: {free}}}",
             )
 
-    def of(self, brought: Piece | Snapshot | Census) -> Piece | Snapshot | Census:
+    def of(
+        self, brought: ChangeBatch | Snapshot | Reconciliation
+    ) -> ChangeBatch | Snapshot | Reconciliation:
         """Return what a source has brought with the lake's names."""
         now = self.now(column.name for column in brought.columns)
         if not now:
             return brought
         columns = renamed_columns(brought.columns, now)
-        if isinstance(brought, Census):
+        if isinstance(brought, Reconciliation):
             again = brought.again
             return replace(
                 brought,
                 versions=_of_frame(brought.versions, now),
                 columns=columns,
-                again=None if again is None else lambda: self._census(again()),
+                again=None if again is None else lambda: self._reconciliation(again()),
             )
         numbers = None if brought.numbers is None else _keys(brought.numbers, now)
-        if isinstance(brought, Piece):
+        if isinstance(brought, ChangeBatch):
             versions = None if brought.versions is None else _of_rows(brought.versions, now)
             return replace(brought, versions=versions, columns=columns, numbers=numbers)
         return replace(
@@ -147,15 +149,15 @@ class ColumnNames:
             texts=_keys(brought.texts, now),
         )
 
-    def _census(self, census: Census) -> Census:
+    def _reconciliation(self, census: Reconciliation) -> Reconciliation:
         found = self.of(census)
-        assert isinstance(found, Census)  # noqa: S101 - what goes in comes out
+        assert isinstance(found, Reconciliation)  # noqa: S101 - what goes in comes out
         return found
 
 
 def renamed_columns(columns: Iterable[Column], names: Mapping[str, str]) -> list[Column]:
     """Return columns with other names, given by the present ones."""
-    return [replace(one, name=names.get(one.name, one.name)) for one in columns]
+    return [replace(column, name=names.get(column.name, column.name)) for column in columns]
 
 
 def _keys(values: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, Value]:
@@ -185,10 +187,10 @@ def _of_rows(rows: DataFrame | ArrowRows, names: Mapping[str, str]) -> DataFrame
 
 def _of_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
     listed = ", ".join(f"{literal(name)}, {literal(now)}" for name, now in names.items())
-    told = f"transform({UNTOLD}, one -> coalesce(map({listed})[one], one)) AS {UNTOLD}"
+    reported = f"transform({OMITTED}, one -> coalesce(map({listed})[one], one)) AS {OMITTED}"
     return rows.selectExpr(
         *(
-            told if name == UNTOLD else f"{quoted(name)} AS {quoted(names.get(name, name))}"
+            reported if name == OMITTED else f"{quoted(name)} AS {quoted(names.get(name, name))}"
             for name in rows.columns
         )
     )
@@ -204,12 +206,12 @@ def _renamed(
     before = pa.array(list(names), pa.string())
     after = pa.array(list(names.values()), pa.string())
     for batch in batches:
-        place = batch.schema.get_field_index(UNTOLD)
+        place = batch.schema.get_field_index(OMITTED)
         given = batch
         if place >= 0 and given.column(place).null_count < given.num_rows:
             lists = given.column(place)
-            told = lists.values.cast(pa.string())
-            called = pc.coalesce(after.take(pc.index_in(told, before)), told)
+            reported = lists.values.cast(pa.string())
+            called = pc.coalesce(after.take(pc.index_in(reported, before)), reported)
             whole = pa.ListArray.from_arrays(lists.offsets, called, mask=lists.is_null())
-            given = given.set_column(place, UNTOLD, whole)
+            given = given.set_column(place, OMITTED, whole)
         yield given.rename_columns([names.get(name, name) for name in given.schema.names])

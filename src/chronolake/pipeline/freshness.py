@@ -41,23 +41,23 @@ class Filled:
     Attributes:
         name: which table.
         stream: `pipeline/stream`; None: no pipeline fills it.
-        sight: what the stream can see of its source (`source.offered.Sight`), or None.
+        capture_method: what the stream can see of its source (`source.offered.Sight`), or None.
         folder: where the files lie that it is made of, or None.
         watermark: the last of them that is in it, or None.
     """
 
     name: TableName
     stream: str | None = None
-    sight: str | None = None
+    capture_method: str | None = None
     folder: str | None = None
     watermark: str | None = None
 
     @classmethod
     def of(cls, table: LookedUp) -> Self:
         """What a table says."""
-        told = table.table.properties
+        reported = table.table.properties
         names = (STREAM_PROPERTY, SIGHT_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
-        return cls(table.name, *(told.get(name) for name in names))
+        return cls(table.name, *(reported.get(name) for name in names))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.functions import expr
 
 from chronolake.arrow_tasks import to_spark
-from chronolake.change_set import FOLLOWS, MODIFIED, RESERVED, SEQUENCE, TELLS, UNTOLD
+from chronolake.change_set import FOLLOWS, MODIFIED, OMITTED, PROVIDES_DATA, RESERVED, SEQUENCE
 from chronolake.core.batch_profile import ORDERED, bounds_of
 from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
@@ -65,7 +65,7 @@ def with_carried(
     """
     rows = to_spark(versions)
     stored = {column.name: column for column in describe_loaded(table).columns}
-    left_out = rows.where(f"{FOLLOWS} IS NOT NULL").selectExpr(f"explode({UNTOLD}) AS name")
+    left_out = rows.where(f"{FOLLOWS} IS NOT NULL").selectExpr(f"explode({OMITTED}) AS name")
     names = {row["name"] for row in left_out.distinct().collect()}
     both = [
         replace(column, type=wider(column.type, stored[column.name].type))
@@ -93,19 +93,21 @@ def with_carried(
     for column in both:
         cell = given[column.name]
         if column.name in names:
-            is_open = f"{FOLLOWS} IS NOT NULL AND array_contains({UNTOLD}, {literal(column.name)})"
+            is_open = f"{FOLLOWS} IS NOT NULL AND array_contains({OMITTED}, {literal(column.name)})"
             cell = f"IF({is_open}, {_CELL}{carried.index(column.name)}, {cell})"
         cells.append(f"{cell} AS {quoted(column.name)}")
-    told = f"IF({FOLLOWS} IS NULL, {UNTOLD}, NULL) AS {UNTOLD}"
+    reported = f"IF({FOLLOWS} IS NULL, {OMITTED}, NULL) AS {OMITTED}"
     data = {column.name for column in columns}
-    others = [name for name in rows.columns if name not in {*data, UNTOLD, FOLLOWS}]
+    others = [name for name in rows.columns if name not in {*data, OMITTED, FOLLOWS}]
     whole = rows.join(values, rows[SEQUENCE] == values[_ROW], "left")
-    return whole.selectExpr(*cells, told, *map(quoted, others)), both
+    return whole.selectExpr(*cells, reported, *map(quoted, others)), both
 
 
 def _widened(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
     """Columns as SQL, in the types that hold what the table has as well."""
-    return {one.name: widened(one, wide.type) for one, wide in zip(columns, both, strict=True)}
+    return {
+        column.name: widened(column, wide.type) for column, wide in zip(columns, both, strict=True)
+    }
 
 
 def _key(values: Iterable[str]) -> str:
@@ -117,7 +119,7 @@ def _key(values: Iterable[str]) -> str:
 def _links(rows: DataFrame, key: Sequence[str]) -> DataFrame:
     """The rows that follow, with their times, and their records' keys before and now."""
     # The old key's record ends with a mark of its own.
-    marks = rows.where(f"NOT {TELLS}").selectExpr(
+    marks = rows.where(f"NOT {PROVIDES_DATA}").selectExpr(
         f"{SEQUENCE} AS {FOLLOWS}", f"{_key(key)} AS {_OLD}"
     )
     follow = rows.where(f"{FOLLOWS} IS NOT NULL").selectExpr(
@@ -143,15 +145,15 @@ def _in_piece(
     key = [column.name for column in both if column.primary_key]
     facts = []
     for number, name in enumerate(carried):
-        is_told = f"NOT coalesce(array_contains({UNTOLD}, {literal(name)}), false)"
+        is_provided = f"NOT coalesce(array_contains({OMITTED}, {literal(name)}), false)"
         facts.append(
-            f"CASE WHEN {is_told} THEN "
+            f"CASE WHEN {is_provided} THEN "
             f"named_struct('value', {given[name]}, 'open', CAST(NULL AS STRING)) "
             f"WHEN {FOLLOWS} IS NOT NULL THEN "
             f"named_struct('value', CAST(NULL AS {types[name]}), 'open', {SEQUENCE}) "
             f"END AS {_PIECE}{number}"
         )
-    events = rows.where(TELLS).selectExpr(
+    events = rows.where(PROVIDES_DATA).selectExpr(
         f"{_key(given[name] for name in key)} AS {_OLD}", f"{SEQUENCE} AS {_PLACE}", *facts
     )
     latest = (
@@ -188,7 +190,7 @@ def _in_table(
     )
     whole = table.where(_bounds(links, key, wide))
     versions = whole.selectExpr(
-        f"{_key(widened(one, wide[one.name].type) for one in key)} AS {_KEY}",
+        f"{_key(widened(column, wide[column.name].type) for column in key)} AS {_KEY}",
         f"{time_in(VERSION, 0)} AS {_PLACE}",
         f"named_struct({cells}) AS {_CELL}",
     )
@@ -205,12 +207,12 @@ def _in_table(
 def _bounds(links: DataFrame, key: Sequence[Column], wide: Mapping[str, Column]) -> str:
     """A condition that all rows of the keys fulfil, so that files without them are not read."""
     conditions = []
-    for number, one in enumerate(key):
-        if one.type.kind in ORDERED and wide[one.name].type == one.type:
+    for number, column in enumerate(key):
+        if column.type.kind in ORDERED and wide[column.name].type == column.type:
             both = f"{_OLD}.k{number}, {_NEW}.k{number}"
             (found,) = links.selectExpr(f"min(least({both}))", f"max(greatest({both}))").collect()
-            least, greatest = bounds_of(one.type.kind, *found)
-            conditions.append(f"{quoted(one.name)} BETWEEN {least} AND {greatest}")
+            least, greatest = bounds_of(column.type.kind, *found)
+            conditions.append(f"{quoted(column.name)} BETWEEN {least} AND {greatest}")
     return " AND ".join(conditions) or "true"
 
 

@@ -22,7 +22,14 @@ from chronolake.pipeline.key_changes import with_carried
 from chronolake.pipeline.reconcile import Compared, expect_empty
 from chronolake.pipeline.snapshot_diff import changed, versions_of
 from chronolake.pipeline.table_writer import expect_same_key
-from chronolake.source.protocol import COMPARED, CaughtUp, Census, Failure, Piece, Reading
+from chronolake.source.protocol import (
+    COMPARED,
+    CaughtUp,
+    ChangeBatch,
+    ReadProgress,
+    Reconciliation,
+    StreamFailure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,14 +43,14 @@ if TYPE_CHECKING:
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import Position, PulledSource, Snapshot
+    from chronolake.source.protocol import ChangeSource, Offset, Snapshot
     from chronolake.types import Column
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Landed:
+class LandResult:
     """What one step brought.
 
     Attributes:
@@ -66,14 +73,14 @@ class Landed:
 def land_new(
     lake: Lake,
     streams: Sequence[Stream],
-    source: PulledSource,
+    source: ChangeSource,
     lease: Lease,
     store: Store,
     *,
     begin: Callable[[str], None],
     complete: Callable[[str], None],
-    anew: bool = False,
-) -> Iterator[Landed | Reading]:
+    full_refresh: bool = False,
+) -> Iterator[LandResult | ReadProgress]:
     """Land what a source has by now that it did not have at the last checkpoints.
 
     Args:
@@ -85,7 +92,7 @@ def land_new(
         begin: is told a stream's name whenever the source turns to it, before anything lands.
         complete: brings a stream's table to all that has landed, before it is compared with a
             snapshot.
-        anew: whether all that the source has is read once more.
+        full_refresh: whether all that the source has is read once more.
 
     Raises:
         LeaseLostError: another process runs the pipeline; nothing of the step has appeared, or it
@@ -96,25 +103,26 @@ def land_new(
     # Executors write files of the raw lake, which the driver gives their names.
     lake.containment.expect_shared(lake.spark, str(lake.config.path))
     pipeline = lease.pipeline
-    positions: dict[str, Position] = {**store.checkpoints(pipeline)}
+    positions: dict[str, Offset] = {**store.checkpoints(pipeline)}
     if positions:
         # The last run may have died before it could say so.
-        source.landed(positions)
+        source.acknowledge(positions)
     landing = {
-        stream.name: _Landing(lake, stream, lease, complete, anew=anew) for stream in streams
+        stream.name: _Landing(lake, stream, lease, complete, full_refresh=full_refresh)
+        for stream in streams
     }
     wanted = {name: positions.get(name) for name in landing}
-    for brought in source.bring(lake, wanted, anew=anew):
+    for brought in source.read(lake, wanted, full_refresh=full_refresh):
         name = brought.stream
         if name not in landing:
             continue
         begin(name)
-        if isinstance(brought, Reading):
+        if isinstance(brought, ReadProgress):
             yield brought
             continue
-        if isinstance(brought, Failure):
+        if isinstance(brought, StreamFailure):
             del landing[name]
-            yield Landed(name, failure=brought.error)
+            yield LandResult(name, failure=brought.error)
             continue
         try:
             if isinstance(brought, CaughtUp):
@@ -125,13 +133,13 @@ def land_new(
             raise
         except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
             del landing[name]
-            yield Landed(name, failure=failure)
+            yield LandResult(name, failure=failure)
             continue
         reach("land.done")
         store.put_checkpoint(pipeline, name, position, token=lease.token)
         reach("land.checkpointed")
         positions[name] = position
-        source.landed(positions)
+        source.acknowledge(positions)
         if step.files:
             log.info(
                 "versions_landed",
@@ -144,9 +152,11 @@ def land_new(
         yield step
 
 
-def _shown(position: Position) -> dict[str, Any]:
+def _shown(position: Offset) -> dict[str, Any]:
     """A position as a log shows it: without what grows with the stream."""
-    return {name: told for name, told in position.items() if isinstance(told, str | int)}
+    return {
+        name: reported for name, reported in position.items() if isinstance(reported, str | int)
+    }
 
 
 @dataclass(frozen=True)
@@ -157,30 +167,30 @@ class _Landing:
     stream: Stream
     lease: Lease
     complete: Callable[[str], None]
-    anew: bool
+    full_refresh: bool
 
-    def of(self, brought: Piece | Snapshot | Census) -> tuple[Landed, Position]:
+    def of(self, brought: ChangeBatch | Snapshot | Reconciliation) -> tuple[LandResult, Offset]:
         """Land what was brought; gives what has landed, and how far the stream is with it."""
         names = self.stream.names
         names.expect_fit([column.name for column in brought.columns], place=self.stream.place)
         brought = names.of(brought)
-        if isinstance(brought, Census):
-            files, position = self._of_census(brought)
+        if isinstance(brought, Reconciliation):
+            files, position = self._of_reconciliation(brought)
             return self._landed(files, rows_read=brought.rows), position
-        if isinstance(brought, Piece):
+        if isinstance(brought, ChangeBatch):
             return self._landed(self._of_piece(brought)), brought.position
         files, is_first = self._of_snapshot(brought)
         landed = self._landed(files)
         # How many rows were compared nobody has counted.
         return landed if is_first else replace(landed, rows_read=None), brought.position
 
-    def _landed(self, files: Sequence[DataFile], *, rows_read: int | None = None) -> Landed:
+    def _landed(self, files: Sequence[DataFile], *, rows_read: int | None = None) -> LandResult:
         rows = rows_in(files)
         size = sum(file.size for file in files)
         given = rows if rows_read is None else rows_read
-        return Landed(self.stream.name, len(files), size, rows, given)
+        return LandResult(self.stream.name, len(files), size, rows, given)
 
-    def _of_piece(self, piece: Piece) -> list[DataFile]:
+    def _of_piece(self, piece: ChangeBatch) -> list[DataFile]:
         if piece.versions is None and not piece.columns:
             return []
         self._name(piece.numbers)
@@ -214,7 +224,7 @@ class _Landing:
         if table is not None and not snapshot.may_be_empty:
             expect_empty(self.lake, table, snapshot.stream)
         versions, columns = versions_of(self.lake, snapshot, table)
-        if self.anew:
+        if self.full_refresh:
             self._note(ControlKind.RESYNCED, {"at": snapshot.at_micros})
         known = set() if table is None else describe_loaded(table).by_name.keys()
         files = self._land(
@@ -226,7 +236,7 @@ class _Landing:
         )
         return files, table is None
 
-    def _of_census(self, census: Census) -> tuple[list[DataFile], Position]:
+    def _of_reconciliation(self, census: Reconciliation) -> tuple[list[DataFile], Offset]:
         self.complete(self.stream.name)
         table = self.lake.catalog.find(self.stream.table)
         self._expect_same_key(table, census.columns)

@@ -74,5 +74,8 @@ def erase_all(filling: Filling, upto: str) -> None:
 def _identified(purges: DataFrame, landed: Landing) -> DataFrame:
     """Purges by the identifiers that the landed files have for their records."""
     key = landed.declared_key
-    casts = (f"CAST({quoted(one.name)} AS {one.type.sql}) AS {quoted(one.name)}" for one in key)
+    casts = (
+        f"CAST({quoted(column.name)} AS {column.type.sql}) AS {quoted(column.name)}"
+        for column in key
+    )
     return purges.selectExpr(*casts, "at").selectExpr(f"{identifier(key)} AS Id", "at")

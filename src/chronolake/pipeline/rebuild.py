@@ -34,8 +34,8 @@ from chronolake.pipeline.table_writer import (
     Filling,
     columns_for,
     expect_own,
-    is_kept_otherwise,
     is_renamed,
+    is_stored_differently,
     renamed,
     seen_of,
     write,
@@ -180,7 +180,7 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
             hint=f"Run `chronolake sync {stream.pipeline}` first.",
         )
     expect_own(table, stream)
-    if is_kept_otherwise(table, stream) or is_renamed(table, stream.namings):
+    if is_stored_differently(table, stream) or is_renamed(table, stream.namings):
         raise ConfigurationError(
             "chronolake.yml, or the source, wants the table otherwise than it is.",
             table=str(stream.table),

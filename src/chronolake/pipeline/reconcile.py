@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.functions import expr
 
-from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS
+from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chronolake.description import TableDescription
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
-    from chronolake.source.protocol import Census
+    from chronolake.source.protocol import Reconciliation
     from chronolake.types import Column
 
 _THEIRS: Final = f"{RESERVED}their_"
@@ -79,7 +79,7 @@ class Compared:
     """
 
     lake: Lake
-    census: Census
+    census: Reconciliation
     table: IcebergTable
 
     def expect_some(self) -> None:
@@ -113,7 +113,7 @@ class Compared:
             f"{literal(f'{self.census.at_micros:016x}')} AS {SEQUENCE}",
             self._at(DELETED_AT),
             f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
-            f"false AS {TELLS}",
+            f"false AS {PROVIDES_DATA}",
         )
         return marks, [replace(one, type=self._sides.common[one.name]) for one in self._key]
 

@@ -149,24 +149,24 @@ class StoreReader:
     def sums_of(self, identities: Sequence[str]) -> dict[str, StreamSums]:
         """What the streams of runs come to; of a run without any, nothing."""
         query = sql.select(*self.stream_columns).where(STREAM_RUNS.c.run.in_(identities))
-        told = query.subquery().c
-        whole = told.bytes + told.bytes_left
+        reported = query.subquery().c
+        whole = reported.bytes + reported.bytes_left
         part = sql.case(
-            (told.status == Status.SUCCEEDED, 1.0),
-            (told.stage.in_((Stage.WAITING, Stage.LANDING)), 0.0),
-            (whole > 0, told.bytes * 1.0 / whole),
+            (reported.status == Status.SUCCEEDED, 1.0),
+            (reported.stage.in_((Stage.WAITING, Stage.LANDING)), 0.0),
+            (whole > 0, reported.bytes * 1.0 / whole),
             else_=0.0,
         )
-        failed = sql.case((told.error.is_not(None), told.stream))
+        failed = sql.case((reported.error.is_not(None), reported.stream))
         names = ("rows_read", "landed_rows", "rows", "written")
         sums = sql.select(
-            told.run,
+            reported.run,
             sql.func.count().label("streams"),
             sql.func.count(failed).label("failed"),
             sql.func.sum(part).label("parts"),
-            *(sql.cast(sql.func.sum(told[name]), sql.BigInteger).label(name) for name in names),
+            *(sql.cast(sql.func.sum(reported[name]), sql.BigInteger).label(name) for name in names),
             sql.func.min(failed).label("failed_stream"),
-        ).group_by(told.run)
+        ).group_by(reported.run)
         found: dict[str, StreamSums] = defaultdict(StreamSums)
         for row in self.connection.execute(sums).mappings():
             known = {name: value for name, value in row.items() if name != "run"}
@@ -327,8 +327,8 @@ class ObservedRun:
 
     def sum(self, name: str) -> int | None:
         """The sum of a number of its streams, such as `written`; None: no stream tells it."""
-        told = [getattr(one.told, name) for one in self.streams]
-        known = [one for one in told if one is not None]
+        reported = [getattr(stream.told, name) for stream in self.streams]
+        known = [one for one in reported if one is not None]
         return sum(known) if known else None
 
 
@@ -548,7 +548,7 @@ def _summary(run: Run, sums: StreamSums) -> RunSummary:
 
 
 def _observed(run: Run, streams: Sequence[StreamRun]) -> ObservedRun:
-    seen = tuple(_observed_stream(run, one) for one in streams)
+    seen = tuple(_observed_stream(run, stream) for stream in streams)
     parts = sum(one.fraction or 0.0 for one in seen)
     return ObservedRun(run, _seconds(run), seen, parts / len(seen) if parts else None)
 

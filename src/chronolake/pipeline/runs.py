@@ -221,8 +221,8 @@ def kept(
     before = None if before is None else masked(dict(before))
     texts = tuple(None if one is None else orjson.dumps(one) for one in (before, after))
     if all(text is None or len(text) <= WHOLE_BYTES for text in texts):
-        told = (None if text is None else text.decode() for text in texts)
-        return next(told), next(told)
+        reported = (None if text is None else text.decode() for text in texts)
+        return next(reported), next(reported)
     found = list(_differing((), dict(before or {}), dict(after or {})))
     shown = found[:_MOST_CHANGES]
     sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql.functions import expr
 
 from chronolake.arrow_tasks import to_arrow, to_spark
-from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, RESERVED, SEQUENCE, TELLS
+from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
 from chronolake.core.batch_profile import ORDERED, bounds_of
 from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.description import describe_loaded
@@ -79,7 +79,10 @@ class Sides:
             columns: the records' columns.
             description: the table.
         """
-        stored = (description.by_name.get(one.name, Column(one.name, one.type)) for one in columns)
+        stored = (
+            description.by_name.get(column.name, Column(column.name, column.type))
+            for column in columns
+        )
         return cls(tuple(columns), tuple(stored), frozenset(description.by_name))
 
     @cached_property
@@ -156,8 +159,8 @@ def versions_of(
         f"IF({is_there}, {_struct(quoted(column.name) for column in columns)}, NULL) AS {_NOW}",
         f"IF({is_there}, {says}, NULL) AS {_SAYS}",
         *(
-            f"{widened(one, common[one.name])} AS {name}"
-            for one, name in zip(key, keys, strict=True)
+            f"{widened(column, common[column.name])} AS {name}"
+            for column, name in zip(key, keys, strict=True)
         ),
         *snapshot.texts.values(),
     )
@@ -168,15 +171,15 @@ def versions_of(
             f"{said} AS {_SAID}",
             f"true AS {_WAS}",
             *(
-                f"{widened(by_name[one.name], common[one.name])} AS {name}"
-                for one, name in zip(key, keys, strict=True)
+                f"{widened(by_name[column.name], common[column.name])} AS {name}"
+                for column, name in zip(key, keys, strict=True)
             ),
         )
     )
     differs = f"NOT ({_SAYS} <=> {_SAID}) OR ({_NOW} IS NULL) <> ({_WAS} IS NULL)"
     # The table has no value that its type cannot hold.
     differs += "".join(f" OR {name} IS NOT NULL" for name in snapshot.texts.values())
-    cells = [f"{_NOW}.c{number} AS {quoted(one.name)}" for number, one in enumerate(columns)]
+    cells = [f"{_NOW}.c{number} AS {quoted(column.name)}" for number, column in enumerate(columns)]
     for one, name in zip(key, keys, strict=True):
         number = columns.index(one)
         columns[number] = replace(one, type=common[one.name])
@@ -185,7 +188,7 @@ def versions_of(
     found = now.join(before, keys, how).where(differs)
     gone = (
         f"IF({_NOW} IS NULL, {snapshot.at_micros}L, NULL) AS {DELETED_AT}",
-        f"{_NOW} IS NOT NULL AS {TELLS}",
+        f"{_NOW} IS NOT NULL AS {PROVIDES_DATA}",
     )
     return found.selectExpr(*cells, *at, *gone, *snapshot.texts.values()), columns
 
@@ -195,13 +198,13 @@ def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataF
     columns = list(snapshot.columns)
     rows = to_spark(snapshot.rows)
     merged = {}
-    for number, one in enumerate(columns):
-        stored = description.by_name.get(one.name)
-        if one.name in snapshot.texts and stored is not None and stored.type.kind is Kind.STRING:
-            text = snapshot.texts[one.name]
-            merged[one.name] = f"coalesce({text}, {widened(one, stored.type)})"
+    for number, column in enumerate(columns):
+        stored = description.by_name.get(column.name)
+        if column.name in snapshot.texts and stored is not None and stored.type.kind is Kind.STRING:
+            text = snapshot.texts[column.name]
+            merged[column.name] = f"coalesce({text}, {widened(column, stored.type)})"
             merged[text] = "CAST(NULL AS STRING)"
-            columns[number] = replace(one, type=stored.type)
+            columns[number] = replace(column, type=stored.type)
     if not merged:
         return rows, columns
     cells = (f"{merged.get(name, quoted(name))} AS {quoted(name)}" for name in rows.columns)
@@ -282,7 +285,7 @@ def changed(
     description = None if table is None else describe_loaded(table)
     sides = None if description is None else Sides.of(columns, description)
     says = _struct_of(columns) if sides is None else sides.says
-    common = {one.name: one.type for one in columns} if sides is None else sides.common
+    common = {column.name: column.type for column in columns} if sides is None else sides.common
     keys = [f"{_KEY}{number}" for number in range(len(key))]
     order = f"OVER (PARTITION BY {', '.join(keys)} ORDER BY {MODIFIED}, {SEQUENCE})"
     cells = [quoted(column.name) for column in columns]
@@ -291,8 +294,8 @@ def changed(
         *_FACTS,
         f"{says} AS {_SAYS}",
         *(
-            f"{widened(one, common[one.name])} AS {name}"
-            for one, name in zip(key, keys, strict=True)
+            f"{widened(column, common[column.name])} AS {name}"
+            for column, name in zip(key, keys, strict=True)
         ),
     ).selectExpr(
         "*", f"lag({_SAYS}) {order} AS {_BEFORE}", f"row_number() {order} = 1 AS {_IS_FIRST}"
@@ -308,8 +311,8 @@ def changed(
         f"{sides.said} AS {_SAID}",
         f"true AS {_IS_STORED}",
         *(
-            f"{widened(sides.by_name[one.name], common[one.name])} AS {name}"
-            for one, name in zip(key, stored, strict=True)
+            f"{widened(sides.by_name[column.name], common[column.name])} AS {name}"
+            for column, name in zip(key, stored, strict=True)
         ),
     )
     same = " AND ".join(f"{one} = {other}" for one, other in zip(keys, stored, strict=True))
@@ -322,14 +325,16 @@ def changed(
 
 
 def _struct_of(columns: Sequence[Column]) -> str:
-    named = (f"'c{number}', {quoted(one.name)}" for number, one in enumerate(columns))
+    named = (f"'c{number}', {quoted(column.name)}" for number, column in enumerate(columns))
     return f"named_struct({', '.join(named)})"
 
 
 def _bounds(versions: DataFrame, key: Sequence[Column], sides: Sides) -> list[str]:
     """Conditions on a table by which files without these records are passed over, as SQL."""
     ordered = [
-        one for one in key if one.type.kind in ORDERED and sides.by_name[one.name].type == one.type
+        column
+        for column in key
+        if column.type.kind in ORDERED and sides.by_name[column.name].type == column.type
     ]
     if not ordered:
         return []

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import Described
+    from chronolake.source.protocol import DescribedStream
     from chronolake.types import Mode
 
 
 @dataclass(frozen=True)
-class Position:
+class StreamOffset:
     """A stream's table as it is now.
 
     Attributes:
         stream: the stream.
         watermark: the file after which the next ones are applied, or None.
         mode: the table's mode, or None: there is no table yet.
-        sight: what the table says that its stream can see.
+        capture_method: what the table says that its stream can see.
         owner: `pipeline/stream` that fills the table, or None.
         quarantine: the files that the table is made without.
         key: the columns that identify a record in the table.
@@ -52,7 +52,7 @@ class Position:
     stream: Stream
     watermark: str | None = None
     mode: Mode | None = None
-    sight: str | None = None
+    capture_method: str | None = None
     owner: str | None = None
     quarantine: Quarantine = field(default_factory=Quarantine)
     key: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Position:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[Position]:
+def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamOffset]:
     """How far the tables of streams are. No Spark is started.
 
     Raises:
@@ -68,7 +68,7 @@ def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[Position]:
     """
     there = set(inspect.names(config)) if _is_there(config) else set()
     return [
-        _position(config, stream) if stream.table in there else Position(stream)
+        _position(config, stream) if stream.table in there else StreamOffset(stream)
         for stream in streams
     ]
 
@@ -78,26 +78,26 @@ def _is_there(config: LakeConfig) -> bool:
     return config.catalog.uri is not None or config.catalog_file.is_file()
 
 
-def _position(config: LakeConfig, stream: Stream) -> Position:
+def _position(config: LakeConfig, stream: Stream) -> StreamOffset:
     found = look_up(config, stream.table)
-    told = found.table.properties
-    return Position(
+    reported = found.table.properties
+    return StreamOffset(
         stream,
-        told.get(WATERMARK_PROPERTY),
+        reported.get(WATERMARK_PROPERTY),
         found.mode,
-        told.get(SIGHT_PROPERTY),
-        told.get(STREAM_PROPERTY),
-        Quarantine.from_json(told.get(QUARANTINED_PROPERTY)),
+        reported.get(SIGHT_PROPERTY),
+        reported.get(STREAM_PROPERTY),
+        Quarantine.from_json(reported.get(QUARANTINED_PROPERTY)),
         found.key,
         tuple(column.name for column in found.columns),
         {
             name: int(number)
-            for number, name in orjson.loads(told.get(NAMES_PROPERTY) or "{}").items()
+            for number, name in orjson.loads(reported.get(NAMES_PROPERTY) or "{}").items()
         },
     )
 
 
-def expect_free(position: Position) -> None:
+def expect_free(position: StreamOffset) -> None:
     """Refuse a table that is there and not filled by its stream.
 
     Raises:
@@ -107,7 +107,7 @@ def expect_free(position: Position) -> None:
         expect_filled_by(position.stream, position.owner)
 
 
-def expect_described(config: LakeConfig, stream: Stream, described: Described) -> None:
+def expect_described(config: LakeConfig, stream: Stream, described: DescribedStream) -> None:
     """Refuse columns that a stream's table cannot have, or another key than it has.
 
     Args:
@@ -129,7 +129,7 @@ def expect_described(config: LakeConfig, stream: Stream, described: Described) -
     called = {name: now.get(name, name) for name in names}
     numbers = described.numbers or {}
     by_number = {number: called[name] for name, number in numbers.items()}
-    key = [called[one.name] for one in described.columns if one.primary_key]
+    key = [called[column.name] for column in described.columns if column.primary_key]
     stored = []
     for name in position.key:
         other = by_number.get(position.numbers.get(name, 0), name)

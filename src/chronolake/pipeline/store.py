@@ -249,11 +249,11 @@ class Store:
         self, run: str, status: Status, *, error: str | None = None, hint: str | None = None
     ) -> None:
         """Note what became of a run; streams of it that have not ended did not come to it."""
-        told = {"status": status, "ended": now(), "error": error, "hint": hint}
+        reported = {"status": status, "ended": now(), "error": error, "hint": hint}
         is_open = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.status == Status.RUNNING)
         left = {"error": error or _DIED["error"], "hint": hint or _DIED["hint"]}
         with self.transaction() as connection:
-            connection.execute(RUNS.update().where(RUNS.c.id == run).values(told))
+            connection.execute(RUNS.update().where(RUNS.c.id == run).values(reported))
             connection.execute(STREAM_RUNS.update().where(is_open).values({**_DIED, **left}))
 
     def note_failed(self, run: Run) -> None:

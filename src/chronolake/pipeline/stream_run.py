@@ -18,7 +18,7 @@ from chronolake.pipeline.rebuild import rebuild
 from chronolake.pipeline.runs import Stage, Status, StreamRun, kept
 from chronolake.pipeline.streams import reconfigured
 from chronolake.pipeline.table_writer import watermark_of
-from chronolake.source.protocol import PulledSource, Reading
+from chronolake.source.protocol import ChangeSource, ReadProgress
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from chronolake.landing import DataFile
     from chronolake.pipeline.apply import Applied
     from chronolake.pipeline.events import Report
-    from chronolake.pipeline.landing import Landed
+    from chronolake.pipeline.landing import LandResult
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import Position, Source
+    from chronolake.source.protocol import Offset, Source
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ class Steps:
     source: Source
     project: Callable[[], Project]
     bytes: int
-    anew: bool
+    full_refresh: bool
 
 
 class StreamSync:
@@ -76,13 +76,13 @@ class StreamSync:
         #: The full disk or unwritable folder that made the stream fail, if one did.
         self.storage_failure: StorageError | None = None
 
-    def expect(self, before: Position | None) -> None:
+    def expect(self, before: Offset | None) -> None:
         """Remember how far the stream is in its source before anything is brought."""
         self._note(state_before=kept(before, before)[0])
-        if isinstance(self.steps.source, PulledSource):
+        if isinstance(self.steps.source, ChangeSource):
             self._note(rows_read=0, landed_files=0, landed_bytes=0, landed_rows=0)
 
-    def note_states(self, before: Position | None, after: Position | None) -> None:
+    def note_states(self, before: Offset | None, after: Offset | None) -> None:
         """Remember how far the stream was in its source, and is by now: all has landed."""
         first, second = kept(before, after)
         self._note(state_before=first, state_after=second, stage=Stage.WAITING)
@@ -98,9 +98,9 @@ class StreamSync:
         if is_first:
             self.report.tell(EventKind.STREAM_BEGAN, stream=self.state)
 
-    def note_landed(self, landed: Landed | Reading) -> None:
+    def note_landed(self, landed: LandResult | ReadProgress) -> None:
         """Remember what has been read or has landed, or why nothing more does."""
-        if isinstance(landed, Reading):
+        if isinstance(landed, ReadProgress):
             self._is_reading_told = True
             self._note(rows_read=landed.rows, seconds=time.monotonic() - self._began)
             self.report.note_soon(self.state)
@@ -121,8 +121,8 @@ class StreamSync:
         )
         self.report.note_soon(self.state)
         if landed.files:
-            told = {"files": landed.files, "bytes": landed.bytes}
-            self.report.tell(EventKind.LANDED, stream=self.state, **told)
+            reported = {"files": landed.files, "bytes": landed.bytes}
+            self.report.tell(EventKind.LANDED, stream=self.state, **reported)
 
     def fail(self, failure: Exception) -> None:
         """Remember what keeps more from landing, unless something did before."""
@@ -164,11 +164,11 @@ class StreamSync:
 
     def apply(self) -> None:
         """Bring the table to all that has landed."""
-        makes_anew = self.steps.anew and not self.stream.offered.is_ours
-        table = self._lake.catalog.find(self.stream.table) if makes_anew else None
+        rebuilds = self.steps.full_refresh and not self.stream.offered.is_ours
+        table = self._lake.catalog.find(self.stream.table) if rebuilds else None
         if table is not None:
             self._note(position_before=MadeOf.told_by(table).watermark)
-            self._make_anew()
+            self._rebuild_table()
             return
         # The table itself knows how far it is: the answer to the last step may have been lost.
         self._note(position=watermark_of(self._lake, self.stream))
@@ -176,7 +176,7 @@ class StreamSync:
             self._is_applied = True
             self._note(position_before=self.state.position)
         files = self.stream.folder.files(after=self.state.position)
-        self._tell_left(files)
+        self._report_left(files)
         applied = apply(
             self._lake,
             self.stream,
@@ -187,7 +187,7 @@ class StreamSync:
         )
         for step in applied:
             self._note_applied(step, left=self.state)
-            self._tell_published()
+            self._report_published()
 
     def _note_applied(self, step: Applied, *, left: StreamRun) -> None:
         self._note(
@@ -201,13 +201,13 @@ class StreamSync:
             bytes_left=(left.bytes_left or 0) - step.bytes,
         )
 
-    def _tell_published(self) -> None:
+    def _report_published(self) -> None:
         if not self.stream.offered.is_ours:
             # What its source gives is what lies there.
             self._note(rows_read=self.state.rows)
         self.report.note_soon(self.state)
-        told = {"files_left": self.state.files_left, "bytes_left": self.state.bytes_left}
-        self.report.tell(EventKind.PUBLISHED, stream=self.state, **told)
+        reported = {"files_left": self.state.files_left, "bytes_left": self.state.bytes_left}
+        self.report.tell(EventKind.PUBLISHED, stream=self.state, **reported)
 
     def maintain(self) -> None:
         """Put the table's files in order, if it was written and needs it; never fails."""
@@ -220,7 +220,7 @@ class StreamSync:
         except Exception as failure:  # noqa: BLE001 - the rows are there; the next run tries again
             log.warning("not_maintained", table=str(name), reason=words(failure)["error"])
 
-    def _make_anew(self) -> None:
+    def _rebuild_table(self) -> None:
         """Make the table of all that there is now in a lake that somebody else writes."""
         files = self.stream.folder.files()
         if not files:
@@ -230,7 +230,7 @@ class StreamSync:
                 file=str(self.stream.folder.path),
                 hint="Check `path` and `org` of the source in chronolake.yml.",
             )
-        self._tell_left(files)
+        self._report_left(files)
         made = rebuild(self._lake, self.stream, self._lease, upto=files[-1], may_be_other=True)
         self._note(
             files=len(made.files),
@@ -242,15 +242,15 @@ class StreamSync:
             files_left=0,
             bytes_left=0,
         )
-        self._tell_published()
+        self._report_published()
 
-    def _tell_left(self, files: Sequence[DataFile]) -> None:
+    def _report_left(self, files: Sequence[DataFile]) -> None:
         """Tell what is to be applied, before any of it is."""
-        told = {"files_left": len(files), "bytes_left": sum(file.size for file in files)}
-        self._note(**told)
+        reported = {"files_left": len(files), "bytes_left": sum(file.size for file in files)}
+        self._note(**reported)
         self.report.note_soon(self.state)
         if files:
-            self.report.tell(EventKind.APPLYING, stream=self.state, **told)
+            self.report.tell(EventKind.APPLYING, stream=self.state, **reported)
 
 
 def words(failure: BaseException) -> dict[str, str | None]:

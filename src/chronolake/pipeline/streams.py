@@ -30,7 +30,7 @@ from chronolake.landing import namings_of
 from chronolake.limits import best_mode, check_mode
 from chronolake.pipeline.column_names import ColumnNames
 from chronolake.source.data_lake import DataLake
-from chronolake.source.protocol import RememberingSource
+from chronolake.source.protocol import TokenHoldingSource
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import PipelineConfig, Project
     from chronolake.landing import BadFile, Namings, ObjectFolder
-    from chronolake.source.protocol import OfferedStream, Source
+    from chronolake.source.protocol import Source, StreamDescriptor
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class Stream:
     """
 
     pipeline: str
-    offered: OfferedStream
+    offered: StreamDescriptor
     table: TableName
     mode: Mode
     keep_source_timestamp: bool
@@ -70,7 +70,7 @@ class Stream:
     @property
     def name(self) -> str:
         """The stream's name in the source."""
-        return self.offered.traits.name
+        return self.offered.capabilities.name
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -133,10 +133,10 @@ def source_of(project: Project, pipeline: str) -> Source:
         ConfigurationError: there is no such pipeline.
     """
     source = _source_of(project, pipeline)
-    if isinstance(source, RememberingSource):
+    if isinstance(source, TokenHoldingSource):
         from chronolake.pipeline.token_store import StoredMemory  # noqa: PLC0415 - it loads SQLAlchemy
 
-        source.recall(StoredMemory(project.lake, pipeline))
+        source.use_token_store(StoredMemory(project.lake, pipeline))
     return source
 
 
@@ -211,7 +211,9 @@ def listed(
         SourceError: the source cannot be read.
     """
     config = pipeline_of(project, pipeline)
-    offered = {one.traits.name: one for one in (source or source_of(project, pipeline)).offered()}
+    offered = {
+        one.capabilities.name: one for one in (source or source_of(project, pipeline)).discover()
+    }
     wrong = [
         ConfigurationError(
             f"{project.file}: pipelines.{pipeline}.{_where(config, name)}: the source has no such "
@@ -324,17 +326,17 @@ def _stream(
     project: Project,
     config: PipelineConfig,
     pipeline: str,
-    offered: OfferedStream,
+    offered: StreamDescriptor,
     *,
     any_mode: bool,
 ) -> Stream:
-    name = offered.traits.name
+    name = offered.capabilities.name
     own = config.streams.get(name, StreamConfig())
     setting = own.mode or config.mode
     is_auto = setting is ModeSetting.AUTO
-    mode = best_mode(offered.traits) if is_auto else Mode(setting.value)
+    mode = best_mode(offered.capabilities) if is_auto else Mode(setting.value)
     if not any_mode:
-        check_mode(offered.traits, mode)
+        check_mode(offered.capabilities, mode)
     kept = own.keep_source_timestamp
     called = own.table or config.rename.tables.get(name) or offered.default_table or name
     table = TableName(config.target_schema or pipeline, called)

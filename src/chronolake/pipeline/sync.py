@@ -24,7 +24,7 @@ from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.store import GOES_ON, Store
 from chronolake.pipeline.stream_run import Steps, StreamSync, words
 from chronolake.pipeline.streams import chosen, pipeline_of, source_of, streams_of
-from chronolake.source.protocol import PulledSource
+from chronolake.source.protocol import ChangeSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,9 +51,11 @@ class RunResult:
 
     def __str__(self) -> str:
         lines = [f"{self.pipeline}: {self.status}"]
-        for one in self.streams:
-            why = f": {one.error}" if one.error else ""
-            lines.append(f"  {one.table_name}  {one.status}, {one.written:,} rows written{why}")
+        for stream in self.streams:
+            why = f": {stream.error}" if stream.error else ""
+            lines.append(
+                f"  {stream.table_name}  {stream.status}, {stream.written:,} rows written{why}"
+            )
         return "\n".join(lines)
 
 
@@ -87,7 +89,7 @@ def run_pipeline(
     found = project_at(None if project is None else Path(project))
     pipeline_of(found, pipeline)
     with Lake.open(found.lake.path, config=found.lake) as lake:
-        return sync(lake, found, pipeline, only=streams, anew=resync)
+        return sync(lake, found, pipeline, only=streams, full_refresh=resync)
 
 
 def sync(
@@ -100,7 +102,7 @@ def sync(
     reread: Callable[[], Project] | None = None,
     step_bytes: int = STEP_BYTES,
     source: Source | None = None,
-    anew: bool = False,
+    full_refresh: bool = False,
 ) -> RunResult:
     """Bring a pipeline's tables to what its source has.
 
@@ -114,8 +116,8 @@ def sync(
             has changed is switched there, and goes on. By default nothing changes during a run.
         step_bytes: files of about so many bytes are applied and published together.
         source: the pipeline's source, if it is not the one that is configured (`source_of`).
-        anew: whether all that a source has is read once more: if it keeps no lake of its own,
-            compared with the tables; of one that does, each table is made anew in one step.
+        full_refresh: whether all that a source has is read once more: if it keeps no lake of its
+            own, compared with the tables; of one that does, each table is made anew in one step.
 
     Raises:
         ConfigurationError: there is no such pipeline or stream, or it is configured wrongly.
@@ -139,7 +141,7 @@ def sync(
         store.begin_run(run)
         report = Report(store, run, watch)
         report.tell(EventKind.RUN_BEGAN, streams=len(streams))
-        steps = Steps(source, reread or (lambda: project), step_bytes, anew)
+        steps = Steps(source, reread or (lambda: project), step_bytes, full_refresh)
         syncs = {stream.name: StreamSync(lake, stream, lease, report, steps) for stream in streams}
         status = Status.FAILED
         try:
@@ -182,11 +184,11 @@ def _run(
         LakeError: the operational store does not answer.
     """
     store = report.store
-    before = store.checkpoints(lease.pipeline) if isinstance(source, PulledSource) else {}
+    before = store.checkpoints(lease.pipeline) if isinstance(source, ChangeSource) else {}
     for name, one in syncs.items():
         one.expect(before.get(name))
     report.note(one.state for one in syncs.values())
-    if isinstance(source, PulledSource):
+    if isinstance(source, ChangeSource):
         _land(lake, source, lease, syncs, store)
         after = store.checkpoints(lease.pipeline)
         for name, one in syncs.items():
@@ -205,7 +207,7 @@ def _status_of(streams: Sequence[StreamRun]) -> Status:
 
 def _land(
     lake: Lake,
-    source: PulledSource,
+    source: ChangeSource,
     lease: Lease,
     syncs: Mapping[str, StreamSync],
     store: Store,
@@ -221,7 +223,7 @@ def _land(
         store,
         begin=lambda name: syncs[name].begin(Stage.LANDING),
         complete=lambda name: syncs[name].apply(),
-        anew=next(iter(syncs.values())).steps.anew,
+        full_refresh=next(iter(syncs.values())).steps.full_refresh,
     )
     try:
         for step in landing:

@@ -32,7 +32,7 @@ from chronolake.pipeline.properties import (
     SIGHT_PROPERTY,
 )
 from chronolake.pipeline.streams import expect_filled_by, other_key
-from chronolake.source.protocol import Sight
+from chronolake.source.protocol import CaptureMethod
 from chronolake.types import STREAM_PROPERTY, Mode, now_micros
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Filling:
         """What the table says about who fills it."""
         return {
             STREAM_PROPERTY: self.stream.identity,
-            SIGHT_PROPERTY: self.stream.offered.sight,
+            SIGHT_PROPERTY: self.stream.offered.capture_method,
             ON_PURGE_PROPERTY: self.stream.on_purge,
             LAKE_PROPERTY: str(self.stream.folder.path),
             **_renames_of(self.stream),
@@ -72,14 +72,16 @@ class Filling:
 
     def create(self, name: TableName, columns: Sequence[Column], **given: Any) -> None:
         """Create a table as the stream wants it."""
-        is_compared = self.stream.offered.sight is Sight.SNAPSHOT_DIFF
+        is_compared = self.stream.offered.capture_method is CaptureMethod.SNAPSHOT_DIFF
         create_pulled(
             self.lake,
             name,
             columns,
             mode=self.stream.mode,
             epsilon_micros=self.stream.offered.epsilon_micros,
-            hashed=[one for one in columns if is_compared and one.name != SOURCE_TIME.name],
+            hashed=[
+                column for column in columns if is_compared and column.name != SOURCE_TIME.name
+            ],
             **given,
         )
 
@@ -187,7 +189,7 @@ def keeps_source_time(stream: Stream) -> bool:
     return stream.mode is not Mode.HISTORY or stream.keep_source_timestamp
 
 
-def is_kept_otherwise(table: IcebergTable, stream: Stream) -> bool:
+def is_stored_differently(table: IcebergTable, stream: Stream) -> bool:
     """Whether the configuration has changed what the table's rows are."""
     description = describe_loaded(table)
     keeps_time = SOURCE_TIME.name in description.by_name

@@ -40,7 +40,7 @@ class StoredMemory:
     config: LakeConfig
     pipeline: str
 
-    def recalled(self, name: str) -> Mapping[str, Any] | None:
+    def load_token(self, name: str) -> Mapping[str, Any] | None:
         """What is remembered under a name by now; None: nothing is.
 
         Raises:
@@ -48,7 +48,7 @@ class StoredMemory:
         """
         return self._known(Store.open(self.config), name)
 
-    def renewed(
+    def renew(
         self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
     ) -> None:
         """Remember what `change` makes of what is remembered by now (`source.offered.Memory`).
@@ -61,9 +61,9 @@ class StoredMemory:
         with ExitStack() as turn:
             self._take(turn, store)
             known = self._known(store, name)
-            told = change(known)
-            if told != known:
-                store.remember(self.pipeline, name, told, since=known)
+            reported = change(known)
+            if reported != known:
+                store.remember(self.pipeline, name, reported, since=known)
 
     def _known(self, store: Store, name: str) -> Mapping[str, Any] | None:
         known: Mapping[str, Any] | None = store.remembered(self.pipeline).get(name)

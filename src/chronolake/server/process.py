@@ -200,11 +200,11 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
         the exit code of the process: 0, or 1 when the server cannot start or Java has ended.
     """
     logs.configure(logs.own_standard_output())
-    is_told = False
+    is_provided = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_told
-        is_told = True
+        nonlocal is_provided
+        is_provided = True
 
     # Before the lake, which takes seconds to open, and after it, because Spark sets its own.
     _on_signals(stop)
@@ -226,12 +226,12 @@ def serve(config: LakeConfig, options: ServeOptions) -> int:
             _log.error("not_started", error=type(error).__name__, reason=text_of(error))
         return _NOT_STARTED
     _say_hello(config, options, server)
-    while not is_told and is_java_running():
+    while not is_provided and is_java_running():
         # A signal may come to any thread, and is handled in this one, when it goes on: also while
         # it has a lock that it would then wait for. So there is none.
         time.sleep(_LOOK_SECONDS)
     code = 0
-    if not is_told:
+    if not is_provided:
         code = _WITHOUT_JAVA
         _log.error(
             "java_ended",

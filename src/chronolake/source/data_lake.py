@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from chronolake.config import OnBadFile
 from chronolake.errors import ConfigurationError
 from chronolake.landing import ObjectFolder, objects_of
-from chronolake.limits import StreamTraits
-from chronolake.source.protocol import OfferedStream, Sight
+from chronolake.limits import StreamCapabilities
+from chronolake.source.protocol import CaptureMethod, StreamDescriptor
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class DataLake:
     pipeline: str
     config: DataLakeSource
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         """The objects that the configuration wants, or every one there is."""
         file = self.project.file
         root = (file.parent / Path(self.config.path).expanduser()).resolve()
@@ -43,11 +43,11 @@ class DataLake:
                     hint=f"Did you mean {near[0]!r}?",
                 )
         return [
-            OfferedStream(
+            StreamDescriptor(
                 # Each version of a Data Lake v2 has its time.
-                StreamTraits(name, tells_changes=True, is_reimported=False),
+                StreamCapabilities(name, reports_changes=True, is_reimported=False),
                 # A backup looks at its source now and then.
-                sight=Sight.OBSERVED_CHANGES,
+                capture_method=CaptureMethod.OBSERVED_CHANGES,
                 epsilon_micros=EPSILON_MICROS,
                 folder=ObjectFolder(root, self.config.org, name),
                 quarantines=self.config.on_bad_file is OnBadFile.QUARANTINE,

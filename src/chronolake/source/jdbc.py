@@ -27,8 +27,14 @@ from chronolake.change_set import RESERVED
 from chronolake.errors import SourceError
 from chronolake.iceberg import spark_words
 from chronolake.landing import landed_micros
-from chronolake.limits import StreamTraits
-from chronolake.source.protocol import Failure, OfferedStream, Sight, Snapshot, raw_folder
+from chronolake.limits import StreamCapabilities
+from chronolake.source.protocol import (
+    CaptureMethod,
+    Snapshot,
+    StreamDescriptor,
+    StreamFailure,
+    raw_folder,
+)
 from chronolake.types import Column, ColumnType, Kind, literal, now_micros, quoted
 
 if TYPE_CHECKING:
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import JdbcAddress, JdbcSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.protocol import Piece, Position
+    from chronolake.source.protocol import ChangeBatch, Offset
 
 
 _ROWS_AT_ONCE: Final = 10_000
@@ -151,7 +157,7 @@ class JdbcReader:
             "password": self.address.password,
         }
         url = self.address.url
-        patience = (told for begin, told in _PATIENT.items() if url.startswith(begin))
+        patience = (reported for begin, reported in _PATIENT.items() if url.startswith(begin))
         return {
             "fetchsize": str(_ROWS_AT_ONCE),
             "preferTimestampNTZ": "true",
@@ -236,13 +242,13 @@ _EPSILON_MICROS: Final = 1
 
 
 def offered_by(
-    project: Project, pipeline: str, config: JdbcAddress, sight: Sight
-) -> list[OfferedStream]:
+    project: Project, pipeline: str, config: JdbcAddress, capture_method: CaptureMethod
+) -> list[StreamDescriptor]:
     """A stream for each table that a configuration names."""
     return [
-        OfferedStream(
-            StreamTraits(name, tells_changes=True, is_reimported=False),
-            sight,
+        StreamDescriptor(
+            StreamCapabilities(name, reports_changes=True, is_reimported=False),
+            capture_method,
             _EPSILON_MICROS,
             raw_folder(project, pipeline, name),
             is_ours=True,
@@ -253,7 +259,7 @@ def offered_by(
     ]
 
 
-def latest_micros(told: Position) -> int:
+def latest_micros(told: Offset) -> int:
     """The greatest time that a position tells, in microseconds since 1970; 0 if it tells none.
 
     A pipeline may change how it reads a database: what follows is later than what was brought.
@@ -263,9 +269,9 @@ def latest_micros(told: Position) -> int:
 
 def each_table(
     reader: Reader,
-    positions: Mapping[str, Position | None],
-    read: Callable[[str, Position], Iterator[Piece | Snapshot]],
-) -> Iterator[Piece | Snapshot | Failure]:
+    positions: Mapping[str, Offset | None],
+    read: Callable[[str, Offset], Iterator[ChangeBatch | Snapshot]],
+) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
     """What tables bring one after the other; one that fails does not stop the others.
 
     Args:
@@ -273,13 +279,13 @@ def each_table(
         positions: how far each table is; None: nothing of it has landed.
         read: gives what a table brings after a position, which is empty if nothing has landed.
     """
-    for name, told in positions.items():
+    for name, reported in positions.items():
         try:
-            yield from read(name, told or {})
+            yield from read(name, reported or {})
         except SourceError as failure:
-            yield Failure(name, failure)
+            yield StreamFailure(name, failure)
         except (Py4JError, PySparkException) as failure:
-            yield Failure(name, reader.said(f"The table {name}", failure))
+            yield StreamFailure(name, reader.said(f"The table {name}", failure))
 
 
 def snapshot_of(
@@ -289,7 +295,7 @@ def snapshot_of(
     *,
     at_micros: int,
     sequence: str,
-    position: Position,
+    position: Offset,
 ) -> Snapshot:
     """All rows of a table, as a source brings them; reading them fails if two have one key.
 
@@ -298,8 +304,8 @@ def snapshot_of(
     """
     columns = columns_of(rows.schema, key, name)
     cells = map(cell, rows.schema)
-    told = expect_distinct(rows, key, name).selectExpr(*cells)
-    return Snapshot(name, told, columns, at_micros, sequence, position)
+    reported = expect_distinct(rows, key, name).selectExpr(*cells)
+    return Snapshot(name, reported, columns, at_micros, sequence, position)
 
 
 @dataclass(frozen=True)
@@ -310,21 +316,21 @@ class JdbcDatabase:
     pipeline: str
     config: JdbcSource
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         """The tables that the configuration names."""
-        return offered_by(self.project, self.pipeline, self.config, Sight.SNAPSHOT_DIFF)
+        return offered_by(self.project, self.pipeline, self.config, CaptureMethod.SNAPSHOT_DIFF)
 
-    def bring(
+    def read(
         self,
         lake: Lake,
-        positions: Mapping[str, Position | None],
+        positions: Mapping[str, Offset | None],
         *,
-        anew: bool,  # noqa: ARG002 - every run reads everything
-    ) -> Iterator[Piece | Snapshot | Failure]:
+        full_refresh: bool,  # noqa: ARG002 - every run reads everything
+    ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
         """All tables as they are; what changes while one is read may be in it or not."""
         reader = JdbcReader(self.config)
 
-        def read(name: str, told: Position) -> Iterator[Snapshot]:
+        def read(name: str, told: Offset) -> Iterator[Snapshot]:
             table = self.config.tables[name]
             # Of a run that died, nothing but what has landed may tell how late it was.
             landed = landed_micros(raw_folder(self.project, self.pipeline, name))
@@ -340,5 +346,5 @@ class JdbcDatabase:
 
         return each_table(reader, positions, read)
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """The database keeps nothing for a pipeline."""

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from chronolake.arrow_tasks import ArrowRows
     from chronolake.config import Project
     from chronolake.lake import Lake
-    from chronolake.limits import StreamTraits
+    from chronolake.limits import StreamCapabilities
     from chronolake.types import Column
 
 #: How far a stream has come in its source, in the source's own terms: what JSON can hold.
-Position = Mapping[str, Any]
+Offset = Mapping[str, Any]
 
 
-class Sight(StrEnum):
+class CaptureMethod(StrEnum):
     """What a stream can see of the changes in its source."""
 
     #: Every change, from a log.
@@ -37,12 +37,12 @@ class Sight(StrEnum):
 
 
 @dataclass(frozen=True)
-class OfferedStream:
+class StreamDescriptor:
     """A stream as its source declares it.
 
     Attributes:
-        traits: its name, and what decides about its modes.
-        sight: what it can see.
+        capabilities: its name, and what decides about its modes.
+        capture_method: what it can see.
         epsilon_micros: microseconds between versions of a record: as fine as the source's times.
         folder: where its record versions are, or land.
         is_ours: whether they land there by ourselves, so that the files are ours to change.
@@ -53,8 +53,8 @@ class OfferedStream:
         quarantines: whether its table goes on without files that cannot be read.
     """
 
-    traits: StreamTraits
-    sight: Sight
+    capabilities: StreamCapabilities
+    capture_method: CaptureMethod
     epsilon_micros: int
     folder: ObjectFolder
     is_ours: bool = False
@@ -67,7 +67,7 @@ class OfferedStream:
 class Source(Protocol):
     """A place that a pipeline brings streams from."""
 
-    def offered(self) -> Sequence[OfferedStream]:
+    def discover(self) -> Sequence[StreamDescriptor]:
         """The streams that the configuration wants of it.
 
         Raises:
@@ -78,7 +78,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChangeBatch:
     """What a source brings at once of a stream.
 
     Attributes:
@@ -101,7 +101,7 @@ class Piece:
     stream: str
     versions: DataFrame | ArrowRows | None
     columns: Sequence[Column]
-    position: Position
+    position: Offset
     numbers: Mapping[str, int] | None = None
     is_distinct: bool = False
     may_repeat: bool = False
@@ -136,7 +136,7 @@ class Snapshot:
     columns: Sequence[Column]
     at_micros: int
     sequence: str
-    position: Position
+    position: Offset
     numbers: Mapping[str, int] | None = None
     present: str | None = None
     is_distinct: bool = True
@@ -151,7 +151,7 @@ COMPARED: Final = "compared"
 
 
 @dataclass(frozen=True)
-class Census:
+class Reconciliation:
     """All records that a stream has, each as it is since it was changed.
 
     What the table has not lands as if it had been brought when it changed; what is not among them
@@ -182,16 +182,16 @@ class Census:
     columns: Sequence[Column]
     rows: int
     at_micros: int
-    position: Position
+    position: Offset
     since_micros: int | None = None
     until_micros: int | None = None
     is_dated: bool = True
     may_be_empty: bool = False
-    again: Callable[[], Census] | None = None
+    again: Callable[[], Reconciliation] | None = None
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadProgress:
     """How much a source has read of a stream in a run so far, for those who watch.
 
     A source that gives none is taken to have read what it brings.
@@ -219,7 +219,7 @@ class CaughtUp:
 
 
 @dataclass(frozen=True)
-class Failure:
+class StreamFailure:
     """What keeps a source from bringing more of one stream; the others go on."""
 
     stream: str
@@ -227,7 +227,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedStream:
     """What a source declares of a stream's records.
 
     Attributes:
@@ -245,7 +245,7 @@ class Described:
 class DescribedSource(Source, Protocol):
     """A source that declares what its streams consist of."""
 
-    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+    def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """What it declares of some streams, each for itself.
 
         Args:
@@ -268,7 +268,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What a look at a source says.
 
     Attributes:
@@ -316,9 +316,9 @@ class LaggingSource(Source, Protocol):
 class CheckedSource(Source, Protocol):
     """A source that can say what it lacks."""
 
-    def findings(
-        self, *, create: bool, positions: Mapping[str, Position] | None = None
-    ) -> Sequence[Finding]:
+    def check(
+        self, *, create: bool, positions: Mapping[str, Offset] | None = None
+    ) -> Sequence[CheckResult]:
         """Look at the source, and say what it lacks.
 
         Args:
@@ -332,12 +332,14 @@ class CheckedSource(Source, Protocol):
 
 
 @runtime_checkable
-class PulledSource(Source, Protocol):
+class ChangeSource(Source, Protocol):
     """A source that keeps no lake of its own: what it brings lands in the pipeline's raw lake."""
 
-    def bring(
-        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Census | Reading | CaughtUp | Failure]:
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[
+        ChangeBatch | Snapshot | Reconciliation | ReadProgress | CaughtUp | StreamFailure
+    ]:
         """Bring what streams have by now, piece by piece.
 
         What follows a piece that could not land is of no use for its stream, and is passed over.
@@ -346,11 +348,12 @@ class PulledSource(Source, Protocol):
             lake: the lake whose Spark does the work.
             positions: for each stream that is wanted what its last piece that landed said; None:
                 nothing has landed yet.
-            anew: whether a snapshot is wanted, whatever is known: what a log has comes first.
+            full_refresh: whether a snapshot is wanted, whatever is known: what a log has comes
+                first.
         """
         ...
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Be told, perhaps again, that all up to these positions is durable and may be forgotten.
 
         Args:
@@ -359,10 +362,10 @@ class PulledSource(Source, Protocol):
         ...
 
 
-class Memory(Protocol):
+class TokenStore(Protocol):
     """What a source has to know again, in whatever command asks it next: tokens that change."""
 
-    def recalled(self, name: str) -> Mapping[str, Any] | None:
+    def load_token(self, name: str) -> Mapping[str, Any] | None:
         """What is remembered under a name by now; None: nothing is.
 
         Raises:
@@ -370,7 +373,7 @@ class Memory(Protocol):
         """
         ...
 
-    def renewed(
+    def renew(
         self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
     ) -> None:
         """Remember something else; of all processes only one at a time does.
@@ -389,10 +392,10 @@ class Memory(Protocol):
 
 
 @runtime_checkable
-class RememberingSource(Source, Protocol):
+class TokenHoldingSource(Source, Protocol):
     """A source that has to remember more than where its streams are: tokens that change."""
 
-    def recall(self, memory: Memory) -> None:
+    def use_token_store(self, memory: TokenStore) -> None:
         """Be given a memory; called before anything else is asked of the source.
 
         A look at the source remembers as a run does: it may have to change a token, and who does

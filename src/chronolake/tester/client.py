@@ -211,11 +211,11 @@ def _sync_mode(message: sdk.TableSyncModeMigrationOperation, migration: forms.Sy
 def form_names(fields: Iterable[common.FormField]) -> list[str]:
     """The names of a form's fields, those under conditions included."""
     names: list[str] = []
-    for one in fields:
-        if one.WhichOneof("type") == "conditional_fields":
-            names.extend(form_names(one.conditional_fields.fields))
+    for field in fields:
+        if field.WhichOneof("type") == "conditional_fields":
+            names.extend(form_names(field.conditional_fields.fields))
         else:
-            names.append(one.name)
+            names.append(field.name)
     return names
 
 

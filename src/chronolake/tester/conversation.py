@@ -369,8 +369,8 @@ class JsonReport:
             known=call.known,
             checked=outcome.checked,
             failures=[
-                {"what": one.what, "expected": one.expected, "actual": one.actual}
-                for one in outcome.failures
+                {"what": failure.what, "expected": failure.expected, "actual": failure.actual}
+                for failure in outcome.failures
             ],
             notices=outcome.notices,
         )

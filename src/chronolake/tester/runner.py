@@ -93,7 +93,7 @@ def introduce(conversation: Conversation, tests_with: dict[str, str]) -> FileFor
     form = conversation.ask(
         "ConfigurationForm", common.ConfigurationFormRequest(), inspect=_check_form
     )
-    required = [one.name for one in form.message.fields if one.required]
+    required = [field.name for field in form.message.fields if field.required]
     for name in required:
         if not tests_with.get(name):
             conversation.notice(f"the form requires {name!r}; the configuration does not have it.")

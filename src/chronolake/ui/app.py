@@ -105,27 +105,27 @@ def _told(request: Request, failure: Exception) -> Response:
 
 
 def _missing(request: Request, failure: Exception) -> Response:
-    told = ChronolakeError(
+    reported = ChronolakeError(
         "There is no such page.", hint="Begin with the list of tables, or go back."
     )
     status = cast("HTTPException", failure).status_code
-    return rendering.failed(request, told, status=status, title="No such page")
+    return rendering.failed(request, reported, status=status, title="No such page")
 
 
 def _unreadable(request: Request, failure: Exception) -> Response:
-    told = LakeError(
+    reported = LakeError(
         f"A file of the lake cannot be read: {type(failure).__name__}.",
         hint="If maintenance has just run, reload the page; otherwise check that the lake's "
         "storage answers and that its files may be read.",
     )
-    return rendering.failed(request, told)
+    return rendering.failed(request, reported)
 
 
 def _unexpected(request: Request, _: Exception) -> Response:
     # uvicorn writes what it was to standard error; a traceback in the page might hold values.
-    told = ChronolakeError(
+    reported = ChronolakeError(
         "Something unexpected went wrong while the page was made.",
         hint="The terminal in which `chronolake ui` runs shows what it was; reload the page to "
         "try again.",
     )
-    return rendering.failed(request, told, status=500)
+    return rendering.failed(request, reported, status=500)

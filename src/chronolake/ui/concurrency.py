@@ -97,11 +97,11 @@ async def _goes(request: Request) -> None:
 
 
 def _busy(request: Request) -> Response:
-    told = LakeError(
+    reported = LakeError(
         "Too many pages are being read at once.",
         hint="Wait a few seconds and try again. If it stays so, the lake's storage is slow, or "
         "others read much: ask for fewer pages at a time.",
     )
-    answer = failed(request, told, title="The page is busy")
+    answer = failed(request, reported, title="The page is busy")
     answer.headers["retry-after"] = str(_RETRY_SECONDS)
     return answer

@@ -229,16 +229,16 @@ def _letters(text: str) -> Markup:
 
 
 def _escaped(text: str) -> Markup:
-    told = text.encode("unicode_escape").decode()
-    return Markup('<span class="escape">{}</span>').format(told)
+    reported = text.encode("unicode_escape").decode()
+    return Markup('<span class="escape">{}</span>').format(reported)
 
 
 def _blanks(count: int) -> Markup:
     if not count:
         return _NOTHING
-    told = f"{count:,} blank{'s' if count > 1 else ''}"
+    reported = f"{count:,} blank{'s' if count > 1 else ''}"
     return Markup('<span class="blank" role="img" aria-label="{}" title="{}">{}</span>').format(
-        told, told, " " * count
+        reported, reported, " " * count
     )
 
 

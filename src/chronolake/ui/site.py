@@ -59,7 +59,7 @@ class Seen:
         place: where the metadata is that this was read from.
         summary: what `chronolake tables` tells, or None: it could not be read, or not yet.
         health: how well kept its files are, or None: as `summary`.
-        sight: what its stream sees of its source, or None: no pipeline fills it.
+        capture_method: what its stream sees of its source, or None: no pipeline fills it.
         stream: the `pipeline/stream` that fills it, or None.
         filled: what it says of that stream, for `pipeline.freshness`, or None: as `summary`.
         usage: its monthly active rows, the first month first.
@@ -71,7 +71,7 @@ class Seen:
     place: str | None
     summary: TableSummary | None = None
     health: Health | None = None
-    sight: str | None = None
+    capture_method: str | None = None
     stream: str | None = None
     filled: Filled | None = None
     usage: tuple[MonthlyUsage, ...] = ()
@@ -181,7 +181,7 @@ def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Se
         place,
         summary(found),
         health(found, config),
-        sight=properties.get(SIGHT_PROPERTY),
+        capture_method=properties.get(SIGHT_PROPERTY),
         stream=properties.get(STREAM_PROPERTY),
         filled=Filled.of(found),
         usage=_usage(found),
@@ -191,10 +191,10 @@ def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Se
 def _usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
     """Its usage by month; nothing, if its properties are not what Chronolake wrote."""
     try:
-        told = usage_of(found)
+        reported = usage_of(found)
     except LakeError:
         return ()
-    return tuple(one for one in told if MONTH.fullmatch(one.month))
+    return tuple(one for one in reported if MONTH.fullmatch(one.month))
 
 
 def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
@@ -204,12 +204,12 @@ def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
     except ChronolakeError as failure:
         return Seen(name, place, failure=failure)
     except Exception as failure:  # noqa: BLE001 - one broken table must not spoil the list
-        told = LakeError(
+        reported = LakeError(
             f"The table cannot be read: {type(failure).__name__}.",
             hint="Check that its files are there and may be read.",
             table=str(name),
         )
-        return Seen(name, place, failure=told)
+        return Seen(name, place, failure=reported)
 
 
 _KEPT: Final = 4

@@ -222,10 +222,10 @@ class MockApi(Api):
         names = {name_of(offer.turning.token_option), name_of(offer.turning.size_option), _LINK}
         names |= {
             name
-            for name, one in offer.request.params.items()
-            if any(path.startswith("next_page_token") for path, _ in one.holes)
+            for name, param in offer.request.params.items()
+            if any(path.startswith("next_page_token") for path, _ in param.holes)
         }
-        told = {
+        reported = {
             path: one
             for path, one in recognized.told.items()
             if not path.startswith("next_page_token")
@@ -236,7 +236,14 @@ class MockApi(Api):
             for path, text in sorted(body.items())
             if path not in offer.request.body and ".".join(path) not in names
         ]
-        key = (id(offer), asked.path, *query, *injected, *sorted(told.items()), *map(str, bounds))
+        key = (
+            id(offer),
+            asked.path,
+            *query,
+            *injected,
+            *sorted(reported.items()),
+            *map(str, bounds),
+        )
         if key not in self._known.paged:
             # What tells partitions only is short, so that there are few of them.
             number = sum(1 for one in self._known.paged if one[0] == id(offer))
@@ -253,10 +260,10 @@ class MockApi(Api):
         """Which page a request asks for; None: it has none like that."""
         turning = offer.turning
         name = name_of(turning.token_option)
-        told = [
+        reported = [
             one for path, (one, _) in recognized.told.items() if path.startswith("next_page_token")
         ]
-        token = sent.get(name) if name else next(iter(told), None)
+        token = sent.get(name) if name else next(iter(reported), None)
         if token in {None, "", "None"} and not name:
             return 0
         if token is None:
@@ -290,10 +297,10 @@ def _steps(authenticator: Mapping[str, Any] | None, config: Mapping[str, Any]) -
         return [_Step(None, Expected.of(place), answer)]
     if one["type"] == "SessionTokenAuthenticator":
         login = one["login_requester"]
-        told: dict[str, Any] = {}
-        inventing.put(told, one["session_token_path"], SESSION_TOKEN)
+        reported: dict[str, Any] = {}
+        inventing.put(reported, one["session_token_path"], SESSION_TOKEN)
         return [
             *_steps(login.get("authenticator"), config),
-            _Step(Request(login, config), None, told),
+            _Step(Request(login, config), None, reported),
         ]
     return []

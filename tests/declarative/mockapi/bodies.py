@@ -35,7 +35,7 @@ def encoded(body: Any, decoder: Mapping[str, Any] | None) -> bytes:
 
 def _csv(records: list[dict[str, Any]], delimiter: str) -> bytes:
     written = io.StringIO()
-    names = list(dict.fromkeys(name for one in records for name in one))
+    names = list(dict.fromkeys(name for record in records for name in record))
     table = csv.DictWriter(written, names, delimiter=delimiter)
     table.writeheader()
     table.writerows(records)

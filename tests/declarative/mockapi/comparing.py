@@ -46,8 +46,8 @@ def differences(offer: Offer, work: Work, came: list[Any], sent: list[Any]) -> l
 def _unlike_told(change: Change, offer: Offer, work: Work, one: Any, other: Any) -> list[str]:
     """Where an added value is not what its template gives, if that tells of the record only."""
     part = dict(work.slice)
-    told = dict.fromkeys(("stream_slice", "stream_partition", "stream_interval"), part)
-    variables = {**told, "record": other, "config": offer.config}
+    reported = dict.fromkeys(("stream_slice", "stream_partition", "stream_interval"), part)
+    variables = {**reported, "record": other, "config": offer.config}
     faults = []
     for name, template in change.templates.items():
         if "now_utc" not in template:
@@ -104,7 +104,7 @@ class Change:
 def _moved(records: list[Any], offer: Offer) -> datetime | None:
     cursor = dict(offer.cursor or {})
     name, forms = cursor["cursor_field"], clock.forms_of(cursor)
-    times = [clock.read(inventing.at(one, [name]), forms) for one in records]
+    times = [clock.read(inventing.at(record, [name]), forms) for record in records]
     return max((at for at in times if at is not None), default=None)
 
 
@@ -118,7 +118,7 @@ def unlike(state: Mapping[str, Any], reading: Reading, offer: Offer) -> list[str
     for work, records, _ in reading.slices:
         by_partition.setdefault(work.slice.partition_key, []).extend(records)
         partitions[work.slice.partition_key] = work.slice.partition
-    greatest = _moved([one for records in by_partition.values() for one in records], offer)
+    greatest = _moved([record for records in by_partition.values() for record in records], offer)
     if greatest is None:
         return ["no record has a time"]
     if not offer.stream["retriever"].get("partition_router"):
@@ -155,12 +155,12 @@ def not_from_there(state: Mapping[str, Any], second: Reading, offer: Offer) -> l
         if work.slice.partition_key in begun:
             continue
         begun[work.slice.partition_key] = key = str(sorted(work.slice.partition.items(), key=str))
-        told = kept.get(key) or (state.get("state") or state).get(name)
-        at = clock.read(told, forms)
+        reported = kept.get(key) or (state.get("state") or state).get(name)
+        at = clock.read(reported, forms)
         asked = served[0].bounds[0] if served and served[0].bounds[0] else None
         asked = asked or clock.read(work.slice[begin], forms)
         if at is None or asked is None:
-            return [f"the state {told} is no time, or {work.slice} has none"]
+            return [f"the state {reported} is no time, or {work.slice} has none"]
         earlier = timedelta(days=62) if cursor.get("lookback_window") else timedelta()
         if not at - earlier <= asked <= at:
             return [f"the second reading begins at {asked}, and the state is at {at}"]

@@ -55,7 +55,9 @@ def _value(name: str, schema: Any, number: int, depth: int) -> Any:
     kind = next((one for one in kinds if one != "null"), "null")
     if kind == "object" or "properties" in schema:
         properties = schema.get("properties") or {}
-        return {key: _value(key, one, number, depth + 1) for key, one in properties.items()}
+        return {
+            key: _value(key, property_, number, depth + 1) for key, property_ in properties.items()
+        }
     if kind == "array":
         items = schema.get("items")
         first = items[0] if isinstance(items, list) and items else items
@@ -90,7 +92,7 @@ def schema_at(schema: Any, path: Sequence[str]) -> Mapping[str, Any]:
 def kinds_of(schema: Mapping[str, Any]) -> list[str]:
     """The types that a schema names."""
     kinds = schema.get("type")
-    return [str(one) for one in kinds] if isinstance(kinds, list) else [str(kinds)]
+    return [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)]
 
 
 def key_value(name: str, schema: Mapping[str, Any], number: int) -> Any:

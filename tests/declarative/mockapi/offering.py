@@ -69,10 +69,10 @@ class Offer:
         self.cursor: Mapping[str, Any] | None = stream.get("incremental_sync")
         self.schema = _schema(stream)
         # A request asks for one slice by these.
-        told = [(self.cursor or {}).get(f"{side}_time_option") for side in ("start", "end")]
-        told += [one.get("request_option") for one in written.routers(stream)]
-        told += [one.get("request_option") for one in written.parents(stream)]
-        self.sliced_by = [name_of(option) for option in told if option]
+        reported = [(self.cursor or {}).get(f"{side}_time_option") for side in ("start", "end")]
+        reported += [router.get("request_option") for router in written.routers(stream)]
+        reported += [parent.get("request_option") for parent in written.parents(stream)]
+        self.sliced_by = [name_of(option) for option in reported if option]
         self.slices_links = not retriever.get(_IGNORED)
         self.config = config
         self._made = 0
@@ -202,7 +202,7 @@ def _schema(stream: Mapping[str, Any]) -> Mapping[str, Any]:
     whole: dict[str, Any] = {}
     for loader in reversed(written.listed(stream.get("schema_loader"))):
         properties = (loader.get("schema") or {}).get("properties") or {}
-        whole |= {key: one for key, one in properties.items() if key != "$parameters"}
+        whole |= {key: property_ for key, property_ in properties.items() if key != "$parameters"}
     return {"type": "object", "properties": whole or {"id": {"type": "string"}}}
 
 

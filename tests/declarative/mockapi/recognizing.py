@@ -74,19 +74,20 @@ class Request:
         self.params = {name: Expected.of(text) for name, text in parse_qsl(query)}
         self.params |= _named(requester.get("request_parameters"), variables)
         self.headers = _named(requester.get("request_headers"), variables)
-        told = requester.get("request_body_json") or requester.get("request_body_data")
+        reported = requester.get("request_body_json") or requester.get("request_body_data")
         self.body = {
-            path: Expected.of(templating.text_of(text, variables)) for path, text in _leaves(told)
+            path: Expected.of(templating.text_of(text, variables))
+            for path, text in _leaves(reported)
         }
         self.proof = _proof(requester.get("authenticator"), config)
 
     def recognized(self, asked: Asked, sent: Mapping[tuple[str, ...], str]) -> Recognized | None:
         """What a request tells if it is one of these; `sent` are the texts of its body."""
         place = _normal(f"https://{asked.headers['host']}{unquote(asked.path)}")
-        told = self.place.told(place) if asked.method == self.method else None
-        if told is None:
+        reported = self.place.told(place) if asked.method == self.method else None
+        if reported is None:
             return None
-        found = Recognized(10 - len(self.place.holes), told)
+        found = Recognized(10 - len(self.place.holes), reported)
         headers = asked.headers
         for name, expected in self.params.items():
             self._compare(found, f"parameter {name}", expected, asked.params.get(name))
@@ -98,9 +99,9 @@ class Request:
 
     @staticmethod
     def _compare(found: Recognized, what: str, expected: Expected, text: str | None) -> None:
-        told = None if text is None else expected.told(text)
-        if told is not None:
-            found.told |= told
+        reported = None if text is None else expected.told(text)
+        if reported is not None:
+            found.told |= reported
             found.score += 1 if expected.is_fixed else 0
         elif expected.is_fixed and expected.text not in _NOTHING and not _same(expected.text, text):
             found.score -= 1
@@ -209,8 +210,8 @@ def chosen(
     """An authenticator; of several the one that the configuration says."""
     if not authenticator or authenticator.get("type") != "SelectiveAuthenticator":
         return authenticator
-    told: Any = config
+    reported: Any = config
     for key in authenticator["authenticator_selection_path"]:
-        told = told[key]
-    found: Mapping[str, Any] = authenticator["authenticators"][told]
+        reported = reported[key]
+    found: Mapping[str, Any] = authenticator["authenticators"][reported]
     return found

@@ -30,11 +30,11 @@ def configuration(manifest: Mapping[str, Any], branch: int = 0) -> dict[str, Any
         manifest: as it is written.
         branch: which of several forms, where the specification has some.
     """
-    told = specification(manifest) or _read_by(manifest)
-    found: dict[str, Any] = _filled("", told, branch)
+    reported = specification(manifest) or _read_by(manifest)
+    found: dict[str, Any] = _filled("", reported, branch)
     for name, form in _forms_by(manifest.get("streams")):
-        told = specification(manifest).get("properties", {}).get(name, {})
-        if isinstance(found.get(name), str) and not {"pattern", "format"} & told.keys():
+        reported = specification(manifest).get("properties", {}).get(name, {})
+        if isinstance(found.get(name), str) and not {"pattern", "format"} & reported.keys():
             found[name] = clock.written(clock.BEGIN, form)
     return {**found, **HINTS.get(str(manifest.get("$file")), {})}
 
@@ -78,7 +78,7 @@ def _filled(name: str, schema: Mapping[str, Any], branch: int) -> Any:
         if forms and "properties" not in chosen:
             return _filled(name, chosen, branch)
         properties = {**schema.get("properties", {}), **chosen.get("properties", {})}
-        return {key: _filled(key, one, branch) for key, one in properties.items()}
+        return {key: _filled(key, property_, branch) for key, property_ in properties.items()}
     if "const" in schema:
         return schema["const"]
     if kind == "boolean":
@@ -96,21 +96,21 @@ def _filled(name: str, schema: Mapping[str, Any], branch: int) -> Any:
 def _number(name: str, schema: Mapping[str, Any]) -> Any:
     if _IS_TIME.search(name):
         return int(clock.BEGIN.timestamp())
-    told = [schema.get("default"), *schema.get("examples", ()), schema.get("minimum")]
-    return next((one for one in told if one is not None), 7)
+    reported = [schema.get("default"), *schema.get("examples", ()), schema.get("minimum")]
+    return next((one for one in reported if one is not None), 7)
 
 
 def _text(name: str, schema: Mapping[str, Any]) -> str:
-    told = [*schema.get("examples", ()), schema.get("default")]
+    reported = [*schema.get("examples", ()), schema.get("default")]
     if "enum" in schema:
         return str(schema.get("default", schema["enum"][0]))
     pattern = str(schema.get("pattern", ""))
     if schema.get("format") in _OF_FORMATS or _IS_TIME.search(name.lower()) or "{4}-" in pattern:
-        return _time(name, schema, told)
+        return _time(name, schema, reported)
     plain = f"{name}-of-the-test"
     if "url" in name.lower() or "endpoint" in name.lower():
         plain = f"https://{plain.replace('_', '-')}.example.test"
-    texts = [str(one) for one in told if one] + [plain, plain.replace("-", ""), *_TEXTS]
+    texts = [str(one) for one in reported if one] + [plain, plain.replace("-", ""), *_TEXTS]
     return next(text for text in texts if re.search(pattern, text))
 
 

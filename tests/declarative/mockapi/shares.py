@@ -26,10 +26,12 @@ def outcomes(chosen: Iterable[str]) -> list[Outcome]:
 def table(found: Iterable[Outcome]) -> str:
     """The shares of manifests, streams and incremental streams that run, and why others do not."""
     streams = list(found)
-    manifests = {one.manifest for one in streams}
-    whole = manifests - {one.manifest for one in streams if not one.runs}
-    partly = {one.manifest for one in streams if one.runs} - whole
-    incremental = [one for one in streams if one.is_incremental]
+    manifests = {stream.manifest for stream in streams}
+    whole = manifests - {stream.manifest for stream in streams if not stream.runs}
+    partly = {stream.manifest for stream in streams if stream.runs} - whole
+    incremental = [stream for stream in streams if stream.is_incremental]
+    pages = sum(stream.pages for stream in streams)
+    records = sum(stream.records for stream in streams)
     lines = [
         _line("manifests that load", len(manifests), len(manifests)),
         _line("  all of whose streams run", len(whole), len(manifests)),
@@ -41,18 +43,18 @@ def table(found: Iterable[Outcome]) -> str:
             _count(incremental, lambda one: one.runs and one.is_rising),
             len(incremental),
         ),
-        f"pages {sum(one.pages for one in streams)}, records {sum(one.records for one in streams)}",
+        f"pages {pages}, records {records}",
         "not supported:",
     ]
-    reasons = Counter(reason for one in streams for reason in set(one.unsupported))
+    reasons = Counter(reason for stream in streams for reason in set(stream.unsupported))
     lines += [f"  {reason}: {count} streams" for reason, count in reasons.most_common()]
-    wrong = [one for one in streams if one.faults]
+    wrong = [stream for stream in streams if stream.faults]
     lines += [f"WRONG {one.manifest} {one.stream}: {one.faults[:2]}" for one in wrong]
     return "\n".join(lines)
 
 
 def _count(streams: list[Outcome], counts: Callable[[Outcome], bool]) -> int:
-    return sum(1 for one in streams if counts(one))
+    return sum(1 for stream in streams if counts(stream))
 
 
 def _line(what: str, count: int, of: int) -> str:

@@ -127,10 +127,12 @@ class Trial:
     def tried(self, name: str, stream: Mapping[str, Any]) -> Outcome:
         """Read a stream twice, and look at what came."""
         outcome = Outcome(self.real.name, name, bool(_cursor(stream)))
-        problems = [one for one in self.real.understood.problems if one.stream in {name, None}]
+        problems = [
+            problem for problem in self.real.understood.problems if problem.stream in {name, None}
+        ]
         if name not in self.real.understood.streams:
-            outcome.unsupported = [_reason(one.message) for one in problems]
-            outcome.faults = [wrong for one in problems for wrong in self._misplaced(one)]
+            outcome.unsupported = [_reason(problem.message) for problem in problems]
+            outcome.faults = [wrong for problem in problems for wrong in self._misplaced(problem)]
             if not problems:
                 outcome.faults = ["it is neither read, nor does anybody say why"]
             return outcome

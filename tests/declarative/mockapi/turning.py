@@ -123,8 +123,8 @@ class Turning:
         if self.path[:1] == ["*"]:
             # The items of an array at the root are read one by one, and hold no more of them.
             return {
-                f"item-{at}": _placed(self.path[1:], [one], within=True)
-                for at, one in enumerate(records)
+                f"item-{at}": _placed(self.path[1:], [record], within=True)
+                for at, record in enumerate(records)
             }
         return _placed(self.path, records, within=False)
 
@@ -185,7 +185,7 @@ def _placed(path: Sequence[str], records: list[Any], *, within: bool) -> Any:
         return {key: _placed(rest, records, within=within)}
     if not rest:
         return records
-    return [_placed(rest, [one], within=True) for one in records]
+    return [_placed(rest, [record], within=True) for record in records]
 
 
 def _set(target: Any, path: tuple[str, ...], value: Any) -> None:

@@ -132,8 +132,12 @@ def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
     def as_it_is(source: IcebergTable) -> _Rows:
         columns = describe_loaded(source).columns
         query = f"SELECT {listed(column.name for column in columns)} FROM {CATALOG}.{name.sql}"
-        told = {name: source.property_of(name) for name in _OF_VERSIONS}
-        return columns, query, {name: value for name, value in told.items() if value is not None}
+        reported = {name: source.property_of(name) for name in _OF_VERSIONS}
+        return (
+            columns,
+            query,
+            {name: value for name, value in reported.items() if value is not None},
+        )
 
     _copy(lake, name, new_name, as_it_is)
 

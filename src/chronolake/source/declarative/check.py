@@ -17,7 +17,7 @@ from chronolake.source.declarative.manifests.config_validation import expect_com
 from chronolake.source.declarative.manifests.manifest import checked_streams
 from chronolake.source.declarative.parent_streams import chosen, is_outdated, parents_of
 from chronolake.source.declarative.stream_reader import StreamReader
-from chronolake.source.protocol import Finding, Level
+from chronolake.source.protocol import CheckResult, Level
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.models.streams import AnyStream
     from chronolake.source.declarative.records.transformations import Record
-    from chronolake.source.protocol import Memory
+    from chronolake.source.protocol import TokenStore
 
 
 @dataclass
@@ -116,7 +116,7 @@ def sample(
     *,
     limit: int,
     state: Mapping[str, Any] | None = None,
-    memory: Memory | None = None,
+    memory: TokenStore | None = None,
 ) -> Sample:
     """Read some records of a stream; nothing is kept of them, but of tokens that change.
 
@@ -144,7 +144,7 @@ def whole_of(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
-    memory: Memory | None = None,
+    memory: TokenStore | None = None,
 ) -> Manifest:
     """A manifest with all the streams that are wanted; the API is asked where only it knows them.
 
@@ -167,9 +167,9 @@ def findings_of(
     manifest: Manifest,
     source: DeclarativeSource,
     *,
-    memory: Memory | None = None,
+    memory: TokenStore | None = None,
     learn: Callable[[Manifest | ChronolakeError], None] | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """What a manifest and a configuration are like: all that is wrong, and each stream.
 
     Args:
@@ -184,7 +184,7 @@ def findings_of(
     missing = missing_in(source.config, manifest)
     if missing:
         yield from _described(manifest, source.only)
-        yield Finding(
+        yield CheckResult(
             "config",
             Level.FAILED,
             f"{', '.join(missing)} is missing, which the manifest requires.",
@@ -207,7 +207,7 @@ def findings_of(
         except ChronolakeError as failure:
             learn(failure)
             yield from _described(manifest, source.only)
-            yield Finding("config and streams", Level.FAILED, failure.message, failure.hint)
+            yield CheckResult("config and streams", Level.FAILED, failure.message, failure.hint)
             return
         learn(api.manifest)
         yield from _described(api.manifest, source.only)
@@ -216,7 +216,7 @@ def findings_of(
             yield _connection(api, name, exchanges)
 
 
-def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[Finding]:
+def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[CheckResult]:
     """What is wrong with a manifest, and what its streams can do."""
     for problem in manifest.problems:
         if problem.stream is None or wanted is None or problem.stream in wanted:
@@ -224,28 +224,28 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[F
             is_left_out = problem.stream is not None and wanted is None
             where = "" if problem.line is None else f", line {problem.line}"
             of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
-            yield Finding(
+            yield CheckResult(
                 "manifest",
                 Level.WARNING if is_left_out or problem.is_warning else Level.FAILED,
                 f"{manifest.file}{where}: {of_stream}{problem.path}: {problem.message}",
                 problem.hint,
             )
-    told = {name for one in manifest.problems for name in (one.stream, *one.streams)}
+    reported = {name for one in manifest.problems for name in (one.stream, *one.streams)}
     for name in manifest.streams if wanted is None else wanted:
         if name not in manifest.streams:
-            if name not in told and manifest.is_whole:
+            if name not in reported and manifest.is_whole:
                 hint = did_you_mean(name, manifest.streams, "Correct `source.only`.")
-                yield Finding(f"stream {name}", Level.FAILED, "the manifest has none", hint)
+                yield CheckResult(f"stream {name}", Level.FAILED, "the manifest has none", hint)
             continue
         try:
             check(manifest.streams[name])
         except ConfigurationError as refusal:
-            yield Finding(f"stream {name}", Level.FAILED, refusal.message, refusal.hint)
+            yield CheckResult(f"stream {name}", Level.FAILED, refusal.message, refusal.hint)
         else:
-            yield Finding(f"stream {name}", Level.OK, _words(manifest.streams[name]))
+            yield CheckResult(f"stream {name}", Level.OK, _words(manifest.streams[name]))
 
 
-def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[Finding]:
+def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[CheckResult]:
     """Report streams that the configuration names and the manifest has not."""
     if not manifest.is_whole:
         return
@@ -255,10 +255,10 @@ def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[
         for name in getattr(source, key):
             if name not in known:
                 hint = did_you_mean(name, sorted(known), f"Correct `source.{key}`.")
-                yield Finding(key, Level.FAILED, f"there is no stream {name}", hint)
+                yield CheckResult(key, Level.FAILED, f"there is no stream {name}", hint)
 
 
-def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:
+def _connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:
     """Whether a stream can be read, by its first slice."""
     what = f"connection, by {name}"
     exchanges.clear()
@@ -266,21 +266,21 @@ def _connection(api: Api, name: str, exchanges: list[Exchange]) -> Finding:
         reader = StreamReader(chosen(api.manifest.stream(name), None), api)
         work = next(reader.work(), None)
         if work is None:
-            told = "there is nothing to ask for: the streams that it depends on have no records"
-            return Finding(what, Level.WARNING, told)
+            reported = "there is nothing to ask for: the streams that it depends on have no records"
+            return CheckResult(what, Level.WARNING, reported)
         has_records = any(reader.slices.read(work).pages())
     except ChronolakeError as failure:
-        return Finding(what, Level.FAILED, failure.message, failure.hint)
+        return CheckResult(what, Level.FAILED, failure.message, failure.hint)
     got = "a record came" if has_records else "no record came"
-    return Finding(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
+    return CheckResult(what, Level.OK, f"{counted(len(exchanges), 'request')}, {got}")
 
 
 def _words(stream: AnyStream) -> str:
     cursor = cursor_of(stream)
-    traits = traits_of(stream)
+    capabilities = traits_of(stream)
     how = "read as a whole each time" if cursor is None else f"incremental by {cursor.cursor_field}"
     try:
-        check_mode(traits, Mode.HISTORY)
+        check_mode(capabilities, Mode.HISTORY)
     except ChronolakeError as refusal:
         reason = refusal.message.partition(": ")[2].rstrip(".")
         return f"{how}; no history: {reason}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chronolake.config import DeclarativeSource
     from chronolake.source.declarative.http.transport import Exchange
     from chronolake.source.declarative.manifests.manifest import Manifest
-    from chronolake.source.protocol import Memory
+    from chronolake.source.protocol import TokenStore
 
 
 def api_of(
@@ -35,7 +35,7 @@ def api_of(
     network: Network,
     *,
     wanted: Collection[str] | None = None,
-    memory: Memory | None = None,
+    memory: TokenStore | None = None,
     overrides: Mapping[str, Any] | None = None,
     may_lack_records: Collection[str] = (),
     may_repeat_tokens: Collection[str] = (),
@@ -85,7 +85,7 @@ def opened(
     source: DeclarativeSource,
     *,
     wanted: Collection[str] | None,
-    memory: Memory | None = None,
+    memory: TokenStore | None = None,
     overrides: Mapping[str, Any] | None = None,
     log: Callable[[Exchange], None] | None = None,
 ) -> Iterator[Api]:

@@ -122,14 +122,14 @@ def _time_in(
     if not isinstance(model, DatetimeBasedCursor):
         return datetime.now(UTC) if NO_CURSOR.keys() <= stored.keys() else None
     cursor = time_cursor(model, config)
-    told = stored.get("state") if stream.retriever.partition_router else stored
-    if not isinstance(told, dict):
+    reported = stored.get("state") if stream.retriever.partition_router else stored
+    if not isinstance(reported, dict):
         return None
-    if told.get("state_type") == "date-range":
-        first: Mapping[str, Any] = next(iter(told.get("slices") or ()), {})
+    if reported.get("state_type") == "date-range":
+        first: Mapping[str, Any] = next(iter(reported.get("slices") or ()), {})
         value = first.get("most_recent_cursor_value") or first.get("end")
     else:
-        value = told.get(cursor.field)
+        value = reported.get(cursor.field)
     return cursor.parsed(value) if value else None
 
 

@@ -70,8 +70,8 @@ class OwnRouter:
             text = orjson.dumps(dict(partition), option=orjson.OPT_NON_STR_KEYS)
         except TypeError as failure:
             raise self._no_slice() from failure
-        told: dict[str, Any] = orjson.loads(text)
-        return told
+        reported: dict[str, Any] = orjson.loads(text)
+        return reported
 
     def _no_slice(self) -> SourceError:
         return SourceError(
@@ -136,7 +136,7 @@ def router_of(
     Raises:
         ConfigurationError: the routers do not go together.
     """
-    made = [_router_of(one, config, parent_of) for one in routers]
+    made = [_router_of(router, config, parent_of) for router in routers]
     if not made:
         return None
     return made[0] if len(made) == 1 else _Product(made)
@@ -207,15 +207,15 @@ def inject_partition(
             inject_own(router, into, partition)
             continue
         if isinstance(router, ListPartitionRouter):
-            told = [(router.request_option, named(router, config, router.cursor_field))]
+            reported = [(router.request_option, named(router, config, router.cursor_field))]
         elif isinstance(router, SubstreamPartitionRouter):
-            told = [
+            reported = [
                 (one.request_option, named(one, config, one.partition_field))
                 for one in router.parent_stream_configs
             ]
         else:
             continue
-        for option, name in told:
+        for option, name in reported:
             if option is not None and (value := partition.get(name)):
                 into.put(option, value, config)
 
@@ -310,9 +310,9 @@ class _Substream:
 
     def parent_state(self) -> dict[str, Any] | None:
         return {
-            one.stream.name: dict(self._parent(number).state())
-            for number, one in enumerate(self._configs)
-            if one.incremental_dependency
+            config.stream.name: dict(self._parent(number).state())
+            for number, config in enumerate(self._configs)
+            if config.incremental_dependency
         }
 
 
@@ -335,8 +335,10 @@ class _Groups:
 
     def _distinct(self) -> Iterator[StreamSlice]:
         seen: set[Any] = set()
-        for one in self.underlying.partitions():
-            values = [value for name, value in one.partition.items() if name != "parent_slice"]
+        for partition in self.underlying.partitions():
+            values = [
+                value for name, value in partition.partition.items() if name != "parent_slice"
+            ]
             if len(values) != 1:
                 raise ConfigurationError(
                     "Only partitions with one value can be grouped.",
@@ -346,7 +348,7 @@ class _Groups:
                 if values[0] in seen:
                     continue
                 seen.add(values[0])
-            yield one
+            yield partition
 
     def parent_state(self) -> dict[str, Any] | None:
         return self.underlying.parent_state()
@@ -366,7 +368,7 @@ class _Union:
 
     def partitions(self) -> Iterator[StreamSlice]:
         seen: set[Any] = set()
-        for one in (one for router in self.routers for one in router.partitions()):
+        for one in (partition for router in self.routers for partition in router.partitions()):
             value = one.partition.get(self.name, MISSING)
             if value is MISSING or isinstance(value, dict | list):
                 raise _other_names(self.name)
@@ -377,7 +379,7 @@ class _Union:
             yield StreamSlice({self.name: value}, {}, {**one.extra_fields, **others})
 
     def parent_state(self) -> dict[str, Any] | None:
-        states = [one.parent_state() or {} for one in self.routers]
+        states = [router.parent_state() or {} for router in self.routers]
         return {name: state for one in states for name, state in one.items()}
 
 
@@ -388,7 +390,7 @@ class _Product:
     routers: Sequence[Router]
 
     def partitions(self) -> Iterator[StreamSlice]:
-        for combination in itertools.product(*(one.partitions() for one in self.routers)):
+        for combination in itertools.product(*(router.partitions() for router in self.routers)):
             partition: dict[str, Any] = {}
             extra: dict[str, Any] = {}
             # Of two with one name the first counts.

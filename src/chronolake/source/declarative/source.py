@@ -29,11 +29,11 @@ from chronolake.source.declarative.landing.reconcile import Comparison
 from chronolake.source.declarative.landing.run import Place, Run
 from chronolake.source.declarative.landing.stream_settings import Settings
 from chronolake.source.declarative.manifests.capabilities import (
+    capture_method_of,
     concurrency_of,
     cursor_field_of,
     cursor_of,
     epsilon_of,
-    sight_of,
     traits_of,
 )
 from chronolake.source.declarative.manifests.config_validation import expect_complete
@@ -42,15 +42,15 @@ from chronolake.source.declarative.parent_streams import chosen, is_outdated
 from chronolake.source.declarative.spark.slice_waves import cluster_for
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.protocol import (
-    Census,
-    Described,
-    Failure,
-    Finding,
-    OfferedStream,
-    Piece,
-    Reading,
-    Sight,
+    CaptureMethod,
+    ChangeBatch,
+    CheckResult,
+    DescribedStream,
+    ReadProgress,
+    Reconciliation,
     Snapshot,
+    StreamDescriptor,
+    StreamFailure,
     raw_folder,
     spool_folder,
 )
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.landing.file_writer import Part
     from chronolake.source.declarative.manifests.manifest import Manifest
     from chronolake.source.declarative.models.streams import AnyStream
-    from chronolake.source.protocol import Memory, Position
+    from chronolake.source.protocol import Offset, TokenStore
     from chronolake.types import Column
 
 #: Where complete reads wait, below where a stream's records wait.
@@ -82,8 +82,8 @@ class DeclarativeApi:
     project: Project
     pipeline: str
     config: DeclarativeSource
-    memory: Memory | None = None
-    _landed: Mapping[str, Position] = field(default_factory=dict, init=False)
+    memory: TokenStore | None = None
+    _landed: Mapping[str, Offset] = field(default_factory=dict, init=False)
     _learned: Manifest | ChronolakeError | None = field(default=None, init=False, repr=False)
 
     @cached_property
@@ -122,18 +122,18 @@ class DeclarativeApi:
         if wanted is not None:
             return {name: whole.stream(name) for name in wanted}
         if not whole.streams and whole.problems:
-            whole.stream(next((one.stream or "" for one in whole.problems), ""))
+            whole.stream(next((problem.stream or "" for problem in whole.problems), ""))
         return dict(whole.streams)
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         """The streams that can be read, of those that the configuration wants."""
         return [self._offered(name, stream) for name, stream in self.streams.items()]
 
-    def _offered(self, name: str, stream: AnyStream) -> OfferedStream:
+    def _offered(self, name: str, stream: AnyStream) -> StreamDescriptor:
         settings = Settings.of(self.project, self.pipeline, stream, self.config.config)
-        return OfferedStream(
+        return StreamDescriptor(
             traits_of(stream),
-            sight_of(stream),
+            capture_method_of(stream),
             epsilon_of(stream),
             raw_folder(self.project, self.pipeline, name),
             is_ours=True,
@@ -141,7 +141,7 @@ class DeclarativeApi:
             cursor=cursor_field_of(stream, self.config.config),
         )
 
-    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+    def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """The columns that schemas declare; the API is asked where only it knows them."""
         streams = self.streams
         with self._opened() as api:
@@ -153,40 +153,42 @@ class DeclarativeApi:
                     settings = Settings.of(self.project, self.pipeline, either, api.config)
                     shape = settings.shape_of(stream, reader.schema)
                 except ChronolakeError as failure:
-                    yield Failure(name, failure)
+                    yield StreamFailure(name, failure)
                 else:
-                    yield Described(name, shape.columns(settings.identity_of(stream).columns))
+                    yield DescribedStream(name, shape.columns(settings.identity_of(stream).columns))
 
     def _opened(self) -> AbstractContextManager[Api]:
         return opened(self._known, self.config, wanted=self.config.only, memory=self.memory)
 
-    def recall(self, memory: Memory) -> None:
+    def use_token_store(self, memory: TokenStore) -> None:
         """Be given a memory, for tokens that change with each use."""
         self.memory = memory
 
-    def bring(
-        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
         """What has changed since the last run, stream by stream; one that fails stops no other."""
         where = f"{self.project.file}: pipelines.{self.pipeline}.source.config"
         expect_complete(self.config.config, self.manifest, where)
         streams = self.streams
         with self._opened() as api:
-            for name, told in positions.items():
-                since = None if anew else told
+            for name, reported in positions.items():
+                since = None if full_refresh else reported
                 try:
-                    yield from self._bring(lake, api, name, streams[name], since, anew=anew)
+                    yield from self._bring(
+                        lake, api, name, streams[name], since, full_refresh=full_refresh
+                    )
                 except ChronolakeError as failure:
-                    yield Failure(name, failure)
+                    yield StreamFailure(name, failure)
                 except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
-                    yield Failure(name, unforeseen(failure, api.access.network.mask))
+                    yield StreamFailure(name, unforeseen(failure, api.access.network.mask))
 
-    def findings(
+    def check(
         self,
         *,
         create: bool,  # noqa: ARG002 - it makes nothing
-        positions: Mapping[str, Position] | None = None,  # noqa: ARG002 - any state can be read
-    ) -> list[Finding]:
+        positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - any state can be read
+    ) -> list[CheckResult]:
         """What is wrong with manifest and configuration, what streams can do, whether they answer.
 
         Raises:
@@ -195,7 +197,7 @@ class DeclarativeApi:
         found = findings_of(self.manifest, self.config, memory=self.memory, learn=self._learn)
         return list(found)
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """The API keeps nothing for a pipeline; `bring` goes on with what has landed."""
         self._landed = positions
 
@@ -205,20 +207,20 @@ class DeclarativeApi:
         api: Api,
         name: str,
         either: AnyStream,
-        told: Position | None,
+        told: Offset | None,
         *,
-        anew: bool,
-    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
+        full_refresh: bool,
+    ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
         known = Place.of(told)
         settings = Settings.of(self.project, self.pipeline, either, api.config)
-        is_first = not told and not anew
-        is_compared = not is_first and self._is_due(settings, known, anew=anew)
-        is_whole = sight_of(either) is Sight.SNAPSHOT_DIFF
+        is_first = not told and not full_refresh
+        is_compared = not is_first and self._is_due(settings, known, full_refresh=full_refresh)
+        is_whole = capture_method_of(either) is CaptureMethod.SNAPSHOT_DIFF
         if is_outdated(either, known.state, api.config):
-            told, anew = Place(None, known.types).as_json(), True
+            told, full_refresh = Place(None, known.types).as_json(), True
         folder = raw_folder(self.project, self.pipeline, name)
         place = spool_folder(self.project, self.pipeline) / folder.name
-        if anew or is_whole:
+        if full_refresh or is_whole:
             # What another run has left does not belong to this one, which reads everything.
             Waiting(place).discard()
         Waiting(place / _WHOLE).discard()
@@ -226,7 +228,7 @@ class DeclarativeApi:
         if waiting.parts and left is not None:
             landing = _Landing(lake.spark, name, waiting, Repeats(may_be=bool(told)))
             yield from landing.pieces(told or {}, left)
-            waiting.landed()
+            waiting.acknowledge()
             if self._landed.get(name) != left:
                 return
             told = left
@@ -257,7 +259,7 @@ class DeclarativeApi:
         run = begun(reader, waiting)
         run.compared = {"at": now_micros()} if is_first else known.compared
         # The stream's turn has come, although the API may take long for its first answer.
-        yield Reading(name, run.rows)
+        yield ReadProgress(name, run.rows)
         if is_whole:
             yield from self._whole(
                 lake.spark, name, run, workers, may_become_empty=settings.may_become_empty
@@ -268,7 +270,7 @@ class DeclarativeApi:
         if not (yield from self._read(landing, run, workers, told or {})):
             return
         if run.failure is not None:
-            yield Failure(name, run.failure)
+            yield StreamFailure(name, run.failure)
         elif is_compared:
             # Apart, so that another run does not take its records for ones that wait.
             whole, _ = Waiting.left(place / _WHOLE)
@@ -280,16 +282,16 @@ class DeclarativeApi:
                 whole.discard()
 
     def _read(
-        self, landing: _Landing, run: Run, workers: int, before: Position
-    ) -> Generator[Piece | Reading, None, bool]:
+        self, landing: _Landing, run: Run, workers: int, before: Offset
+    ) -> Generator[ChangeBatch | ReadProgress, None, bool]:
         """What a stream brings, until something of it cannot land; gives whether all has."""
         for after in run.watched(workers):
-            yield Reading(landing.name, run.rows)
+            yield ReadProgress(landing.name, run.rows)
             if after is None:
                 continue
             yield from landing.pieces(before, after, run.files.columns())
             before = after
-            run.waiting.landed()
+            run.waiting.acknowledge()
             if self._landed.get(landing.name) != after:
                 run.stop()
         if run.is_stopped:
@@ -297,10 +299,12 @@ class DeclarativeApi:
         return not run.is_stopped
 
     @staticmethod
-    def _is_due(settings: Settings, known: Place, *, anew: bool) -> bool:
+    def _is_due(settings: Settings, known: Place, *, full_refresh: bool) -> bool:
         """Whether a stream that has been read is to be compared with all that the API has."""
         period = settings.detect_deletes
-        return period is not None and (anew or is_due(period, known.compared_at, datetime.now(UTC)))
+        return period is not None and (
+            full_refresh or is_due(period, known.compared_at, datetime.now(UTC))
+        )
 
     def _whole(
         self,
@@ -310,20 +314,20 @@ class DeclarativeApi:
         workers: int,
         *,
         may_become_empty: bool,
-    ) -> Iterator[Piece | Snapshot | Census | Reading | Failure]:
+    ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
         """All records, to be compared with the table; some of them say nothing about the others."""
         at = now_micros()
-        position: Position = {}
+        position: Offset = {}
         for place in run.watched(workers, is_whole=True):
             position = position if place is None else place
-            yield Reading(name, run.rows)
+            yield ReadProgress(name, run.rows)
         if run.failure is not None:
-            yield Failure(name, run.failure)
+            yield StreamFailure(name, run.failure)
             return
         columns = run.files.columns()
         if not any(column.primary_key for column in columns):
             # Nobody has ever seen a record.
-            yield Piece(name, None, (), position)
+            yield ChangeBatch(name, None, (), position)
             return
         rows = records_of(spark, run.waiting.parts, columns)
         sequence = f"{at:016x}"
@@ -337,7 +341,7 @@ class DeclarativeApi:
             is_distinct=False,
             may_be_empty=may_become_empty or bool(run.waiting.parts),
         )
-        run.waiting.landed()
+        run.waiting.acknowledge()
 
 
 def _united(several: Iterable[Sequence[Column]]) -> list[Column]:
@@ -380,8 +384,8 @@ class _Landing:
     repeats: Repeats
 
     def pieces(
-        self, before: Position, after: Position, columns: Sequence[Column] = ()
-    ) -> Iterator[Piece]:
+        self, before: Offset, after: Offset, columns: Sequence[Column] = ()
+    ) -> Iterator[ChangeBatch]:
         """Return what waits, the files with the same columns together.
 
         What may repeat what was brought before is one piece: records are compared with those before
@@ -395,17 +399,17 @@ class _Landing:
         parts = self.waiting.parts
         groups = by_columns(parts)
         if not groups:
-            yield Piece(self.name, None, (), after)
+            yield ChangeBatch(self.name, None, (), after)
             return
         is_undated = any(part.is_undated for part in parts)
         may_repeat = self.repeats.are_in(parts)
         if may_repeat or is_undated:
             columns = columns or _united(given for given, _ in groups)
             rows = records_of(self.spark, parts, columns, facts=True)
-            yield Piece(
+            yield ChangeBatch(
                 self.name, rows, columns, after, may_repeat=may_repeat, is_undated=is_undated
             )
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
-            yield Piece(self.name, rows_of(self.spark, group), given, position)
+            yield ChangeBatch(self.name, rows_of(self.spark, group), given, position)

@@ -373,11 +373,11 @@ class StreamReader:
     ) -> Mapping[str, Any] | None:
         """Make what the connector's own classes are needed for; gives the state as they want it."""
         prepare(stream, api.access, api.config, self._parent)
-        for one in stream.state_migrations:
-            if isinstance(one, CustomStateMigration) and stored:
+        for migration in stream.state_migrations:
+            if isinstance(migration, CustomStateMigration) and stored:
                 state = deepcopy(dict(stored))
-                if one.calls.call("should_migrate", state):
-                    stored = one.calls.mapping("migrate", state)
+                if migration.calls.call("should_migrate", state):
+                    stored = migration.calls.mapping("migrate", state)
         return stored
 
     def _state_of(self, stored: Mapping[str, Any] | None, on_limit: OnPartitionLimit) -> State:
@@ -398,7 +398,7 @@ class StreamReader:
         if self._beyond:
             end = cursor.end() + self._beyond
             cursor = replace(cursor, end=lambda: end)
-        is_grouped = any(isinstance(one, GroupingPartitionRouter) for one in routers)
+        is_grouped = any(isinstance(router, GroupingPartitionRouter) for router in routers)
         return StreamState(
             cursor,
             stored,
@@ -413,7 +413,9 @@ class StreamReader:
         """What tells partitions apart in states by their values, if such ones are migrated."""
         routers = self.stream.retriever.partition_router
         migrations = self.stream.state_migrations
-        is_migrated = any(isinstance(one, LegacyToPerPartitionStateMigration) for one in migrations)
+        is_migrated = any(
+            isinstance(migration, LegacyToPerPartitionStateMigration) for migration in migrations
+        )
         if not (is_migrated and len(routers) == 1):
             return None
         router = routers[0]
@@ -449,9 +451,9 @@ class StreamReader:
                 begun.add(key)
             # One more than there are, so that it stays open until all are known.
             self._left[number] = 1
-            for one in self.state.slices(partition):
+            for slice_ in self.state.slices(partition):
                 self._left[number] += 1
-                yield Work(one, number, self._wanted(one))
+                yield Work(slice_, number, self._wanted(slice_))
             self._finish(number)
 
     def done(self, work: Work, latest: Any) -> None:

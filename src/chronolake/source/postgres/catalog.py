@@ -197,7 +197,7 @@ class SourceTable:
         computed: the names of generated ones that are brought.
         storage: what holds the rows; anything else does after a rewrite, a truncate, or when
             partitions come or go, even if they come back.
-        tells_old_rows: whether the log has whole old rows of it, and of all of its partitions.
+        logs_old_rows: whether the log has whole old rows of it, and of all of its partitions.
         greatest: the greatest number that a column of it ever had, dropped ones included.
         filled: the numbers of columns that were added with a default: rows that were there before
             have a value which the log has never had.
@@ -216,7 +216,7 @@ class SourceTable:
     generated: frozenset[str]
     computed: frozenset[str]
     storage: tuple[int, ...]
-    tells_old_rows: bool
+    logs_old_rows: bool
     greatest: int
     filled: frozenset[int]
     dependencies: Dependencies
@@ -226,7 +226,7 @@ class SourceTable:
     @property
     def followed_by(self) -> tuple[str, ...]:
         """The columns that tell rows apart in the log; none if the log does not tell enough."""
-        return self.key or (self.distinct_by if self.tells_old_rows else ())
+        return self.key or (self.distinct_by if self.logs_old_rows else ())
 
     def is_cut_by(self, published: Published | None) -> bool:
         """Whether only some of its columns or rows are published; false if none of it is."""
@@ -241,7 +241,7 @@ class SourceTable:
 
     def missing_in(self, published: Published) -> list[str]:
         """The columns that are not published."""
-        return [one.name for one in self.columns if one.name not in published.columns]
+        return [column.name for column in self.columns if column.name not in published.columns]
 
     @property
     def naming_problem(self) -> SourceError | None:
@@ -252,14 +252,14 @@ class SourceTable:
                 f"The name of the table {self.stream} {wrong}.",
                 hint=_renaming(f"'ALTER TABLE %s RENAME TO %I', {self.oid}::regclass"),
             )
-        for one in self.columns:
-            if isinstance(one.name, Undecodable):
+        for column in self.columns:
+            if isinstance(column.name, Undecodable):
                 return SourceError(
-                    f"The name of the column {one.name} of {self.stream} {wrong}.",
+                    f"The name of the column {column.name} of {self.stream} {wrong}.",
                     hint=_renaming(
                         f"'ALTER TABLE %s RENAME COLUMN %I TO %I', {self.oid}::regclass, (SELECT "
                         f"attname FROM pg_attribute WHERE attrelid = {self.oid} AND attnum = "
-                        f"{one.number})"
+                        f"{column.number})"
                     ),
                 )
         return None
@@ -269,9 +269,9 @@ class SourceTable:
         """The numbers of the columns that tell rows apart in the log, in increasing order."""
         return tuple(
             sorted(
-                one.number
-                for one in self.columns
-                if one.name in self.followed_by and one.number is not None
+                column.number
+                for column in self.columns
+                if column.name in self.followed_by and column.number is not None
             )
         )
 
@@ -352,8 +352,8 @@ def tables_in(
     forms = forms_of(connection, oids, options)
     found = []
     for number, schema, name, identity, key, distinct_by, *rest in rows:
-        *columns_told, storage, tells, greatest, filled = rest
-        of_table = list(zip(*columns_told, strict=True))
+        *columns_provided, storage, tells, greatest, filled = rest
+        of_table = list(zip(*columns_provided, strict=True))
         mine = [one for one in of_table if not one[4] or one[4] in options.generated]
         by_number = {one[0]: one[1] for one in mine}
         in_key = {*key, *(() if key else distinct_by)}
@@ -500,7 +500,7 @@ def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
     """
     with understood(), reading_names(connection) as cursor:
         parts = [Part(*row) for row in cursor.execute(_PARTS, {"oid": table.oid}).fetchall()]
-    unnamed = next((one for one in parts if isinstance(one.relation, Undecodable)), None)
+    unnamed = next((part for part in parts if isinstance(part.relation, Undecodable)), None)
     if unnamed is not None:
         raise SourceError(
             f"The name of a partition of {table.stream}, {unnamed.relation}, is not valid in its "
@@ -584,8 +584,8 @@ def identity_problems(
         values = (published, list(wanted), published)
         rows = cursor.execute(_IDENTITIES, values).fetchall()
     found: dict[int, IdentityProblem] = {}
-    for oid, part, told, names, is_in_key, has_generated in rows:
-        table, identity = wanted[oid], ReplicaIdentity(told)
+    for oid, part, reported, names, is_in_key, has_generated in rows:
+        table, identity = wanted[oid], ReplicaIdentity(reported)
         is_whole = identity is ReplicaIdentity.FULL
         is_unpublished = refuses_generated and (has_generated if is_whole else is_in_key)
         words = None

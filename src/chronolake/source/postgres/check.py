@@ -30,7 +30,7 @@ from chronolake.source.postgres.slot import (
     written_upto,
 )
 from chronolake.source.postgres.snapshot import oldest_transaction
-from chronolake.source.protocol import Finding, Level
+from chronolake.source.protocol import CheckResult, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +91,7 @@ class Checkup:
     tables: Sequence[SourceTable]
     has_made_slot: bool = False
 
-    def findings(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[CheckResult]:
         """All there is to say, what is right included.
 
         Raises:
@@ -107,7 +107,7 @@ class Checkup:
             if problem is None:
                 yield from found
             else:
-                yield Finding(table.stream, Level.FAILED, problem.words, problem.mend)
+                yield CheckResult(table.stream, Level.FAILED, problem.words, problem.mend)
                 yield from (one for one in found if one.level is not Level.OK)
 
     def create(self) -> list[str]:
@@ -138,7 +138,7 @@ class Checkup:
         if flags is None:
             return [self._create_publication()]
         there = catalog.published(self.connection, self.slot.publication)
-        is_cut = any(one.lacks_generated(there.get(one.oid)) for one in self.tables)
+        is_cut = any(table.lacks_generated(there.get(table.oid)) for table in self.tables)
         is_right = all(flags) and not (is_cut and self._can_generate)
         statements: list[sql.Composable] = [] if is_right else [self._set_options()]
         missing = self._unpublished()
@@ -171,13 +171,13 @@ class Checkup:
     def _ask(self, query: str, *values: object) -> tuple[object, ...]:
         return _ask(self.connection, query, *values)
 
-    def _server(self) -> Iterator[Finding]:
+    def _server(self) -> Iterator[CheckResult]:
         level, is_standby, free = self._ask(
             "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
             "current_setting('max_replication_slots')::int - "
             "(SELECT count(*) FROM pg_replication_slots)"
         )
-        yield Finding(
+        yield CheckResult(
             "server",
             Level.FAILED if is_standby and not self._decodes_on_standby else Level.OK,
             version_of(self.connection) + (", a standby" if is_standby else ""),
@@ -187,7 +187,7 @@ class Checkup:
         )
         if is_standby:
             yield from self._standby()
-        yield Finding(
+        yield CheckResult(
             "wal_level",
             Level.OK if level == "logical" else Level.FAILED,
             f"is {level}",
@@ -197,7 +197,7 @@ class Checkup:
         )
         needed = _SLOTS - exists(self.connection, self.slot)
         is_enough = isinstance(free, int) and free >= needed
-        yield Finding(
+        yield CheckResult(
             "replication slots",
             Level.OK if is_enough else Level.FAILED,
             f"{free} are free",
@@ -210,7 +210,7 @@ class Checkup:
             "(SELECT count(*) FROM pg_stat_replication)"
         )
         if isinstance(senders, int) and senders < _SENDERS:
-            yield Finding(
+            yield CheckResult(
                 "max_wal_senders",
                 Level.FAILED,
                 f"{senders} more connections can read the log; a run needs {_SENDERS}",
@@ -218,7 +218,7 @@ class Checkup:
             )
         (limit,) = self._ask("SELECT current_setting('max_slot_wal_keep_size')")
         is_limited = limit != "-1"
-        yield Finding(
+        yield CheckResult(
             "max_slot_wal_keep_size",
             Level.OK if is_limited else Level.WARNING,
             f"a slot keeps at most {limit} of log"
@@ -237,7 +237,7 @@ class Checkup:
     def _is_standby(self) -> bool:
         return self._ask("SELECT pg_is_in_recovery()") == (True,)
 
-    def _standby(self) -> Iterator[Finding]:
+    def _standby(self) -> Iterator[CheckResult]:
         """Say what lets a primary remove what a standby's slot needs, which ends the slot."""
         feedback, slot = self._ask(
             "SELECT current_setting('hot_standby_feedback'), current_setting('primary_slot_name')"
@@ -248,7 +248,7 @@ class Checkup:
         }
         for name, (is_set, value) in wanted.items():
             if not is_set:
-                yield Finding(
+                yield CheckResult(
                     name,
                     Level.WARNING,
                     "is not set: the primary may remove what the standby's slot needs, and the "
@@ -270,7 +270,7 @@ class Checkup:
                 return f"{service}: set {setting} there, and restart the server if it says so"
         return f"ALTER SYSTEM SET {name} = '{value}'; {then}"
 
-    def _role(self) -> Iterator[Finding]:
+    def _role(self) -> Iterator[CheckResult]:
         """Try what a run does: managed services grant it in ways of their own."""
         role, login, group, can_call = self._ask(
             "SELECT current_user::text, session_user::text, (SELECT rolname::text FROM pg_roles "
@@ -279,7 +279,7 @@ class Checkup:
         )
         refusal = self._refusal()
         if refusal is None:
-            yield Finding("role", Level.OK, f"{role} may read the log")
+            yield CheckResult("role", Level.OK, f"{role} may read the log")
             yield from self._messages(str(role))
             return
         is_denied = isinstance(refusal.__cause__, InsufficientPrivilege)
@@ -287,7 +287,7 @@ class Checkup:
             who = sql.Identifier(str(role)).as_string(self.connection)
             words = f"{role} may not move a slot on"
             fix = f"GRANT EXECUTE ON FUNCTION {_ADVANCE} TO {who};"
-            yield Finding("role", Level.FAILED, words, fix)
+            yield CheckResult("role", Level.FAILED, words, fix)
             return
         # Statements run as the role that a setting names, and replication as the one that logs in.
         who = sql.Identifier(str(role if is_denied else login)).as_string(self.connection)
@@ -302,12 +302,12 @@ class Checkup:
                 "Check max_wal_senders, pg_hba.conf, and that the role may read the log "
                 f"({grant}): a copy needs such a connection."
             )
-            yield Finding("role", Level.FAILED, words, fix)
+            yield CheckResult("role", Level.FAILED, words, fix)
             return
         words = f"{role if is_denied else login} may not read the log"
-        yield Finding("role", Level.FAILED, words, grant)
+        yield CheckResult("role", Level.FAILED, words, grant)
 
-    def _messages(self, role: str) -> Iterator[Finding]:
+    def _messages(self, role: str) -> Iterator[CheckResult]:
         """Say whether there can be evidence of the log that is read (`evidence`)."""
         (function,) = self._ask(
             "SELECT min(oid::regprocedure::text) FROM pg_proc WHERE proname = "
@@ -318,7 +318,7 @@ class Checkup:
             return
         if bytes_before(self.dsn, written_upto(self.connection)) is None:
             who = sql.Identifier(role).as_string(self.connection)
-            yield Finding(
+            yield CheckResult(
                 "role",
                 Level.WARNING,
                 f"{role} can neither write messages to the log nor read its bytes: a server that "
@@ -369,12 +369,14 @@ class Checkup:
     def _publishable(self) -> list[SourceTable]:
         """The tables that the log can tell of, and whose rows can be updated when it does."""
         return [
-            one
-            for one in self.tables
-            if one.followed_by and one.oid not in self._problems and one.naming_problem is None
+            table
+            for table in self.tables
+            if table.followed_by
+            and table.oid not in self._problems
+            and table.naming_problem is None
         ]
 
-    def _publication(self) -> Iterator[Finding]:
+    def _publication(self) -> Iterator[CheckResult]:
         what = f"publication {self.slot.publication}"
         flags = self._flags()
         if flags is None:
@@ -383,10 +385,10 @@ class Checkup:
                 fix += (
                     f" What changed without it is not in the slot's log: {recovery_of(self.slot)}"
                 )
-            yield Finding(what, Level.FAILED, "is not there", fix)
+            yield CheckResult(what, Level.FAILED, "is not there", fix)
             return
         if not all(flags):
-            yield Finding(
+            yield CheckResult(
                 what,
                 Level.FAILED,
                 "does not publish every kind of change, or partitions by themselves",
@@ -396,13 +398,15 @@ class Checkup:
         if missing:
             names = ", ".join(table.stream for table in missing)
             fix = self._on_primary(self._add_tables(missing))
-            yield Finding(what, Level.FAILED, f"has not {names}", fix)
+            yield CheckResult(what, Level.FAILED, f"has not {names}", fix)
         there = catalog.published(self.connection, self.slot.publication)
-        ungenerated = [one for one in self.tables if one.lacks_generated(there.get(one.oid))]
+        ungenerated = [
+            table for table in self.tables if table.lacks_generated(there.get(table.oid))
+        ]
         if ungenerated:
             names = ", ".join(table.stream for table in ungenerated)
             can = self._can_generate
-            yield Finding(
+            yield CheckResult(
                 what,
                 Level.FAILED,
                 f"has not the generated columns of {names}",
@@ -417,14 +421,14 @@ class Checkup:
             if table not in ungenerated and table.is_cut_by(there.get(table.oid))
         ]
         if cut:
-            yield Finding(
+            yield CheckResult(
                 what,
                 Level.FAILED,
                 f"has only some columns or rows of {', '.join(cut)}",
                 "Publish them without a list of columns and without WHERE.",
             )
         if all(flags) and not (missing or cut or ungenerated):
-            yield Finding(what, Level.OK, "is there")
+            yield CheckResult(what, Level.OK, "is there")
 
     @property
     def _can_generate(self) -> bool:
@@ -481,11 +485,11 @@ class Checkup:
             connection.execute(command.as_bytes(connection))
         return command.as_string(self.connection)
 
-    def _failover(self, what: str) -> Iterator[Finding]:
+    def _failover(self, what: str) -> Iterator[CheckResult]:
         if not self.slot.is_failover:
             return
         if not self._wants_failover:
-            yield Finding(
+            yield CheckResult(
                 what,
                 Level.FAILED,
                 "cannot be a failover slot: that takes a primary of PostgreSQL 17 or later",
@@ -493,9 +497,9 @@ class Checkup:
             )
         elif not self._is_failover():
             fix = "`chronolake check --create` makes it one"
-            yield Finding(what, Level.FAILED, "is no failover slot", fix)
+            yield CheckResult(what, Level.FAILED, "is no failover slot", fix)
         elif self._ask("SELECT current_setting('synchronized_standby_slots') = ''") == (True,):
-            yield Finding(
+            yield CheckResult(
                 "synchronized_standby_slots",
                 Level.WARNING,
                 "is not set: a standby that takes over may lack changes that have been read",
@@ -506,11 +510,11 @@ class Checkup:
                 ),
             )
 
-    def _slot(self) -> Iterator[Finding]:
+    def _slot(self) -> Iterator[CheckResult]:
         what = f"slot {self.slot.name}"
         if not exists(self.connection, self.slot):
             statement = self._create_slot().as_string(self.connection)
-            yield Finding(what, Level.FAILED, "is not there", f"{statement};")
+            yield CheckResult(what, Level.FAILED, "is not there", f"{statement};")
             return
         try:
             confirmed(self.connection, self.slot)
@@ -518,10 +522,10 @@ class Checkup:
             if gap:
                 raise was_missing(self.slot)
         except SourceError as failure:
-            yield Finding(what, Level.FAILED, failure.message, failure.hint)
+            yield CheckResult(what, Level.FAILED, failure.message, failure.hint)
             return
         if gap is None:
-            yield Finding(
+            yield CheckResult(
                 what,
                 Level.WARNING,
                 f"the publication {self.slot.publication} was made or altered after it, and its "
@@ -535,14 +539,14 @@ class Checkup:
             "safe_wal_size <= 0 FROM pg_replication_slots WHERE slot_name = %s",
             self.slot.name,
         )
-        yield Finding(
+        yield CheckResult(
             what,
             Level.WARNING if safe else Level.OK,
             f"holds {retained} of log" + (", and may be lost at any time" if safe else ""),
             "Sync now, or raise max_slot_wal_keep_size." if safe else None,
         )
 
-    def _reader(self, what: str) -> Iterator[Finding]:
+    def _reader(self, what: str) -> Iterator[CheckResult]:
         reader = self._ask(
             "SELECT active_pid, coalesce(application_name, ''), coalesce(usename, '') "
             "FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid "
@@ -551,7 +555,7 @@ class Checkup:
         )
         if reader:
             pid, application, user = reader
-            yield Finding(
+            yield CheckResult(
                 what,
                 Level.WARNING,
                 f"is being read by process {pid} (user {user}, application {application!r}): "
@@ -569,18 +573,18 @@ def version_of(connection: psycopg.Connection) -> str:
     return f"PostgreSQL {connection.info.server_version // 10_000}"
 
 
-def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterator[Finding]:
+def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterator[CheckResult]:
     """What keeps a table from being read as a whole, and what is right.
 
     Raises:
         SourceError: the server does not answer.
     """
     if (unnamed := table.naming_problem) is not None:
-        yield Finding(table.stream, Level.FAILED, unnamed.message, unnamed.hint)
+        yield CheckResult(table.stream, Level.FAILED, unnamed.message, unnamed.hint)
         return
     name = _name(connection, table)
     if not table.followed_by:
-        yield Finding(
+        yield CheckResult(
             table.stream,
             Level.WARNING,
             "it has no primary key (one that is deferrable, or has generated columns, does not "
@@ -611,12 +615,12 @@ def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterat
         grants = [f"GRANT USAGE ON SCHEMA {schemas} TO {who};"] if schemas else []
         grants += [f"GRANT SELECT ON {parts} TO {who};"] if parts else []
         words = f"{role} may not read it, or a partition of it"
-        yield Finding(table.stream, Level.FAILED, words, " ".join(grants))
+        yield CheckResult(table.stream, Level.FAILED, words, " ".join(grants))
     elif is_hidden:
         fix = f"ALTER ROLE {who} BYPASSRLS;"
-        yield Finding(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
+        yield CheckResult(table.stream, Level.FAILED, f"a policy hides rows of it from {role}", fix)
     elif table.followed_by:
-        yield Finding(table.stream, Level.OK, f"its key is {', '.join(table.followed_by)}")
+        yield CheckResult(table.stream, Level.OK, f"its key is {', '.join(table.followed_by)}")
 
 
 def _name(connection: psycopg.Connection, table: SourceTable) -> str:

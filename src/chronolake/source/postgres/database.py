@@ -28,7 +28,7 @@ from chronolake.source.postgres.check import Checkup
 from chronolake.source.postgres.connection import connected, understood
 from chronolake.source.postgres.encoding import Undecodable, codec_of, converted
 from chronolake.source.postgres.initial_copy import copied
-from chronolake.source.postgres.offset import LogPosition
+from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.pgoutput import Decoder
 from chronolake.source.postgres.replication_stream import LogStream, streaming
 from chronolake.source.postgres.selection import WantedTables
@@ -51,15 +51,15 @@ from chronolake.source.postgres.snapshot import oldest_transaction, requested_sn
 from chronolake.source.postgres.snapshot_source import read_whole
 from chronolake.source.postgres.table_replication import Following
 from chronolake.source.protocol import (
+    CaptureMethod,
     CaughtUp,
-    Failure,
-    Finding,
+    ChangeBatch,
+    CheckResult,
     Lag,
     Level,
-    OfferedStream,
-    Piece,
-    Sight,
     Snapshot,
+    StreamDescriptor,
+    StreamFailure,
     spool_folder,
 )
 
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import IdentityProblem, Published, SourceTable
     from chronolake.source.postgres.snapshot import DatabaseSnapshot, SnapshotRequest
     from chronolake.source.postgres.table_replication import Invalid
-    from chronolake.source.protocol import Described, Memory, Position, Reading
+    from chronolake.source.protocol import DescribedStream, Offset, ReadProgress, TokenStore
 
 log = structlog.get_logger(__name__)
 
@@ -109,7 +109,7 @@ class PostgresDatabase:
     pipeline: str
     config: PostgresSource
     _advanced: int = field(default=0, repr=False)
-    _memory: Memory | None = field(default=None, repr=False)
+    _memory: TokenStore | None = field(default=None, repr=False)
     _stream: LogStream | None = field(default=None, repr=False)
 
     @property
@@ -121,13 +121,13 @@ class PostgresDatabase:
     def _wanted(self) -> WantedTables:
         return WantedTables(self.project, self.pipeline, self.config)
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         """The tables that the configuration wants; one that is not there fails by itself."""
-        return self._wanted.offered(Sight.EVERY_CHANGE)
+        return self._wanted.discover(CaptureMethod.EVERY_CHANGE)
 
-    def bring(
-        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Reading | CaughtUp | Failure]:
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | CaughtUp | StreamFailure]:
         """What the log has of tables that were copied, then a copy of those that were not.
 
         Tables of whose rows the log does not tell which is which are read as a whole each time.
@@ -140,43 +140,45 @@ class PostgresDatabase:
         wanted = WantedTables(self.project, self.pipeline, self.config)
         unfollowed = wanted.unfollowed
         wanted.forget_fingerprints(but=unfollowed)
-        in_log = {name: told for name, told in positions.items() if name not in unfollowed}
+        in_log = {name: reported for name, reported in positions.items() if name not in unfollowed}
         followed: list[Following] = []
         missing: list[Following] = []
         with _spooling(spool_folder(self.project, self.pipeline)) as folder:
-            for name, told in in_log.items():
+            for name, reported in in_log.items():
                 try:
                     table = self._published(wanted.table(name), state)
                 except SourceError as failure:
-                    if told is not None:
+                    if reported is not None:
                         # What changes until it is mended is not in the log.
-                        position = replace(LogPosition.from_json(told), has_unlogged=True)
-                        yield Piece(name, None, (), position.as_json())
-                    yield Failure(name, failure)
+                        position = replace(LogOffset.from_json(reported), has_unlogged=True)
+                        yield ChangeBatch(name, None, (), position.as_json())
+                    yield StreamFailure(name, failure)
                     continue
                 one = Following(
                     table,
-                    state.position(table, told),
+                    state.position(table, reported),
                     folder / uuid4().hex,
                     state.domains,
                     self._wanted.there.get(name),
                     state.upto,
                 )
-                is_there = told is not None and one.position.is_in_log
+                is_there = reported is not None and one.position.is_in_log
                 problem = self._gap(one, state) if is_there else None
-                if problem is not None and not anew:
-                    yield Failure(name, problem)
+                if problem is not None and not full_refresh:
+                    yield StreamFailure(name, problem)
                 elif not is_there or problem is not None or not one.position.is_of(table):
                     missing.append(one)
                 else:
                     followed.append(one)
-            yield from self._follow(lake, followed, state, anew=anew)
+            yield from self._follow(lake, followed, state, full_refresh=full_refresh)
             lost = list(filter(_is_lost, followed))
             followed = list(filterfalse(_is_lost, followed))
-            missing += lost if anew else []
-            yield from () if anew else map(self._of_other_log, lost)
+            missing += lost if full_refresh else []
+            yield from () if full_refresh else map(self._of_other_log, lost)
             again = [
-                one for one in followed if anew or (one.invalid is None and self._reads_again(one))
+                one
+                for one in followed
+                if full_refresh or (one.invalid is None and self._reads_again(one))
             ]
             if again or missing:
                 with requested_snapshot(self.config.dsn) as request:
@@ -185,11 +187,11 @@ class PostgresDatabase:
                         yield from self._late([*again, *missing])
                     else:
                         at = replace(state, upto=snapshot.lsn)
-                        yield from self._follow(lake, again, at, anew=anew)
-                        readable = (one for one in again if anew or one.invalid is None)
+                        yield from self._follow(lake, again, at, full_refresh=full_refresh)
+                        readable = (one for one in again if full_refresh or one.invalid is None)
                         for one in (*readable, *missing):
                             yield from self._copied(lake, snapshot, one, state.server)
-        if whole := {name: told for name, told in positions.items() if name in unfollowed}:
+        if whole := {name: reported for name, reported in positions.items() if name in unfollowed}:
             yield from read_whole(lake, wanted, whole)
 
     def _reads_again(self, one: Following) -> bool:
@@ -199,17 +201,17 @@ class PostgresDatabase:
             log.info("table_read_again", pipeline=self.pipeline, stream=stream, reason=reason)
         return reason is not None
 
-    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+    def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """The columns of tables, as the catalog has them."""
-        yield from self._wanted.described(names)
+        yield from self._wanted.describe_streams(names)
 
-    def recall(self, memory: Memory) -> None:
+    def use_token_store(self, memory: TokenStore) -> None:
         """Be given a memory: it says which slot was made for this lake."""
         self._memory = memory
 
-    def findings(
-        self, *, create: bool, positions: Mapping[str, Position] | None = None
-    ) -> list[Finding]:
+    def check(
+        self, *, create: bool, positions: Mapping[str, Offset] | None = None
+    ) -> list[CheckResult]:
         """What the database lacks, and the statements that were run to make what is ours."""
         with connected(self.config.dsn) as connection:
             tables = list(self._wanted.there.values())
@@ -219,11 +221,11 @@ class PostgresDatabase:
             made = checkup.create() if create and shared is None else []
             if checkup.has_made_slot:
                 self._note_slot(connection)
-            told = [Finding("made", Level.OK, statement) for statement in made]
-            found = [*told, *checkup.findings()]
+            reported = [CheckResult("made", Level.OK, statement) for statement in made]
+            found = [*reported, *checkup.check()]
             if shared is not None:
                 what = f"slot {self.slot.name}"
-                found.append(Finding(what, Level.FAILED, shared.message, shared.hint))
+                found.append(CheckResult(what, Level.FAILED, shared.message, shared.hint))
             is_readable = not any(
                 one.level is Level.FAILED and one.what == f"slot {self.slot.name}" for one in found
             )
@@ -266,15 +268,15 @@ class PostgresDatabase:
         """Remember that this lake's slot is its own: no other pipeline reads it."""
         server = catalog.server_of(connection)
         if self._memory is not None:
-            self._memory.renewed(_SLOT_MADE, lambda _: {"slot": self.slot.name, "server": server})
+            self._memory.renew(_SLOT_MADE, lambda _: {"slot": self.slot.name, "server": server})
 
     def _is_slot_known(self, connection: psycopg.Connection) -> bool:
         """Return whether the slot was made for this lake."""
-        made = self._memory.recalled(_SLOT_MADE) if self._memory is not None else None
+        made = self._memory.load_token(_SLOT_MADE) if self._memory is not None else None
         return made == {"slot": self.slot.name, "server": catalog.server_of(connection)}
 
     def _expect_own_slot(
-        self, connection: psycopg.Connection, positions: Mapping[str, Position | None]
+        self, connection: psycopg.Connection, positions: Mapping[str, Offset | None]
     ) -> None:
         """Warn before the first run of a lake whose slot others may read.
 
@@ -294,16 +296,16 @@ class PostgresDatabase:
             )
 
     def _sharing(
-        self, connection: psycopg.Connection, positions: Mapping[str, Position]
-    ) -> Iterator[Finding]:
+        self, connection: psycopg.Connection, positions: Mapping[str, Offset]
+    ) -> Iterator[CheckResult]:
         """Say where others read this pipeline's slot, or have moved it on."""
         what = f"slot {self.slot.name}"
         server = catalog.server_of(connection)
-        mine = {name: LogPosition.from_json(told) for name, told in positions.items()}
+        mine = {name: LogOffset.from_json(reported) for name, reported in positions.items()}
         in_log = {name: one for name, one in mine.items() if one.is_in_log}
         if not in_log:
             if not self._is_slot_known(connection):
-                yield Finding(what, Level.WARNING, f"is there, and {_UNKNOWN_SLOT}", _OWN_SLOT)
+                yield CheckResult(what, Level.WARNING, f"is there, and {_UNKNOWN_SLOT}", _OWN_SLOT)
             return
         begins = confirmed(connection, self.slot)
         lost = [
@@ -312,7 +314,7 @@ class PostgresDatabase:
             if name in self._wanted.there and one.server == server and one.needed_from < begins
         ]
         if lost:
-            yield Finding(
+            yield CheckResult(
                 what,
                 Level.FAILED,
                 f"begins after the place where {', '.join(lost)} is: what changed between is lost. "
@@ -325,10 +327,10 @@ class PostgresDatabase:
         with connected(self.config.dsn) as connection:
             return lag(connection, self.slot)
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """Let the slot forget what no stream needs any more."""
-        told = (positions[name] for name in self._wanted.there if name in positions)
-        mine = [one for one in map(LogPosition.from_json, told) if one.is_in_log]
+        reported = (positions[name] for name in self._wanted.there if name in positions)
+        mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
         upto = min((position.needed_from for position in mine), default=0)
         if upto <= self._advanced:
             return
@@ -353,7 +355,9 @@ class PostgresDatabase:
         followed: Sequence[Following],
         again: Sequence[Following],
         state: _State,
-    ) -> Generator[Piece | Snapshot | CaughtUp | Failure, None, DatabaseSnapshot | None]:
+    ) -> Generator[
+        ChangeBatch | Snapshot | CaughtUp | StreamFailure, None, DatabaseSnapshot | None
+    ]:
         """Wait for a snapshot; until it is there, the log is read for tables that need none.
 
         Returns:
@@ -371,12 +375,12 @@ class PostgresDatabase:
             snapshot = request.wait(min(_ROUND_SECONDS, left))
             if snapshot is not None:
                 break
-            others = [one for one in others if one.invalid is None]
+            others = [other for other in others if other.invalid is None]
             with connected(self.config.dsn) as connection:
                 now = replace(state, upto=written_upto(connection))
             moved = set()
-            for brought in self._follow(lake, others, now, anew=False):
-                if not isinstance(brought, Piece) or brought.versions is not None:
+            for brought in self._follow(lake, others, now, full_refresh=False):
+                if not isinstance(brought, ChangeBatch) or brought.versions is not None:
                     moved.add(brought.stream)
                 yield brought
             for name in sorted(moved):
@@ -393,7 +397,7 @@ class PostgresDatabase:
             evidence = emit(connection)
         return replace(snapshot, evidence=evidence or bytes_before(self.config.dsn, snapshot.lsn))
 
-    def _late(self, waiting: Iterable[Following]) -> Iterator[Failure]:
+    def _late(self, waiting: Iterable[Following]) -> Iterator[StreamFailure]:
         """Say which transaction keeps tables from being read in this run."""
         oldest = oldest_transaction(self.config.dsn)
         for one in waiting:
@@ -403,16 +407,16 @@ class PostgresDatabase:
                 hint=f"{oldest.hint}. The next run tries again; `snapshot_timeout` says how long "
                 "it waits.",
             )
-            yield Failure(one.table.stream, failure)
+            yield StreamFailure(one.table.stream, failure)
 
     def _copied(
         self, lake: Lake, snapshot: DatabaseSnapshot, one: Following, server: int
-    ) -> Iterator[Snapshot | Failure]:
+    ) -> Iterator[Snapshot | StreamFailure]:
         """Bring all of a table, no earlier than what has landed of it."""
         try:
             landed = landed_micros(self._wanted.landed_of(one.table.stream))
         except SourceError as failure:
-            yield Failure(one.table.stream, failure)
+            yield StreamFailure(one.table.stream, failure)
             return
         position = one.position.not_before(landed)
         yield from copied(lake.spark, self.config.dsn, snapshot, one.table, position, server=server)
@@ -421,15 +425,15 @@ class PostgresDatabase:
         self,
         connection: psycopg.Connection,
         state: _State,
-        positions: Mapping[str, Position | None],
+        positions: Mapping[str, Offset | None],
     ) -> _State:
         """Write evidence to the log if streams lack it, or can't go on without it.
 
         Where nothing of the publication changes, other tables' log would be kept for ever: streams
         go on to a message of ours then. A server without work is left alone.
         """
-        told = (one for one in positions.values() if one is not None)
-        mine = [one for one in map(LogPosition.from_json, told) if one.is_in_log]
+        reported = (position for position in positions.values() if position is not None)
+        mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
         if all(one.evidence is not None and state.upto - one.lsn < _UNPROVED_BYTES for one in mine):
             return state
         is_proved = emit(connection) is not None
@@ -441,8 +445,8 @@ class PostgresDatabase:
         followed: Sequence[Following],
         state: _State,
         *,
-        anew: bool,
-    ) -> Iterator[Piece | Snapshot | Failure]:
+        full_refresh: bool,
+    ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
         """Bring what the log says of tables up to a place in it.
 
         Streams whose log it is not are marked as lost, and nothing of them is brought. A table with
@@ -452,7 +456,7 @@ class PostgresDatabase:
             lake: the lake whose Spark does the work.
             followed: the tables.
             state: what is known of the database.
-            anew: whether the tables are read once more in any case.
+            full_refresh: whether the tables are read once more in any case.
         """
         if not followed:
             return
@@ -472,7 +476,7 @@ class PostgresDatabase:
                 lsn, evidence = decoded.ended.end_lsn, Evidence.of(decoded.ended.transaction)
                 due = [one for one in followed if decoder.is_between_transactions and one.is_due]
                 for one in due:
-                    yield from one.bring(lake.spark, Reached(lsn, evidence, upto=lsn))
+                    yield from one.read(lake.spark, Reached(lsn, evidence, upto=lsn))
         if not state.is_proved and state.upto - lsn >= _KEPT_BYTES:
             # The server must not keep its log for ever.
             lsn, evidence = state.upto, bytes_before(self.config.dsn, state.upto)
@@ -480,7 +484,7 @@ class PostgresDatabase:
             one.is_lost = not one.is_recognized
             if one.is_recognized:
                 yield from self._brought(
-                    lake, one, Reached(lsn, evidence, upto=state.upto), anew=anew
+                    lake, one, Reached(lsn, evidence, upto=state.upto), full_refresh=full_refresh
                 )
 
     def _recognize(self, followed: Sequence[Following]) -> None:
@@ -496,11 +500,11 @@ class PostgresDatabase:
             one.is_lost = not one.is_recognized
 
     def _brought(
-        self, lake: Lake, one: Following, reached: Reached, *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Failure]:
-        yield from one.bring(lake.spark, reached)
-        if one.invalid is not None and not anew:
-            yield Failure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
+        self, lake: Lake, one: Following, reached: Reached, *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
+        yield from one.read(lake.spark, reached)
+        if one.invalid is not None and not full_refresh:
+            yield StreamFailure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
 
     def _converted(self, characters: Sequence[bytes]) -> Mapping[bytes, bytes | None]:
         """Ask the server for characters, while its log is read."""
@@ -601,7 +605,7 @@ class PostgresDatabase:
             return None
         return SourceError(what, hint=f"{why} {self._again(following)} brings what there is now.")
 
-    def _of_other_log(self, following: Following) -> Failure:
+    def _of_other_log(self, following: Following) -> StreamFailure:
         """What is wrong with a stream whose log is not this server's."""
         name, evidence = following.table.stream, following.position.evidence
         where = "" if evidence is None else f" at {lsn_text(evidence.lsn)}"
@@ -612,7 +616,7 @@ class PostgresDatabase:
             "promoted: rows in the lake may differ from the table's. Nothing of the new log was "
             f"applied. {self._again(following)} compares the table and brings what there is now.",
         )
-        return Failure(name, error)
+        return StreamFailure(name, error)
 
     def _again(self, following: Following) -> str:
         return f"`chronolake resync {self.pipeline} --stream {following.table.stream}`"
@@ -677,14 +681,14 @@ class _State:
             identity_problems(connection, tables),
         )
 
-    def position(self, table: SourceTable, told: Position | None) -> LogPosition:
+    def position(self, table: SourceTable, told: Offset | None) -> LogOffset:
         """Where a stream is: as its checkpoint says, or at the beginning."""
         published = self.published[table.oid]
         if told is None:
-            return LogPosition.before_all_of(
+            return LogOffset.before_all_of(
                 table, lsn=self.begins, published=published, server=self.server
             )
-        position = LogPosition.from_json(told)
+        position = LogOffset.from_json(told)
         is_gapless = position.published == published.since and position.publication in {
             None,
             published.version,

@@ -137,7 +137,7 @@ class TextCodec:
     def _pieces(self, stored: bytes) -> list[bytes]:
         """Take text apart: single characters that are not ASCII, of which all are known then."""
         pieces: list[bytes] = _characters_of(self.name).findall(stored)
-        new = [one for one in {*pieces} if one[0] & 0x80 and one not in self._known]
+        new = [piece for piece in {*pieces} if piece[0] & 0x80 and piece not in self._known]
         if new and self.convert is not None:
             self._known.update(self.convert(new))
         return pieces
@@ -223,7 +223,7 @@ def converted(
         middle = len(characters) // 2
         halves = (characters[:middle], characters[middle:])
         return {one: text for half in halves for one, text in converted(connection, half).items()}
-    return {one: bytes(text) for one, (text,) in zip(characters, rows, strict=True)}
+    return {character: bytes(text) for character, (text,) in zip(characters, rows, strict=True)}
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from chronolake.source.postgres.connection import (
 )
 from chronolake.source.postgres.row_versions import RowKey, sequence_of
 from chronolake.source.postgres.snapshot import DatabaseSnapshot, beside, in_snapshot, row_of
-from chronolake.source.protocol import Failure, Snapshot
+from chronolake.source.protocol import Snapshot, StreamFailure
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.source.postgres.catalog import Part, SourceTable
-    from chronolake.source.postgres.offset import LogPosition
+    from chronolake.source.postgres.offset import LogOffset
 
 #: So many pages of 8 KiB are one range: 64 MiB.
 _RANGE_PAGES: Final = 8_192
@@ -76,11 +76,11 @@ def copied(
     dsn: str,
     snapshot: DatabaseSnapshot,
     table: SourceTable,
-    position: LogPosition,
+    position: LogOffset,
     *,
     server: int,
     fingerprints: str | None = None,
-) -> Iterator[Snapshot | Failure]:
+) -> Iterator[Snapshot | StreamFailure]:
     """Bring all of a table as it is in a snapshot.
 
     Args:
@@ -98,7 +98,7 @@ def copied(
             key = RowKey.of(now)
             columns = key.declared(now.columns, beyond=set())
             # Whether types hold all values is seen while they are copied.
-            doubtful = [one.name for one in now.columns if one.beyond is not None]
+            doubtful = [column.name for column in now.columns if column.beyond is not None]
             beyond = {name: f"{RESERVED}text{number}" for number, name in enumerate(doubtful)}
             rows = key.typed(texts_of(spark, dsn, held), now.columns, columns, beyond=beyond)
             done = position.copied(now, snapshot, server=server, fingerprints=fingerprints)
@@ -116,7 +116,7 @@ def copied(
                 texts=beyond,
             )
     except SourceError as failure:
-        yield Failure(table.stream, failure)
+        yield StreamFailure(table.stream, failure)
 
 
 @contextmanager
@@ -184,11 +184,11 @@ def texts_of(spark: SparkSession, dsn: str, snapshot: TableSnapshot) -> ArrowRow
     names = [column.name for column in snapshot.table.columns]
     schema = ", ".join(f"{quoted(name)} string" for name in names)
     copy = partial(_copied, dsn=dsn, snapshot=snapshot.database, names=names)
-    told = (
+    reported = (
         [{"relation": one.part.relation, "begin": one.begin, "finish": one.finish} for one in task]
         for task in tasks_of(snapshot.parts)
     )
-    return ArrowRows(spread(spark, "ranges", pa.array(told, pa.list_(_RANGE))), copy, schema)
+    return ArrowRows(spread(spark, "ranges", pa.array(reported, pa.list_(_RANGE))), copy, schema)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LogPosition:
+class LogOffset:
     """How far a stream is.
 
     Attributes:
@@ -137,8 +137,10 @@ class LogPosition:
             return "there may be values that the log does not have"
         if self.storage != table.storage:
             return "it was rewritten or truncated, or partitions came or went"
-        known = {one.number: one for one in self.columns}
-        unlogged = [one.name for one in table.columns if not self._tells(one, known, table)]
+        known = {column.number: column for column in self.columns}
+        unlogged = [
+            column.name for column in table.columns if not self._tells(column, known, table)
+        ]
         if unlogged:
             return f"columns added with a default or altered: {', '.join(unlogged)}"
         altered = self._altered(table)
@@ -159,7 +161,7 @@ class LogPosition:
     def _altered(self, table: SourceTable) -> list[str]:
         if self.types is None:
             # They may have been altered before anyone looked.
-            return [one.name for one in table.dependencies.types]
+            return [type_.name for type_ in table.dependencies.types]
         return self.types.altered(table.dependencies)
 
     def not_before(self, micros: int) -> Self:
@@ -173,7 +175,7 @@ class LogPosition:
         *,
         server: int,
         fingerprints: str | None = None,
-    ) -> LogPosition:
+    ) -> LogOffset:
         """Where the stream is when a copy of its table has landed.
 
         Its `last_micros` is the time of the copy's versions: the snapshot's, or one microsecond
@@ -212,7 +214,8 @@ class LogPosition:
             "lsn": self.lsn,
             "last_micros": self.last_micros,
             "columns": [
-                [one.number, one.name, one.type_oid, one.type_modifier] for one in self.columns
+                [column.number, column.name, column.type_oid, column.type_modifier]
+                for column in self.columns
             ],
             "table": self.table,
             "key": list(self.key),

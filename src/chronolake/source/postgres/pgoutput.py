@@ -257,10 +257,10 @@ class Changes:
         if nameless is not None and wanted.any():
             return int(np.argmax(wanted)), nameless
         for column, *cells in zip(columns, self.new, self.old, strict=True):
-            for one in cells:
-                if one.is_invalid is None:
+            for cell in cells:
+                if cell.is_invalid is None:
                     continue
-                places = np.flatnonzero(one.is_invalid & wanted)
+                places = np.flatnonzero(cell.is_invalid & wanted)
                 if len(places) and (found is None or places[0] < found[0]):
                     found = int(places[0]), column.name
         return found
@@ -295,8 +295,8 @@ class Decoded:
     @cached_property
     def touched(self) -> frozenset[int]:
         """The relations that were changed, by their oids."""
-        changed = {one.relation.oid for one in self.changes}
-        return frozenset(changed.union(*(one.relations for one in self.truncates)))
+        changed = {change.relation.oid for change in self.changes}
+        return frozenset(changed.union(*(truncate.relations for truncate in self.truncates)))
 
 
 @dataclass

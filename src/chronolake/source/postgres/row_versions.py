@@ -34,12 +34,12 @@ from chronolake.change_set import (
     DELETED_AT,
     FOLLOWS,
     MODIFIED,
+    OMITTED,
     OPERATED,
+    PROVIDES_DATA,
     PURGED_AT,
     RESERVED,
     SEQUENCE,
-    TELLS,
-    UNTOLD,
 )
 from chronolake.source.postgres.columns import Typing, is_held
 from chronolake.source.postgres.messages import Kind
@@ -63,8 +63,8 @@ SYSTEM: Final = pa.schema(
         (MODIFIED, pa.int64()),
         (SEQUENCE, pa.string()),
         (DELETED_AT, pa.int64()),
-        (TELLS, pa.bool_()),
-        (UNTOLD, pa.list_(pa.string())),
+        (PROVIDES_DATA, pa.bool_()),
+        (OMITTED, pa.list_(pa.string())),
         (OPERATED, pa.string()),
         (FOLLOWS, pa.string()),
     ]
@@ -129,19 +129,19 @@ def versions_of(
         count = int(rows.sum())
         sequences = sequences_of(lsns[rows], ordinals[rows] + (not is_mark))
         words = _words(changes.kinds[rows])
-        untold = pa.nulls(count, pa.list_(pa.string()))
+        omitted = pa.nulls(count, pa.list_(pa.string()))
         follows = pa.nulls(count, pa.string())
         if not is_mark:
-            untold = _untold(names, [unknown[rows] for _, unknown in new], count)
-            is_first = pa.array(moved[rows] & untold.is_valid().to_numpy(zero_copy_only=False))
+            omitted = _omitted(names, [unknown[rows] for _, unknown in new], count)
+            is_first = pa.array(moved[rows] & omitted.is_valid().to_numpy(zero_copy_only=False))
             marks = sequences_of(lsns[rows], ordinals[rows])
             follows = pc.if_else(is_first, marks, follows)
         deleted = at if is_mark else pa.nulls(count, pa.int64())
         tells = pa.array(np.full(count, not is_mark))
-        return [at, sequences, deleted, tells, untold, words, follows]
+        return [at, sequences, deleted, tells, omitted, words, follows]
 
     schema = pa.schema([*((name, pa.string()) for name in names), *SYSTEM])
-    told = [texts.filter(pa.array(tells)) for texts, _ in new]
+    reported = [texts.filter(pa.array(tells)) for texts, _ in new]
     marks = [
         cells.texts.filter(pa.array(ends)) if of_key else pa.nulls(int(ends.sum()), pa.string())
         for cells, of_key in zip(changes.old, is_key, strict=True)
@@ -149,7 +149,7 @@ def versions_of(
     rows = pa.concat_tables(
         pa.Table.from_arrays([_small(column) for column in columns], schema=schema)
         for columns in (
-            [*told, *system(tells, is_mark=False)],
+            [*reported, *system(tells, is_mark=False)],
             [*marks, *system(ends, is_mark=True)],
         )
     )
@@ -193,14 +193,14 @@ def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
 
     So it is while the table's replica identity is another index, or nothing.
     """
-    is_identity = np.array([one.is_identity for one in changes.relation.columns], np.bool_)
+    is_identity = np.array([column.is_identity for column in changes.relation.columns], np.bool_)
     if is_identity[is_key].all():
         return np.zeros(changes.number, np.bool_)
     found: Flags = (changes.kinds == Kind.UPDATE) & ~changes.has_whole_old
     return found
 
 
-def _untold(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
+def _omitted(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
     """For each row the names of the columns that it does not tell, or null."""
     if not any(flags.any() for flags in unknown):
         return pa.nulls(count, pa.list_(pa.string()))

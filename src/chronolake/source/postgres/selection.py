@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.config.pipelines import MoneyAs, PostgresMethod, ValuesAs
 from chronolake.errors import SourceError
-from chronolake.limits import StreamTraits
+from chronolake.limits import StreamCapabilities
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.columns import numbers_of
 from chronolake.source.postgres.connection import connected
@@ -17,10 +17,10 @@ from chronolake.source.postgres.row_versions import ROW_KEY, RowKey
 from chronolake.source.postgres.snapshot_diff import FingerprintFolder
 from chronolake.source.postgres.value_forms import ColumnOptions
 from chronolake.source.protocol import (
-    Described,
-    Failure,
-    OfferedStream,
-    Sight,
+    CaptureMethod,
+    DescribedStream,
+    StreamDescriptor,
+    StreamFailure,
     fingerprint_folder,
     raw_folder,
 )
@@ -106,17 +106,17 @@ class WantedTables:
     def _fingerprints(self) -> Path:
         return fingerprint_folder(self.project, self.pipeline)
 
-    def offered(self, sight: Sight) -> list[OfferedStream]:
+    def discover(self, capture_method: CaptureMethod) -> list[StreamDescriptor]:
         """A stream for each table; also for one that is not there, which fails by itself.
 
         Args:
-            sight: of tables that can be followed in the log. Others are read as a whole.
+            capture_method: of tables that can be followed in the log. Others are read as a whole.
         """
         keys = {name: table.key or (ROW_KEY.name,) for name, table in self.there.items()}
         return [
-            OfferedStream(
-                StreamTraits(name, tells_changes=True, is_reimported=False),
-                Sight.SNAPSHOT_DIFF if name in self.unfollowed else sight,
+            StreamDescriptor(
+                StreamCapabilities(name, reports_changes=True, is_reimported=False),
+                CaptureMethod.SNAPSHOT_DIFF if name in self.unfollowed else capture_method,
                 _EPSILON_MICROS,
                 raw_folder(self.project, self.pipeline, name),
                 is_ours=True,
@@ -141,7 +141,7 @@ class WantedTables:
             )
         if (problem := table.naming_problem) is not None:
             raise problem
-        if not table.key and any(one.name == ROW_KEY.name for one in table.columns):
+        if not table.key and any(column.name == ROW_KEY.name for column in table.columns):
             raise SourceError(
                 f"The table {stream} has no primary key, and a column {ROW_KEY.name}: that is what "
                 "the lake calls the key of such tables.",
@@ -150,13 +150,13 @@ class WantedTables:
             )
         return table
 
-    def described(self, names: Iterable[str]) -> Iterator[Described | Failure]:
+    def describe_streams(self, names: Iterable[str]) -> Iterator[DescribedStream | StreamFailure]:
         """The columns of some streams as they are declared to the lake."""
         for name in names:
             try:
                 table = self.table(name)
             except SourceError as failure:
-                yield Failure(name, failure)
+                yield StreamFailure(name, failure)
                 continue
             columns = RowKey.of(table).declared(table.columns, beyond=set())
-            yield Described(name, columns, numbers_of(table.columns))
+            yield DescribedStream(name, columns, numbers_of(table.columns))

@@ -400,8 +400,8 @@ class Evidence:
         """Return whether a batch of the log contains it."""
         place = bisect_left(decoded.transactions, self.lsn, key=lambda one: one.commit_lsn)
         is_read = any(
-            one.commit_lsn == self.lsn and _mark_of(one) == self.mark
-            for one in decoded.transactions[place : place + 1]
+            transaction.commit_lsn == self.lsn and _mark_of(transaction) == self.mark
+            for transaction in decoded.transactions[place : place + 1]
         )
         return is_read or any(
             one.lsn == self.lsn and one.text == self.mark for one in decoded.emitted

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 #: After so long without a snapshot a warning says why, and then so often.
 _PATIENCE_SECONDS: Final = 5.0
-_TOLD_EVERY_SECONDS: Final = 60.0
+_REPORT_EVERY_SECONDS: Final = 60.0
 #: Statements that are polite give up sooner than that.
 _LOCK_SECONDS: Final = 5
 
@@ -93,7 +93,7 @@ class SnapshotRequest:
         while self._thread.is_alive() and (left := until - time.monotonic()) > 0:
             self._thread.join(min(left, max(0.0, self._warned + self._pause - time.monotonic())))
             if self._thread.is_alive() and time.monotonic() >= self._warned + self._pause:
-                self._warned, self._pause = time.monotonic(), _TOLD_EVERY_SECONDS
+                self._warned, self._pause = time.monotonic(), _REPORT_EVERY_SECONDS
                 oldest = oldest_transaction(self.dsn)
                 log.warning(
                     "snapshot_waits", reason=oldest.reason, hint=oldest.hint, **oldest.facts

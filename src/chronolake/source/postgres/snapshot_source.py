@@ -16,35 +16,47 @@ from chronolake.landing import landed_micros
 from chronolake.source.postgres import catalog
 from chronolake.source.postgres.check import table_findings, version_of
 from chronolake.source.postgres.connection import connected
-from chronolake.source.postgres.offset import LogPosition
+from chronolake.source.postgres.offset import LogOffset
 from chronolake.source.postgres.selection import WantedTables
 from chronolake.source.postgres.slot import is_here, slot_of
 from chronolake.source.postgres.snapshot import exported_snapshot
-from chronolake.source.postgres.snapshot_diff import Look
-from chronolake.source.protocol import Failure, Finding, Level, OfferedStream, Sight
+from chronolake.source.postgres.snapshot_diff import SnapshotDiff
+from chronolake.source.protocol import (
+    CaptureMethod,
+    CheckResult,
+    Level,
+    StreamDescriptor,
+    StreamFailure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from chronolake.config import PostgresSource, Project
     from chronolake.lake import Lake
-    from chronolake.source.protocol import Described, Piece, Position, Reading, Snapshot
+    from chronolake.source.protocol import (
+        ChangeBatch,
+        DescribedStream,
+        Offset,
+        ReadProgress,
+        Snapshot,
+    )
 
 
 def read_whole(
     lake: Lake,
     wanted: WantedTables,
-    positions: Mapping[str, Position | None],
+    positions: Mapping[str, Offset | None],
     *,
-    anew: bool = False,
-) -> Iterator[Piece | Snapshot | Reading | Failure]:
+    full_refresh: bool = False,
+) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
     """Bring tables as they are in one snapshot of their database.
 
     Args:
         lake: the lake whose Spark does the work.
         wanted: the tables.
         positions: where their streams were before; None: nothing has landed.
-        anew: whether they are compared with the lake's tables, whatever is known of them.
+        full_refresh: whether they are compared with the lake's tables, whatever is known of them.
 
     Raises:
         SourceError: the database cannot be read at all.
@@ -54,21 +66,21 @@ def read_whole(
         server = catalog.server_of(connection)
         major = connection.info.server_version // 10_000
     with exported_snapshot(dsn) as snapshot:
-        for name, told in positions.items():
+        for name, reported in positions.items():
             try:
                 table = wanted.table(name)
                 landed = landed_micros(wanted.landed_of(name))
             except SourceError as failure:
-                yield Failure(name, failure)
+                yield StreamFailure(name, failure)
                 continue
             position = (
-                LogPosition.before_all_of(table, server=server)
-                if told is None
-                else LogPosition.from_json(told)
+                LogOffset.before_all_of(table, server=server)
+                if reported is None
+                else LogOffset.from_json(reported)
             )
             folder = wanted.fingerprints_of(name)
-            look = Look(lake.spark, dsn, snapshot, server, major, folder)
-            yield from look.at(table, position.not_before(landed), anew=anew)
+            look = SnapshotDiff(lake.spark, dsn, snapshot, server, major, folder)
+            yield from look.at(table, position.not_before(landed), full_refresh=full_refresh)
 
 
 @dataclass
@@ -83,38 +95,38 @@ class ComparedDatabase:
     def _wanted(self) -> WantedTables:
         return WantedTables(self.project, self.pipeline, self.config)
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         """The tables that the configuration wants; one that is not there fails by itself."""
-        return self._wanted.offered(Sight.SNAPSHOT_DIFF)
+        return self._wanted.discover(CaptureMethod.SNAPSHOT_DIFF)
 
-    def bring(
+    def read(
         self,
         lake: Lake,
-        positions: Mapping[str, Position | None],
+        positions: Mapping[str, Offset | None],
         *,
-        anew: bool,
-    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+        full_refresh: bool,
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         """All tables as they are in one snapshot of the database."""
         self._wanted.forget_fingerprints(but=self._wanted.names)
-        yield from read_whole(lake, self._wanted, positions, anew=anew)
+        yield from read_whole(lake, self._wanted, positions, full_refresh=full_refresh)
 
-    def described(self, names: Collection[str]) -> Iterator[Described | Failure]:
+    def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
         """The columns of tables, as the catalog has them."""
-        yield from self._wanted.described(names)
+        yield from self._wanted.describe_streams(names)
 
-    def findings(
+    def check(
         self,
         *,
         create: bool,  # noqa: ARG002 - nothing has to be made
-        positions: Mapping[str, Position] | None = None,  # noqa: ARG002 - none is in a log
-    ) -> list[Finding]:
+        positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - none is in a log
+    ) -> list[CheckResult]:
         """What the database lacks."""
         with connected(self.config.dsn) as connection:
-            found = [Finding("server", Level.OK, version_of(connection))]
+            found = [CheckResult("server", Level.OK, version_of(connection))]
             slot = slot_of(self.config, self.pipeline)
             if is_here(connection, slot):
                 found.append(
-                    Finding(
+                    CheckResult(
                         f"slot {slot.name}",
                         Level.WARNING,
                         "keeps the server's log, and nothing reads it any more",
@@ -125,5 +137,5 @@ class ComparedDatabase:
                 found += table_findings(connection, table)
             return found
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """The database keeps nothing for a pipeline."""

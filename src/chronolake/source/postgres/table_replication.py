@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chronolake.source.postgres.columns import SourceColumn, numbered, numbers_of
-from chronolake.source.postgres.offset import Clock, LogPosition
+from chronolake.source.postgres.offset import Clock, LogOffset
 from chronolake.source.postgres.row_versions import RowKey, Spool, sequence_of, versions_of
 from chronolake.source.postgres.text_dependencies import KnownTypes, LabelCheck
-from chronolake.source.protocol import Piece, Snapshot
+from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.types import quoted
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.messages import Relation, Transaction
     from chronolake.source.postgres.pgoutput import Changes, Decoded, Flags, Places
     from chronolake.source.postgres.slot import Reached
-    from chronolake.source.protocol import Position
+    from chronolake.source.protocol import Offset
 
 #: A table's changes are brought when so many bytes of them wait, and their transaction has ended.
 PIECE_BYTES: Final = 256 * 2**20
@@ -75,7 +75,7 @@ class Following:
     """
 
     table: SourceTable
-    position: LogPosition
+    position: LogOffset
     folder: Path
     domains: Mapping[int, tuple[int, int]]
     before: SourceTable | None
@@ -124,10 +124,11 @@ class Following:
         self.is_lost = not self.is_recognized and evidence.should_be_before(decoded)
 
     def _add(self, decoded: Decoded) -> None:
-        mine = [one for one in decoded.changes if one.relation.oid == self.table.oid]
+        mine = [change for change in decoded.changes if change.relation.oid == self.table.oid]
         emptied = [one for one in decoded.truncates if self.table.oid in one.relations]
         new = np.array(
-            [one.commit_lsn >= self.position.lsn for one in decoded.transactions], np.bool_
+            [transaction.commit_lsn >= self.position.lsn for transaction in decoded.transactions],
+            np.bool_,
         )
         self.invalid = _first_invalid(mine, new, decoded.transactions)
         if self.invalid is not None:
@@ -143,7 +144,7 @@ class Following:
         for truncate in emptied:
             touched[truncate.transaction] = True
         times = self._clock.times(decoded.transactions, touched & new)
-        commits = [one.commit_lsn for one in decoded.transactions]
+        commits = [transaction.commit_lsn for transaction in decoded.transactions]
         begun = (-1, -1)
         for truncate in emptied:
             place = truncate.transaction, truncate.ordinal
@@ -167,14 +168,16 @@ class Following:
         between: tuple[tuple[int, int], tuple[int, int]],
     ) -> None:
         """Spool the rows between two places, each a transaction and an ordinal in it."""
-        for one in changes:
-            wanted = new[one.transactions] & _after(one, between[0]) & ~_after(one, between[1])
+        for change in changes:
+            wanted = (
+                new[change.transactions] & _after(change, between[0]) & ~_after(change, between[1])
+            )
             if not wanted.any():
                 continue
-            spool = self._spool_for(one.relation)
-            at = times[one.transactions]
+            spool = self._spool_for(change.relation)
+            at = times[change.transactions]
             versions, is_whole = versions_of(
-                one, spool.key.names, times=at, commits=commits, wanted=wanted
+                change, spool.key.names, times=at, commits=commits, wanted=wanted
             )
             self._has_unlogged = (
                 self._has_unlogged
@@ -182,7 +185,7 @@ class Following:
                 or any(self._labels.doubts(c.number, versions[c.name]) for c in spool.columns)
             )
             spool.add(versions)
-            last = commits[int(one.transactions[wanted][-1])]
+            last = commits[int(change.transactions[wanted][-1])]
             self._added_commit = max(self._added_commit, last)
 
     def _spool_for(self, relation: Relation) -> Spool:
@@ -224,32 +227,32 @@ class Following:
         for column in columns:
             old = before.get(column.number)
             if column.number is None:
-                is_told = False
+                is_provided = False
             elif old is not None:
-                is_told = old.same_texts(column)
+                is_provided = old.same_texts(column)
             else:
                 # One that is not new was computed before.
                 is_filled = column.number in self.table.filled
-                is_told = column.number > self._greatest and not is_filled
-            self._has_unlogged = self._has_unlogged or not is_told
+                is_provided = column.number > self._greatest and not is_filled
+            self._has_unlogged = self._has_unlogged or not is_provided
         self._columns = columns
         self._greatest = max(self._greatest, *numbers_of(columns).values(), 0)
 
     def _key_in(self, columns: tuple[SourceColumn, ...]) -> RowKey:
         """What identifies a record while the table has some columns."""
-        by_number = {one.number: one.name for one in columns}
-        unnumbered = {one.name for one in columns if one.number is None}
-        key = [one for one in self.table.columns if one.name in self.table.followed_by]
+        by_number = {column.number: column.name for column in columns}
+        unnumbered = {column.name for column in columns if column.number is None}
+        key = [column for column in self.table.columns if column.name in self.table.followed_by]
         found = []
-        for one in key:
-            if one.number in by_number:
-                found.append(replace(one, name=by_number[one.number]))
-            elif one.name in unnumbered:
-                found.append(one)
+        for column in key:
+            if column.number in by_number:
+                found.append(replace(column, name=by_number[column.number]))
+            elif column.name in unnumbered:
+                found.append(column)
         # A hash of some of them would be another record's: without all, the key is not the table's.
         return RowKey(tuple(found), is_hashed=not self.table.key and len(found) == len(key))
 
-    def bring(self, spark: SparkSession, reached: Reached) -> Iterator[Piece | Snapshot]:
+    def read(self, spark: SparkSession, reached: Reached) -> Iterator[ChangeBatch | Snapshot]:
         """What waits, in its order.
 
         Args:
@@ -270,7 +273,7 @@ class Following:
                 yield self._emptied(spark, step, position)
                 continue
             step.close()
-            yield Piece(
+            yield ChangeBatch(
                 self.table.stream,
                 step.versions(spark),
                 tuple(step.declared),
@@ -283,12 +286,12 @@ class Following:
         if done.columns != brought:
             declared = self._key_in(done.columns).declared(done.columns, beyond=set())
             numbers = done.numbers(done.columns)
-            yield Piece(self.table.stream, None, declared, done.as_json(), numbers)
+            yield ChangeBatch(self.table.stream, None, declared, done.as_json(), numbers)
         elif not steps:
-            yield Piece(self.table.stream, None, (), done.as_json())
+            yield ChangeBatch(self.table.stream, None, (), done.as_json())
         self.position = done
 
-    def _position_at(self, reached: Reached) -> LogPosition:
+    def _position_at(self, reached: Reached) -> LogOffset:
         """The stream's position when all that waits has landed."""
         is_further = reached.lsn >= self.position.lsn
         done = replace(
@@ -319,7 +322,7 @@ class Following:
         self._is_forgotten = True
         self.__post_init__()
 
-    def _emptied(self, spark: SparkSession, step: _Emptied, position: Position) -> Snapshot:
+    def _emptied(self, spark: SparkSession, step: _Emptied, position: Offset) -> Snapshot:
         columns = self._key_in(step.columns).declared(step.columns, beyond=set())
         schema = ", ".join(f"{quoted(column.name)} {column.type.sql}" for column in columns)
         return Snapshot(
@@ -338,9 +341,9 @@ def _first_invalid(
 ) -> Invalid | None:
     """Return the first change of new transactions that cannot be read, or None."""
     found = [
-        (int(one.transactions[first[0]]), first[1])
-        for one in changes
-        if (first := one.first_invalid(new[one.transactions])) is not None
+        (int(change.transactions[first[0]]), first[1])
+        for change in changes
+        if (first := change.first_invalid(new[change.transactions])) is not None
     ]
     if not found:
         return None

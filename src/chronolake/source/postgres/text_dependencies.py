@@ -141,8 +141,10 @@ class Dependencies:
         """What a position keeps of it."""
         return KnownTypes(
             {
-                one.oid: KnownType(one.other, {label.oid: label.version for label in one.labels})
-                for one in self.types
+                type_.oid: KnownType(
+                    type_.other, {label.oid: label.version for label in type_.labels}
+                )
+                for type_ in self.types
             }
         )
 
@@ -189,11 +191,11 @@ class KnownTypes:
         A type that was not known counts only with the column that has it.
         """
         found = [
-            one.name
-            for one in now.types
-            if one.oid in self.by_oid and not self.by_oid[one.oid].holds(one)
+            type_.name
+            for type_ in now.types
+            if type_.oid in self.by_oid and not self.by_oid[type_.oid].holds(type_)
         ]
-        settings = [one for one in now.types if one.oid == _SETTINGS_OID]
+        settings = [type_ for type_ in now.types if type_.oid == _SETTINGS_OID]
         if bool(settings) is not (_SETTINGS_OID in self.by_oid):
             found.append("the settings of values")
         return found
@@ -201,7 +203,7 @@ class KnownTypes:
     def lacks(self, now: TypeState) -> bool:
         """Return whether a type, or a label of it, was not known."""
         known = self.by_oid.get(now.oid)
-        return known is None or any(one.oid not in known.labels for one in now.labels)
+        return known is None or any(label.oid not in known.labels for label in now.labels)
 
 
 @dataclass(frozen=True)
@@ -229,12 +231,12 @@ class LabelCheck:
         """
         labels: dict[int, frozenset[str]] = {}
         unknown: set[int] = set()
-        for one, (_, columns) in zip(now.types, now.columns, strict=True):
-            if not known.lacks(one):
+        for type_, (_, columns) in zip(now.types, now.columns, strict=True):
+            if not known.lacks(type_):
                 continue
             for number in columns:
-                if one.labels and types.get(number) == one.oid:
-                    labels[number] = frozenset(label.text for label in one.labels)
+                if type_.labels and types.get(number) == type_.oid:
+                    labels[number] = frozenset(label.text for label in type_.labels)
                 else:
                     unknown.add(number)
         return cls(labels, frozenset(unknown))

@@ -17,14 +17,14 @@ from chronolake.change_set import (
     DELETED_AT,
     MODIFIED,
     OPERATED,
+    PROVIDES_DATA,
     PURGED_AT,
     RESERVED,
     SEQUENCE,
-    TELLS,
 )
 from chronolake.errors import SourceError
 from chronolake.source.jdbc import cell, columns_of, latest_micros, snapshot_of
-from chronolake.source.protocol import Piece, Snapshot
+from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
 from chronolake.source.sqlserver.statements import COMMAND, OPERATION, SEQVAL, START, TableOfRun
 from chronolake.types import literal, quoted
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from chronolake.source.protocol import Position
+    from chronolake.source.protocol import Offset
 
 _MICROS: Final = f"{RESERVED}micros"
 _NUMBER: Final = f"{RESERVED}number"
@@ -77,7 +77,7 @@ class _Place:
     copied_micros: int
 
     @classmethod
-    def from_json(cls, told: Position) -> Self | None:
+    def from_json(cls, told: Offset) -> Self | None:
         """What was stored, or None: by another kind of source."""
         if "instance" not in told:
             return None
@@ -88,7 +88,7 @@ class _Place:
             int(told["copied_micros"]),
         )
 
-    def as_json(self) -> Position:
+    def as_json(self) -> Offset:
         return {
             "instance": self.instance,
             "lsn": self.lsn,
@@ -100,7 +100,7 @@ class _Place:
 class CapturedTable(TableOfRun):
     """One table in one run, by change data capture."""
 
-    def bring(self, told: Position, *, anew: bool) -> Iterator[Piece | Snapshot]:
+    def read(self, told: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
         """What was captured after a place; then all of the table, if it is wanted or has to be.
 
         Raises:
@@ -118,7 +118,7 @@ class CapturedTable(TableOfRun):
             return
         problem = self._gap(before, instances, newest_lsn)
         if problem is not None:
-            if not anew:
+            if not full_refresh:
                 raise problem
             yield self._whole(replace(before, lsn=begin), newest, at_micros)
             return
@@ -128,21 +128,21 @@ class CapturedTable(TableOfRun):
             yield piece
         # A newer instance is there because the table has other columns by now.
         is_to_switch = now.instance != newest.name and begin == newest_lsn
-        if anew or is_to_switch:
+        if full_refresh or is_to_switch:
             instance = newest if is_to_switch else _named(instances, now.instance)
             yield self._whole(now, instance, at_micros)
 
     def _instances(self) -> list[_Instance]:
         """What captures the table, the newest last."""
-        told = self.asked(statements.instances(self.name))
-        if not told:
+        reported = self.asked(statements.instances(self.name))
+        if not reported:
             schema, _, table = self.name.partition(".")
             raise SourceError(
                 f"Nothing captures changes of {self.name}.",
                 hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N'{schema}', @source_name = "
                 f"N'{table}', @role_name = NULL;",
             )
-        seen = [row for row in told if row["oldest"] is not None and _number(row["oldest"])]
+        seen = [row for row in reported if row["oldest"] is not None and _number(row["oldest"])]
         if not seen:
             raise SourceError(
                 f"The capture of {self.name} has not begun, or the user may not see it.",
@@ -153,8 +153,8 @@ class CapturedTable(TableOfRun):
         return [_Instance(row["name"], self._columns(row["name"]), row["oldest"]) for row in seen]
 
     def _columns(self, instance: str) -> tuple[str, ...]:
-        told = self.asked(statements.columns(instance))
-        names = [row["name"] for row in sorted(told, key=lambda row: row["ordinal"])]
+        reported = self.asked(statements.columns(instance))
+        names = [row["name"] for row in sorted(reported, key=lambda row: row["ordinal"])]
         if not names:
             raise SourceError(
                 f"The user may not see the columns of the capture instance {instance}.",
@@ -176,14 +176,14 @@ class CapturedTable(TableOfRun):
             raise SourceError(
                 "The database does not capture changes.", hint="EXEC sys.sp_cdc_enable_db;"
             )
-        (told,) = self.asked(statements.captured())
-        self._expect_time_zone(told["at_micros"], told["offset_minutes"])
-        if told["newest"] is None:
+        (reported,) = self.asked(statements.captured())
+        self._expect_time_zone(reported["at_micros"], reported["offset_minutes"])
+        if reported["newest"] is None:
             raise SourceError(
                 "The capture job has not read the log yet.",
                 hint="Start SQL Server Agent, and wait until the job has run.",
             )
-        return told["newest"], told["at_micros"]
+        return reported["newest"], reported["at_micros"]
 
     def _expect_time_zone(self, at_micros: int, minutes: int) -> None:
         """Refuse another zone than the server's: changes would be hours from where they belong."""
@@ -200,7 +200,7 @@ class CapturedTable(TableOfRun):
         self, before: _Place, instances: Sequence[_Instance], newest: str
     ) -> SourceError | None:
         """Why what was captured does not go on where the stream is, or None."""
-        known = next((one for one in instances if one.name == before.instance), None)
+        known = next((instance for instance in instances if instance.name == before.instance), None)
         if known is None:
             why = f"Its capture instance {before.instance} was dropped."
         elif before.lsn > newest and _number(before.lsn) + 1 != _number(known.oldest):
@@ -235,13 +235,15 @@ class CapturedTable(TableOfRun):
             position=replace(place, instance=instance.name, copied_micros=at).as_json(),
         )
 
-    def _changes(self, before: _Place, instance: _Instance, upto: str) -> tuple[Piece, _Place]:
+    def _changes(
+        self, before: _Place, instance: _Instance, upto: str
+    ) -> tuple[ChangeBatch, _Place]:
         """What was captured between two places, and where that leads."""
         commits = self._commits(before, upto)
         last = commits.agg({_MICROS: "max"}).collect()[0][0]
         if last is None:
             place = replace(before, lsn=upto)
-            return Piece(self.name, None, (), place.as_json()), place
+            return ChangeBatch(self.name, None, (), place.as_json()), place
         place = replace(before, lsn=upto, last_micros=last)
         query = statements.changes(instance.name, self.key, after=before.lsn, upto=upto)
         rows = self.query(query)
@@ -261,11 +263,11 @@ class CapturedTable(TableOfRun):
             f"{sequence} AS {SEQUENCE}",
             f"IF({is_mark}, {_MICROS}, NULL) AS {DELETED_AT}",
             f"CAST(NULL AS BIGINT) AS {PURGED_AT}",
-            f"NOT {is_mark} AS {TELLS}",
+            f"NOT {is_mark} AS {PROVIDES_DATA}",
             f"{_WORDS} AS {OPERATED}",
         )
         columns = columns_of(captured, self.key, self.name)
-        return Piece(self.name, versions, columns, place.as_json()), place
+        return ChangeBatch(self.name, versions, columns, place.as_json()), place
 
     def _commits(self, before: _Place, upto: str) -> DataFrame:
         """Transactions with the time that counts for each, in microseconds since 1970.
@@ -274,9 +276,9 @@ class CapturedTable(TableOfRun):
         later than the one before it in the log.
         """
         zone = literal(self.config.time_zone)
-        told = self.query(statements.commits(after=before.lsn, upto=upto))
+        reported = self.query(statements.commits(after=before.lsn, upto=upto))
         utc = f"unix_micros(to_utc_timestamp(timestamp_micros(local_micros), {zone}))"
-        numbered = told.selectExpr(
+        numbered = reported.selectExpr(
             START, f"{utc} AS {_MICROS}", f"row_number() OVER (ORDER BY {START}) AS {_NUMBER}"
         )
         latest = f"max({_MICROS} - {_NUMBER}) OVER (ORDER BY {_NUMBER})"
@@ -286,7 +288,7 @@ class CapturedTable(TableOfRun):
 
 
 def _named(instances: Sequence[_Instance], name: str) -> _Instance:
-    return next(one for one in instances if one.name == name)
+    return next(instance for instance in instances if instance.name == name)
 
 
 def _number(lsn: str) -> int:

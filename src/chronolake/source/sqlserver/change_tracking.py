@@ -17,7 +17,7 @@ import structlog
 from chronolake.change_set import RESERVED
 from chronolake.errors import SourceError
 from chronolake.source.jdbc import latest_micros, snapshot_of
-from chronolake.source.protocol import Piece, Snapshot
+from chronolake.source.protocol import ChangeBatch, Snapshot
 from chronolake.source.sqlserver import statements
 from chronolake.source.sqlserver.statements import TableOfRun
 from chronolake.types import quoted
@@ -25,7 +25,7 @@ from chronolake.types import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chronolake.source.protocol import Position
+    from chronolake.source.protocol import Offset
 
 _PRESENT: Final = f"{RESERVED}present"
 
@@ -46,11 +46,11 @@ class _Place:
     last_micros: int
 
     @classmethod
-    def from_json(cls, told: Position) -> Self:
+    def from_json(cls, told: Offset) -> Self:
         """What was stored, also by another kind of source, of which only the time counts."""
         return cls(int(told.get("version", -1)), latest_micros(told))
 
-    def as_json(self) -> Position:
+    def as_json(self) -> Offset:
         return {"version": self.version, "last_micros": self.last_micros}
 
     @property
@@ -61,7 +61,7 @@ class _Place:
 class TrackedTable(TableOfRun):
     """One table in one run, by change tracking."""
 
-    def bring(self, told: Position, *, anew: bool) -> Iterator[Piece | Snapshot]:
+    def read(self, told: Offset, *, full_refresh: bool) -> Iterator[ChangeBatch | Snapshot]:
         """What has changed; all of the table at first, and where tracking knows no more.
 
         Raises:
@@ -69,7 +69,7 @@ class TrackedTable(TableOfRun):
         """
         before = _Place.from_json(told)
         now, oldest = self._now(before)
-        if before.version < 0 or anew:
+        if before.version < 0 or full_refresh:
             yield self._whole(now)
             return
         if oldest <= before.version <= now.version:
@@ -78,7 +78,7 @@ class TrackedTable(TableOfRun):
             yield self._changed(before, now)
             later, oldest = self._now(now)
             if oldest <= before.version:
-                yield Piece(self.name, None, (), now.as_json())
+                yield ChangeBatch(self.name, None, (), now.as_json())
                 return
             now = later
         log.warning(
@@ -94,22 +94,22 @@ class TrackedTable(TableOfRun):
 
     def _now(self, before: _Place) -> tuple[_Place, int]:
         """How far change tracking is, and from which version on it knows what has changed."""
-        (told,) = self.asked(statements.tracking(self.name))
-        if told["version"] is None:
+        (reported,) = self.asked(statements.tracking(self.name))
+        if reported["version"] is None:
             raise SourceError(
                 "The database does not track changes.",
                 hint="ALTER DATABASE CURRENT SET CHANGE_TRACKING = ON "
                 "(CHANGE_RETENTION = 7 DAYS, AUTO_CLEANUP = ON);",
             )
-        if told["oldest"] is None:
+        if reported["oldest"] is None:
             relation = statements.relation(self.name)
             raise SourceError(
                 f"Changes of {self.name} are not tracked, or the user may not see them.",
                 hint=f"ALTER TABLE {relation} ENABLE CHANGE_TRACKING; GRANT SELECT, VIEW CHANGE "
                 f"TRACKING ON {relation} TO the user that reads.",
             )
-        at_micros = max(told["at_micros"], before.last_micros + 1, self.landed_micros + 1)
-        return _Place(told["version"], at_micros), told["oldest"]
+        at_micros = max(reported["at_micros"], before.last_micros + 1, self.landed_micros + 1)
+        return _Place(reported["version"], at_micros), reported["oldest"]
 
     def _whole(self, now: _Place) -> Snapshot:
         return snapshot_of(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chronolake.config import SqlServerMethod
 from chronolake.source.jdbc import JdbcReader, each_table, offered_by
-from chronolake.source.protocol import Sight, raw_folder
+from chronolake.source.protocol import CaptureMethod, raw_folder
 from chronolake.source.sqlserver.cdc import CapturedTable
 from chronolake.source.sqlserver.change_tracking import TrackedTable
 
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from chronolake.config import Project, SqlServerSource
     from chronolake.lake import Lake
     from chronolake.source.jdbc import Reader
-    from chronolake.source.protocol import Failure, OfferedStream, Piece, Position, Snapshot
+    from chronolake.source.protocol import (
+        ChangeBatch,
+        Offset,
+        Snapshot,
+        StreamDescriptor,
+        StreamFailure,
+    )
 
 
 @dataclass(frozen=True)
@@ -37,24 +43,26 @@ class SqlServerDatabase:
     def _is_captured(self) -> bool:
         return self.config.method is SqlServerMethod.CDC
 
-    def offered(self) -> list[OfferedStream]:
+    def discover(self) -> list[StreamDescriptor]:
         """The tables that the configuration names."""
-        sight = Sight.EVERY_CHANGE if self._is_captured else Sight.OBSERVED_CHANGES
-        return offered_by(self.project, self.pipeline, self.config, sight)
+        capture_method = (
+            CaptureMethod.EVERY_CHANGE if self._is_captured else CaptureMethod.OBSERVED_CHANGES
+        )
+        return offered_by(self.project, self.pipeline, self.config, capture_method)
 
-    def bring(
-        self, lake: Lake, positions: Mapping[str, Position | None], *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Failure]:
+    def read(
+        self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
         """What has changed in each table; all of a table at first."""
         reader = self.reader or JdbcReader(self.config)
         kind = CapturedTable if self._is_captured else TrackedTable
 
-        def read(name: str, told: Position) -> Iterator[Piece | Snapshot]:
+        def read(name: str, told: Offset) -> Iterator[ChangeBatch | Snapshot]:
             landing = raw_folder(self.project, self.pipeline, name)
             table = kind(lake.spark, reader, self.pipeline, name, self.config, landing)
-            return table.bring(told, anew=anew)
+            return table.read(told, full_refresh=full_refresh)
 
         return each_table(reader, positions, read)
 
-    def landed(self, positions: Mapping[str, Position]) -> None:
+    def acknowledge(self, positions: Mapping[str, Offset]) -> None:
         """The database forgets by itself, after its own retention."""

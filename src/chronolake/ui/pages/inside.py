@@ -29,7 +29,7 @@ def whole(request: Request) -> Response:
     site: Site = request.app.state.site
     name = links.required_table_of(request, "name")
     found = look_up(site.config, name)
-    told = inside(site.config, name, snapshots=MOST)
+    reported = inside(site.config, name, snapshots=MOST)
     seen = seen_of(site.config, found)
     return page(
         request,
@@ -38,14 +38,14 @@ def whole(request: Request) -> Response:
         section="tables",
         name=name,
         found=found,
-        told=told,
+        told=reported,
         seen=seen,
         known=site.freshness([seen], with_waiting=True).get(name),
         limits=site.config.maintenance,
         sights=SIGHTS,
         system=SYSTEM_COLUMNS,
         most=MOST,
-        **_partitions(told),
+        **_partitions(reported),
     )
 
 

@@ -132,7 +132,7 @@ def life(request: Request) -> Response:
     """The density of changes over the table's life, as JSON; times in milliseconds since 1970."""
     site: Site = request.app.state.site
     found = site.life(links.required_table_of(request))
-    told = {
+    reported = {
         "first": _milliseconds(found.first_micros),
         "last": _milliseconds(found.last_micros),
         "width": found.width_micros / 1_000,
@@ -140,7 +140,7 @@ def life(request: Request) -> Response:
         "began": [bucket.began for bucket in found.buckets],
         "ended": [bucket.ended for bucket in found.buckets],
     }
-    return Response(orjson.dumps(told), media_type="application/json")
+    return Response(orjson.dumps(reported), media_type="application/json")
 
 
 def _context(site: Site, asked: Asked) -> dict[str, Any]:
@@ -153,12 +153,12 @@ def _context(site: Site, asked: Asked) -> dict[str, Any]:
         is_first = asked.than is None or asked.between[0] == asked.at
         raise TimeRefusedError.of(failure, "at" if is_first else "than") from failure
     except BatchError:
-        told = ValueRefusedError(
+        reported = ValueRefusedError(
             "The table has no primary key, so its records cannot be compared.",
             hint="Look at one time after the other: leave out the second time.",
             table=str(asked.name),
         )
-        raise TimeRefusedError.of(told, "than") from None
+        raise TimeRefusedError.of(reported, "than") from None
 
 
 def _found(site: Site, asked: Asked) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _STATES: Final = {Ending.ACTIVE: "a", Ending.REPLACED: "r", Ending.DELETED: "d"}
 
 
 @dataclass(frozen=True)
-class Shown:
+class TimelinePage:
     """A version in the list.
 
     Attributes:
@@ -71,7 +71,7 @@ class VersionPage:
         newest_first: the order.
     """
 
-    versions: tuple[Shown, ...]
+    versions: tuple[TimelinePage, ...]
     number: int
     pages: int
     newest_first: bool
@@ -102,9 +102,9 @@ def page_of(version: int, count: int, *, size: int, newest_first: bool = False) 
     return max(0, min(place, count - 1)) // size + 1
 
 
-def _shown(number: int, before: Version | None, version: Version) -> Shown:
+def _shown(number: int, before: Version | None, version: Version) -> TimelinePage:
     gone = before.end if before is not None and before.ending is Ending.DELETED else None
-    return Shown(number, version, gone)
+    return TimelinePage(number, version, gone)
 
 
 def drawn(timeline: Timeline) -> dict[str, Any]:

@@ -35,11 +35,11 @@ def _found(request: Request) -> ObservedRun | None:
 
 
 def _missing(request: Request) -> Response:
-    told = SourceError(
+    reported = SourceError(
         "There is no such run.",
         hint="The newest thousand of each pipeline are remembered; begin with the list of runs.",
     )
-    return failed(request, told, status=404, title="No such run")
+    return failed(request, reported, status=404, title="No such run")
 
 
 def _context(request: Request, found: ObservedRun) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _context(request: Request, found: ObservedRun) -> dict[str, Any]:
         "tables": {str(name): name for name in places(site.config)},
         "badges": BADGES,
         "is_live": found.run.status is Status.RUNNING,
-        "is_pulled": any(one.told.landed_files is not None for one in found.streams),
+        "is_pulled": any(stream.told.landed_files is not None for stream in found.streams),
     }
 
 

@@ -91,8 +91,8 @@ def _context(request: Request) -> dict[str, Any]:
         "problem": problem,
         "is_configured": bool(configured),
         "is_live": any(
-            one is not None and one.run.status is Status.RUNNING
-            for one in [*found.runs, *(each.last for each in known)]
+            run is not None and run.run.status is Status.RUNNING
+            for run in [*found.runs, *(each.last for each in known)]
         ),
     }
 

@@ -66,7 +66,7 @@ HEADINGS: Final = (
     Heading("size", "Size", lambda seen, _: seen.summary and seen.summary.bytes, is_number=True),
     Heading("fresh", "Published", lambda seen, _: seen.summary and seen.summary.published_at),
     Heading("lag", "Source as of", lambda _, fresh: fresh and fresh.fresh_as_of),
-    Heading("sight", "Stream sees", lambda seen, _: seen.sight),
+    Heading("sight", "Stream sees", lambda seen, _: seen.capture_method),
     Heading("health", "Health", _illness),
 )
 

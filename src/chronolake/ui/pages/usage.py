@@ -43,7 +43,7 @@ class UsageRow:
     @property
     def sum(self) -> int:
         """All months' rows: what tables are sorted by, and no number of distinct rows."""
-        return sum(one.rows for one in self.months if one is not None)
+        return sum(month.rows for month in self.months if month is not None)
 
 
 @dataclass(frozen=True)

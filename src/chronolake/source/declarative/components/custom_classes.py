@@ -259,7 +259,7 @@ class Calls:
         except (TypeError, ValueError):
             return False
         return argument in parameters or any(
-            one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
         )
 
     def value(self, name: str, default: Any = None) -> Any:
@@ -319,10 +319,10 @@ class Calls:
     def _error(self, method: str, failure: BaseException) -> SourceError:
         place = where(failure, self._origin.file.parent)
         text = self._mask(str(failure))
-        told = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+        reported = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
         return SourceError(
             f"{place or 'In what it is based on:'} {self._name}.{method}, which the stream "
-            f"{self._origin.stream} needs, failed with {type(failure).__name__}: {told}",
+            f"{self._origin.stream} needs, failed with {type(failure).__name__}: {reported}",
             hint="It is the connector's own code; mend it there.",
         )
 
@@ -439,8 +439,8 @@ def _handled(
             return [of(one, hint) for one in value]
         return value
 
-    told = component.model_extra or {}
-    return {name: of(value, hints.get(name)) for name, value in told.items()}
+    reported = component.model_extra or {}
+    return {name: of(value, hints.get(name)) for name, value in reported.items()}
 
 
 def plain(value: Any) -> Any:
@@ -478,7 +478,7 @@ def _accepted(kind: type[Any], hints: Mapping[str, Any]) -> set[str]:
     except (TypeError, ValueError):
         return set(hints)
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    names = {one.name for one in parameters if one.kind in named}
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+    names = {parameter.name for parameter in parameters if parameter.kind in named}
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         names |= set(hints)
     return names

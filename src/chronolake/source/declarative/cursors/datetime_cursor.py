@@ -141,15 +141,15 @@ class Cutting:
         """The same intervals in increasing order, those without a gap between them as one."""
         grain = self.grain or _NEIGHBOURS
         found: list[Interval] = []
-        for one in sorted(intervals, key=lambda one: (one.start, one.end)):
-            if found and found[-1].end + grain >= one.start:
+        for interval in sorted(intervals, key=lambda one: (one.start, one.end)):
+            if found and found[-1].end + grain >= interval.start:
                 last = found[-1]
-                times = [at for at in (last.latest, one.latest) if at is not None]
+                times = [at for at in (last.latest, interval.latest) if at is not None]
                 found[-1] = Interval(
-                    last.start, max(last.end, one.end), max(times) if times else None
+                    last.start, max(last.end, interval.end), max(times) if times else None
                 )
             else:
-                found.append(one)
+                found.append(interval)
         return found
 
 

@@ -237,15 +237,15 @@ class StreamState:
     # ------------------------------------------------------------------ what was stored
 
     def _restore(self, stored: Mapping[str, Any]) -> None:
-        told = dict(stored)
-        unfinished = told.pop(_UNFINISHED, None)
-        latest = told.pop(_LATEST, None)
+        reported = dict(stored)
+        unfinished = reported.pop(_UNFINISHED, None)
+        latest = reported.pop(_LATEST, None)
         try:
             self._seen = None if latest is None else datetime.fromisoformat(latest)
             if not self.is_partitioned:
-                self._restore_plain(told)
+                self._restore_plain(reported)
             else:
-                self._restore_partitions(told)
+                self._restore_partitions(reported)
             if unfinished is not None:
                 self._earlier_seconds = unfinished["seconds"]
                 for partition, progress in unfinished["partitions"]:
@@ -450,13 +450,13 @@ class StreamState:
             for partition, progress in self._progress.values()
             if progress.planned
         ]
-        told = self.exported()
+        reported = self.exported()
         if unfinished:
-            told[_UNFINISHED] = {"seconds": round(self._seconds, 3), "partitions": unfinished}
+            reported[_UNFINISHED] = {"seconds": round(self._seconds, 3), "partitions": unfinished}
         known, seen = self._furthest, self._seen
         if seen is not None and (known is None or seen > self._written(known)):
-            told[_LATEST] = seen.isoformat()
-        return told
+            reported[_LATEST] = seen.isoformat()
+        return reported
 
     def exported(self) -> dict[str, Any]:
         """The state as other readers of such manifests have it."""
@@ -464,9 +464,9 @@ class StreamState:
         if not self.is_partitioned:
             (progress,) = [one for _, one in self._progress.values()] or [Progress()]
             return {**self._others, cursor.field: cursor.formatted(progress.reached(cursor))}
-        told: dict[str, Any] = {"use_global_cursor": self.is_global}
+        reported: dict[str, Any] = {"use_global_cursor": self.is_global}
         if not self.is_global:
-            told["states"] = [
+            reported["states"] = [
                 {
                     "partition": partition,
                     "cursor": {cursor.field: cursor.formatted(progress.reached(cursor))},
@@ -474,10 +474,10 @@ class StreamState:
                 for partition, progress in self._progress.values()
             ]
         if self._overall is not None:
-            told["state"] = {cursor.field: cursor.formatted(self._overall)}
-        told["lookback_window"] = self._lookback_seconds
+            reported["state"] = {cursor.field: cursor.formatted(self._overall)}
+        reported["lookback_window"] = self._lookback_seconds
         if self.parent_state is not None:
-            told["parent_state"] = self.parent_state
+            reported["parent_state"] = self.parent_state
         if self._dropped:
-            told[_DROPPED] = self._dropped
-        return told
+            reported[_DROPPED] = self._dropped
+        return reported

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         HTTPAPIBudget,
         HttpRequester,
     )
-    from chronolake.source.protocol import Memory
+    from chronolake.source.protocol import TokenStore
 
 #: A session that the API no longer takes is no error: a login gives another.
 _EXPIRED_SESSION = DefaultErrorHandler(
@@ -161,7 +161,7 @@ class Access:
         *,
         custom: CustomAuthentication,
         budget: HTTPAPIBudget | None = None,
-        memory: Memory | None = None,
+        memory: TokenStore | None = None,
         shared: Shared | None = None,
     ) -> None:
         self._network = network

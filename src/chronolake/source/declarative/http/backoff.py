@@ -206,7 +206,7 @@ def _wait(
         seconds = _header_number(strategy, outcome, context)
         return _within(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
     if isinstance(strategy, WaitTimeFromResponse):
-        seconds = _seconds_told(strategy, outcome, context)
+        seconds = _seconds_requested(strategy, outcome, context)
         return _within(seconds, strategy.max_waiting_time_in_seconds, context) if seconds else None
     return _until(strategy, outcome, context, now)
 
@@ -254,7 +254,7 @@ def _header_number(
     return _finite(text)
 
 
-def _seconds_told(
+def _seconds_requested(
     strategy: WaitTimeFromResponse,
     outcome: Answer | httpx.RequestError,
     context: Mapping[str, Any],

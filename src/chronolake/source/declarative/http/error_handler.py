@@ -180,17 +180,17 @@ def error_text(answer: Answer) -> str | None:
 def _own(outcome: Answer | httpx.RequestError, handler: CustomErrorHandler) -> Verdict:
     """What a class of the connector's own says."""
     found = handler.calls.call("interpret_response", outcome_of(outcome))
-    told = (
+    reported = (
         found if isinstance(found, Mapping) else vars(found) if hasattr(found, "__dict__") else {}
     )
-    action = told.get("response_action")
+    action = reported.get("response_action")
     name = getattr(action, "value", action)
     if name not in set(Action):
         raise SourceError(
             f"{handler.class_name}.interpret_response gives no response_action, but {name!r}.",
             hint=f"It is one of {', '.join(Action)}.",
         )
-    message = told.get("error_message")
+    message = reported.get("error_message")
     return Verdict(Action(name), None if message is None else str(message))
 
 

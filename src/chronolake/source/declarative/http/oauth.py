@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.http.transport import Network
     from chronolake.source.declarative.models.requests import OAuthAuthenticator
-    from chronolake.source.protocol import Memory
+    from chronolake.source.protocol import TokenStore
 
 _BY_ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _HOUR: Final = 3600.0
@@ -95,7 +95,7 @@ class OAuthAuthentication(Authentication):
         network: Network,
         *,
         assertion: Callable[[], str] | None = None,
-        memory: Memory | None = None,
+        memory: TokenStore | None = None,
         name: str = "",
     ) -> None:
         self._component = component
@@ -113,7 +113,7 @@ class OAuthAuthentication(Authentication):
         self._tokens = self._given()
         self._origin = _digest(self._tokens.refresh)
         if self._memory is not None:
-            self._adopt(self._memory.recalled(name))
+            self._adopt(self._memory.load_token(name))
         self._check()
 
     def injection(self) -> Injection:
@@ -243,7 +243,7 @@ class OAuthAuthentication(Authentication):
         if self._memory is None:
             self._exchange()
         else:
-            self._memory.renewed(self._name, partial(self._later, spent))
+            self._memory.renew(self._name, partial(self._later, spent))
 
     def _later(self, spent: str | None, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """What is to be remembered in place of what is."""
@@ -284,13 +284,13 @@ class OAuthAuthentication(Authentication):
 
     def _expiry(self, value: Any) -> float:
         now = self._network.now()
-        told_expiry = _found(value, self._named(self._component.expires_in_name, "expires_in"))
-        if told_expiry is None:
+        reported_expiry = _found(value, self._named(self._component.expires_in_name, "expires_in"))
+        if reported_expiry is None:
             return self._tokens.expires if self._tokens.good(now) else now + _HOUR
         if self._component.token_expiry_date_format:
-            return _moment(str(told_expiry), SourceError)
+            return _moment(str(reported_expiry), SourceError)
         try:
-            return now + int(float(str(told_expiry)))
+            return now + int(float(str(reported_expiry)))
         except (ValueError, OverflowError) as error:
             raise SourceError(
                 "OAuth: the server does not tell the access token's seconds as a number.",
@@ -384,9 +384,9 @@ def _refused(answer: Answer) -> SourceError:
         code = looked_up(answer.json(), ("error",))
     except ValueError:
         code = None
-    told_code = f", {code}" if isinstance(code, str) and code in _REFUSALS else ""
+    reported_code = f", {code}" if isinstance(code, str) and code in _REFUSALS else ""
     return SourceError(
-        f"OAuth: the server refuses to give an access token (status {answer.status}{told_code}).",
+        f"OAuth: the server does not give an access token (status {answer.status}{reported_code}).",
         hint="Sign in again, and put the new credentials into the configuration.",
     )
 

@@ -266,7 +266,7 @@ def guarded(client: httpx.Client, allowed: Collection[str]) -> httpx.Client:
     """
     # httpx takes no network backend; giving it a transport would turn off proxies.
     transports = [(client._transport, False)]  # noqa: SLF001
-    transports += [(one, True) for one in client._mounts.values() if one is not None]  # noqa: SLF001
+    transports += [(mount, True) for mount in client._mounts.values() if mount is not None]  # noqa: SLF001
     for transport, is_proxy in transports:
         pool = transport._pool  # type: ignore[attr-defined]  # noqa: SLF001
         inner = pool._network_backend  # noqa: SLF001

@@ -107,7 +107,7 @@ class Budget:
     def __init__(self, component: HTTPAPIBudget, config: Mapping[str, Any], calls: Calls) -> None:
         self._calls = calls
         self._matchers = [
-            [Matcher.of(one, config, _WHERE) for one in policy.matchers]
+            [Matcher.of(matcher, config, _WHERE) for matcher in policy.matchers]
             for policy in component.policies
         ]
         self._reset_header = component.ratelimit_reset_header or _RESET

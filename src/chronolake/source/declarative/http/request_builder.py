@@ -103,17 +103,17 @@ def merged(injections: Iterable[Injection]) -> Injection:
     places: dict[str, dict[str, str]] = {"params": {}, "headers": {}, "body_data": {}}
     json_places: dict[str, str] = {}
     text_from: str | None = None
-    for one in injections:
+    for injection in injections:
         for kind, taken in places.items():
-            values = getattr(one, kind)
+            values = getattr(injection, kind)
             if isinstance(values, str):
-                text_from = _kept_alone(text_from, taken, one)
+                text_from = _kept_alone(text_from, taken, injection)
                 result.body_data = values
                 continue
             if values and kind == "body_data" and text_from is not None:
-                raise _text_and_more(text_from, one.place)
-            _add(getattr(result, kind), values, taken, one.place)
-        _add_json(result.body_json, one.body_json, (), json_places, one.place)
+                raise _text_and_more(text_from, injection.place)
+            _add(getattr(result, kind), values, taken, injection.place)
+        _add_json(result.body_json, injection.body_json, (), json_places, injection.place)
     return result
 
 

@@ -314,19 +314,19 @@ def _left(quota: TokenQuota, body: Any) -> Left:
     """
     calls = whole(looked_up(body, quota.remaining_path))
     if calls is None:
-        raise _untold(quota, "a number of calls", quota.remaining_path)
+        raise _omitted(quota, "a number of calls", quota.remaining_path)
     reset = moment(looked_up(body, quota.reset_path))
     if reset is None:
-        raise _untold(quota, "a time", quota.reset_path)
+        raise _omitted(quota, "a time", quota.reset_path)
     if quota.limit_path is None:
         return Left(calls, calls, reset)
     limit = whole(looked_up(body, quota.limit_path))
     if limit is None:
-        raise _untold(quota, "a number of calls", quota.limit_path)
+        raise _omitted(quota, "a number of calls", quota.limit_path)
     return Left(calls, limit, reset)
 
 
-def _untold(quota: TokenQuota, what: str, path: Sequence[str]) -> SourceError:
+def _omitted(quota: TokenQuota, what: str, path: Sequence[str]) -> SourceError:
     return SourceError(
         f"The status of the quota {quota.name!r} does not tell {what} at {'.'.join(path)}.",
         hint="Correct the paths in the manifest's quotas.",
@@ -412,7 +412,7 @@ class TokenRotation(Authentication):
         longest = as_text(component.max_wait_time or "PT2H", context)
         self._longest = seconds_of(longest, "max_wait_time", none=True)
         self._matchers = [
-            (quota, [Matcher.of(one, config, _WHERE) for one in quota.matchers])
+            (quota, [Matcher.of(matcher, config, _WHERE) for matcher in quota.matchers])
             for quota in component.quotas
         ]
         self._default = next(

@@ -107,7 +107,7 @@ class PartWriter:
         rows = len(facts[MODIFIED])
         never = pa.nulls(rows, pa.int64())
         whole = [*arrays, *(facts.get(name, never) for name in _FACTS)]
-        batch = pa.record_batch(whole, names=[*(one.name for one in columns), *_FACTS])
+        batch = pa.record_batch(whole, names=[*(column.name for column in columns), *_FACTS])
         if self._writer is None or tuple(columns) != self._columns:
             self._end()
             self._columns = tuple(columns)
@@ -122,7 +122,7 @@ class PartWriter:
         if self._writer is not None:
             self._writer.close()
             size = self._file.stat().st_size
-            known = [one for one in self._times if one is not None]
+            known = [time for time in self._times if time is not None]
             earliest = min(known) if len(known) == len(self._times) else None
             self._parts.append(
                 Part(self._file, self._columns, self._rows, size, earliest, self._is_undated)
@@ -164,7 +164,7 @@ class Waiting:
             # A machine that lost its power may have kept the name of a file and not what is in it.
             journal = {"parts": [], "state": None}
         waiting = cls(folder)
-        waiting.add([_part_from(folder, told) for told in journal["parts"]])
+        waiting.add([_part_from(folder, reported) for reported in journal["parts"]])
         known = {part.file for part in waiting.parts}
         for file in folder.glob("*.arrow"):
             # A slice that was not finished is read again.
@@ -172,7 +172,7 @@ class Waiting:
                 file.unlink()
         if not all(part.is_whole for part in waiting.parts):
             # They have landed, and only the journal was still there; or they never were whole.
-            waiting.landed()
+            waiting.acknowledge()
             return waiting, None
         return waiting, journal["state"]
 
@@ -183,12 +183,12 @@ class Waiting:
 
     def note(self, state: Mapping[str, Any]) -> None:
         """Make the files outlive this run, with the state that they lead to."""
-        told = {"parts": [_part_as_json(part) for part in self.parts], "state": state}
+        reported = {"parts": [_part_as_json(part) for part in self.parts], "state": state}
         file = self.folder / f"{_JOURNAL}.new"
-        file.write_bytes(orjson.dumps(told))
+        file.write_bytes(orjson.dumps(reported))
         file.replace(self.folder / _JOURNAL)
 
-    def landed(self) -> None:
+    def acknowledge(self) -> None:
         """The files have landed, and the state with them."""
         (self.folder / _JOURNAL).unlink(missing_ok=True)
         for part in self.parts:
@@ -203,7 +203,7 @@ class Waiting:
 
 def rows_of(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
     """The records of files with the same columns, as `rawlake.land` takes them."""
-    names = [f"{quoted(one.name)} {one.type.sql}" for one in parts[0].columns]
+    names = [f"{quoted(column.name)} {column.type.sql}" for column in parts[0].columns]
     names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
     tasks = max(1, min(len(parts), spark.sparkContext.defaultParallelism))
     listed = pa.table({"file": [str(part.file) for part in parts]})
@@ -233,13 +233,16 @@ def records_of(
     """
     known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
     if not parts:
-        every = [f"{quoted(one.name)} {one.type.sql}" for one in columns]
+        every = [f"{quoted(column.name)} {column.type.sql}" for column in columns]
         every += [f"{name} {kind}" for name, kind in known.items()]
         return spark.createDataFrame([], ", ".join(every))
     frames = []
     for given, group in by_columns(parts):
         types = {one.name: one for one in given}
-        cells = (f"{_cell(types.get(one.name), one.type)} AS {quoted(one.name)}" for one in columns)
+        cells = (
+            f"{_cell(types.get(column.name), column.type)} AS {quoted(column.name)}"
+            for column in columns
+        )
         frames.append(to_spark(rows_of(spark, group)).selectExpr(*cells, *known))
     return reduce(lambda one, other: one.unionByName(other), frames)
 
@@ -267,8 +270,14 @@ def _part_as_json(part: Part) -> dict[str, Any]:
         "earliest": part.earliest,
         "is_undated": part.is_undated,
         "columns": [
-            [one.name, one.type.kind, one.type.precision, one.type.scale, one.primary_key]
-            for one in part.columns
+            [
+                column.name,
+                column.type.kind,
+                column.type.precision,
+                column.type.scale,
+                column.primary_key,
+            ]
+            for column in part.columns
         ],
     }
 

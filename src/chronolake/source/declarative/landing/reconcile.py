@@ -26,7 +26,7 @@ from chronolake.source.declarative.models.cursors import DatetimeBasedCursor
 from chronolake.source.declarative.parent_streams import chosen
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.times import micros_of
-from chronolake.source.protocol import COMPARED, Census, Piece
+from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ class Comparison:
     workers: int
     on_limit: OnPartitionLimit
 
-    def taken(self, spark: SparkSession, *, may_be_empty: bool) -> Census | Piece:
+    def taken(self, spark: SparkSession, *, may_be_empty: bool) -> Reconciliation | ChangeBatch:
         """Read everything; nothing has landed.
 
         Args:
@@ -91,12 +91,12 @@ class Comparison:
         reach("read.census-taken")
         if not any(column.primary_key for column in self.run.files.columns()):
             compared = {**self.run.place, COMPARED: {"at": micros_of(begun)}}
-            return Piece(self.stream.name, None, (), compared)
+            return ChangeBatch(self.stream.name, None, (), compared)
 
-        def census() -> Census:
+        def census() -> Reconciliation:
             """Of all that waits by now."""
             columns = self.run.files.columns()
-            return Census(
+            return Reconciliation(
                 self.stream.name,
                 records_of(spark, self.waiting.parts, columns, facts=True),
                 columns,
@@ -109,7 +109,7 @@ class Comparison:
                 may_be_empty=may_be_empty,
             )
 
-        def again() -> Census:
+        def again() -> Reconciliation:
             log.info("comparison_repeated", stream=self.stream.name)
             self._read_all(datetime.now(UTC))
             return census()
@@ -187,14 +187,14 @@ def reaches(cursor: TimeCursor, at: datetime) -> bool:
     A time that is written without its hour or its minute stands for all of that day or hour.
     """
     end = cursor.end()
-    told = cursor.formatted(end)
+    reported = cursor.formatted(end)
     try:
-        is_coarse = told == cursor.formatted(end + _MINUTE)
+        is_coarse = reported == cursor.formatted(end + _MINUTE)
     except OverflowError:
         return True
     if is_coarse:
-        return end >= at or told == cursor.formatted(at.astimezone(end.tzinfo))
-    return cursor.parsed(told) >= at
+        return end >= at or reported == cursor.formatted(at.astimezone(end.tzinfo))
+    return cursor.parsed(reported) >= at
 
 
 def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:

@@ -92,8 +92,8 @@ def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
     """The types of the fields that a JSON schema declares, where it says something of them."""
     properties = schema.get("properties")
     found = {}
-    for name, told in properties.items() if isinstance(properties, dict) else ():
-        kind = _declared(told) if isinstance(told, dict) else None
+    for name, reported in properties.items() if isinstance(properties, dict) else ():
+        kind = _declared(reported) if isinstance(reported, dict) else None
         if kind is not None:
             found[str(name)] = ColumnType(kind)
     return found
@@ -101,7 +101,7 @@ def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
 
 def _declared(told: Mapping[str, Any]) -> Kind | None:
     types = set(types_in(told))
-    kinds = {_DECLARED[one] for one in types if one in _DECLARED}
+    kinds = {_DECLARED[type_] for type_ in types if type_ in _DECLARED}
     if kinds == {Kind.LONG, Kind.DOUBLE}:
         return Kind.DOUBLE
     if len(kinds) > 1:
@@ -120,7 +120,7 @@ def _declared(told: Mapping[str, Any]) -> Kind | None:
 def types_in(told: Mapping[str, Any]) -> Iterable[str]:
     """The types that a JSON schema allows."""
     types = told.get("type", ())
-    yield from (types,) if isinstance(types, str) else (str(one) for one in types)
+    yield from (types,) if isinstance(types, str) else (str(type_) for type_ in types)
     for union in ("anyOf", "oneOf"):
         for one in told.get(union) or ():
             if isinstance(one, dict):
@@ -240,7 +240,10 @@ def values_of_texts(values: list[Any], kind: ColumnType) -> list[Any] | None:
     """
     if kind.kind is Kind.STRING:
         return values
-    found = [_value_of(one, kind.kind) if isinstance(one, str) and one else one for one in values]
+    found = [
+        _value_of(value, kind.kind) if isinstance(value, str) and value else value
+        for value in values
+    ]
     if None in found and kind.kind is not Kind.JSON:
         spelled = zip(values, found, strict=True)
         if any(value not in {None, ""} and one is None for value, one in spelled):
@@ -288,9 +291,9 @@ def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
     """Values of JSON in a type; None: it does not hold all of them."""
     types = set(map(type, values)) - {type(None)}
     if kind.kind is Kind.STRING:
-        return _texts(values if types <= {str} else [_spelled(one) for one in values])
+        return _texts(values if types <= {str} else [_spelled(value) for value in values])
     if kind.kind is Kind.JSON:
-        return _texts([None if one is None else json_text(one) for one in values])
+        return _texts([None if value is None else json_text(value) for value in values])
     if not types:
         return pa.nulls(len(values), kind.arrow)
     try:
@@ -299,7 +302,7 @@ def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
         if kind.kind is Kind.DOUBLE:
             fits = types <= {int, float} and (int not in types or _are_exact_in(values))
         else:
-            fits = {_KINDS[one] for one in types} == {kind.kind}
+            fits = {_KINDS[type_] for type_ in types} == {kind.kind}
         return pa.array(values, kind.arrow) if fits else None
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None
@@ -310,7 +313,7 @@ def _texts(texts: list[str | None]) -> pa.Array:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
         # APIs cut texts within a character: the half of it that is left is none.
-        return pa.array([None if one is None else _whole(one) for one in texts], pa.string())
+        return pa.array([None if text is None else _whole(text) for text in texts], pa.string())
 
 
 def _whole(text: str) -> str:
@@ -535,12 +538,12 @@ class Identity:
 
     def _hash(self, record: Mapping[str, Any]) -> str:
         if not self.paths:
-            told = record
+            reported = record
         else:
             values = (looked_up(record, path) for path in self.paths)
-            told = {"key": [None if value is MISSING else value for value in values]}
+            reported = {"key": [None if value is MISSING else value for value in values]}
         try:
-            text = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
+            text = orjson.dumps(reported, option=orjson.OPT_SORT_KEYS)
         except TypeError:
-            text = json_text(dict(sorted(told.items()))).encode("utf-8", "surrogatepass")
+            text = json_text(dict(sorted(reported.items()))).encode("utf-8", "surrogatepass")
         return sha256(text).hexdigest()[:40]

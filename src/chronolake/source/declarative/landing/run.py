@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.landing.file_writer import Read, SliceFiles, Waiting
     from chronolake.source.declarative.spark.slice_waves import Cluster
     from chronolake.source.declarative.stream_reader import StreamReader, Work
-    from chronolake.source.protocol import Position
+    from chronolake.source.protocol import Offset
 
 
 _STATE: Final = "state"
@@ -75,8 +75,8 @@ class Place:
     def as_json(self) -> dict[str, Any]:
         """The inverse of `of`."""
         columns = {name: kind.kind for name, kind in self.types.items()}
-        told = {_STATE: self.state, _COLUMNS: columns}
-        return told if self.compared is None else {**told, COMPARED: dict(self.compared)}
+        reported = {_STATE: self.state, _COLUMNS: columns}
+        return reported if self.compared is None else {**reported, COMPARED: dict(self.compared)}
 
 
 log = structlog.get_logger(__name__)
@@ -87,7 +87,7 @@ _LANDING_SECONDS: Final = 120.0
 #: So many slices can be told to Spark at once.
 _MOST_IN_WAVE: Final = 10_000
 #: How much has been read is told this often.
-_TOLD_SECONDS: Final = 1.0
+_REPORT_SECONDS: Final = 1.0
 #: Noting what is finished takes at most this part of the time.
 _NOTING_SHARE: Final = 0.05
 
@@ -139,12 +139,12 @@ class Run:
         self._noting = 0.0
 
     @property
-    def place(self) -> Position:
+    def place(self) -> Offset:
         """How far the stream is."""
         types = self.files.shape.known()
         return Place(self.reader.state.as_json(), types, self.compared).as_json()
 
-    def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Position]:
+    def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset]:
         """Read all slices; gives the stream's place each time when enough waits to be landed.
 
         What waits then is landed when the next place is asked for.
@@ -156,9 +156,9 @@ class Run:
         found = self.watched(workers, is_whole=is_whole)
         return (place for place in found if place is not None)
 
-    def watched(self, workers: int, *, is_whole: bool = False) -> Iterator[Position | None]:
+    def watched(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset | None]:
         """The same, and None about every second in which slices have been read (`rows`)."""
-        begun = told = time.monotonic()
+        begun = reported = time.monotonic()
         with ThreadPoolExecutor(workers, thread_name_prefix=self.reader.stream.name) as pool:
             try:
                 with closing(self._finished(pool, workers)) as finished:
@@ -172,9 +172,9 @@ class Run:
                                 pool.shutdown(cancel_futures=True)
                                 return
                             begun = time.monotonic()
-                        elif time.monotonic() - told > _TOLD_SECONDS:
+                        elif time.monotonic() - reported > _REPORT_SECONDS:
                             yield None
-                            told = time.monotonic()
+                            reported = time.monotonic()
             except BaseException:
                 # Nobody waits for what is still being read.
                 self._cancelled.set()

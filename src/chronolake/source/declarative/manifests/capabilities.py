@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.limits import StreamTraits
+from chronolake.limits import StreamCapabilities
 from chronolake.source.declarative.models.cursors import (
     DatetimeBasedCursor,
     IncrementingCountCursor,
 )
 from chronolake.source.declarative.models.streams import DeclarativeStream
 from chronolake.source.declarative.templating.templates import as_text, evaluated
-from chronolake.source.protocol import Sight
+from chronolake.source.protocol import CaptureMethod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,19 +42,21 @@ def cursor_field_of(stream: AnyStream, config: Mapping[str, Any]) -> str | None:
     return as_text(model.cursor_field, {"config": config, "parameters": model.parameters})
 
 
-def traits_of(stream: AnyStream) -> StreamTraits:
+def traits_of(stream: AnyStream) -> StreamCapabilities:
     """What decides about a stream's modes: only a cursor over time tells when records changed."""
     cursor = cursor_of(stream)
-    return StreamTraits(
+    return StreamCapabilities(
         stream.name,
-        tells_changes=isinstance(cursor, DatetimeBasedCursor),
+        reports_changes=isinstance(cursor, DatetimeBasedCursor),
         is_reimported=cursor is None,
     )
 
 
-def sight_of(stream: AnyStream) -> Sight:
+def capture_method_of(stream: AnyStream) -> CaptureMethod:
     """What a stream sees of changes."""
-    return Sight.SNAPSHOT_DIFF if cursor_of(stream) is None else Sight.OBSERVED_CHANGES
+    return (
+        CaptureMethod.SNAPSHOT_DIFF if cursor_of(stream) is None else CaptureMethod.OBSERVED_CHANGES
+    )
 
 
 def epsilon_of(stream: AnyStream) -> int:
@@ -63,15 +65,15 @@ def epsilon_of(stream: AnyStream) -> int:
     if not isinstance(cursor, DatetimeBasedCursor):
         return _MILLISECOND
     formats = (cursor.datetime_format, *cursor.cursor_datetime_formats)
-    return 1 if any(_FINE.search(one) for one in formats) else _MILLISECOND
+    return 1 if any(_FINE.search(format_) for format_ in formats) else _MILLISECOND
 
 
 def concurrency_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
     """How many requests the manifest allows at once."""
     level = manifest.content.get("concurrency_level")
-    told = level if isinstance(level, dict) else {}
-    wanted = _count(told.get("default_concurrency"), config) or _CONCURRENCY
-    most = _count(told.get("max_concurrency"), config) or _MOST_CONCURRENCY
+    reported = level if isinstance(level, dict) else {}
+    wanted = _count(reported.get("default_concurrency"), config) or _CONCURRENCY
+    most = _count(reported.get("max_concurrency"), config) or _MOST_CONCURRENCY
     return min(wanted, most, _MOST_CONCURRENCY)
 
 

@@ -233,7 +233,9 @@ def _depending(value: Any, asked: Any, schema: Mapping[str, Any], whole: Any) ->
 
 
 def _distinct(values: list[Any]) -> bool:
-    return not any(_same(one, other) for at, one in enumerate(values) for other in values[at + 1 :])
+    return not any(
+        _same(value, other) for at, value in enumerate(values) for other in values[at + 1 :]
+    )
 
 
 _object, _array, _text = _TYPES["object"], _TYPES["array"], _TYPES["string"]
@@ -308,7 +310,11 @@ def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     ready = deepcopy(dict(config))
     if rules is None:
         return ready
-    migrations = [one for migration in rules.config_migrations for one in migration.transformations]
+    migrations = [
+        transformation
+        for migration in rules.config_migrations
+        for transformation in migration.transformations
+    ]
     for step in (*migrations, *rules.transformations):
         # What is not run only rewrites configurations that were made for older manifests.
         if not isinstance(step, CustomConfigTransformation):
@@ -338,8 +344,8 @@ def _transform(config: dict[str, Any], step: ConfigTransformation) -> None:
                     default=added.value,
                     kinds=kinds,
                 )
-                told = {**variables, "value": value, "path": added.path}
-                if not step.condition or as_truth(step.condition, told):
+                reported = {**variables, "value": value, "path": added.path}
+                if not step.condition or as_truth(step.condition, reported):
                     _put(config, added.path, value)
         case _:
             assert_never(step)
@@ -371,10 +377,10 @@ def _put(config: dict[str, Any], path: list[str], value: Any) -> None:
 def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator) -> None:
     if isinstance(asked, PredicateValidator):
         what = "What the manifest makes of the configuration"
-        told = asked.value
-        if is_template(told):
-            told = evaluated(told, {"config": config, "parameters": {}})
-        values = [told]
+        reported = asked.value
+        if is_template(reported):
+            reported = evaluated(reported, {"config": config, "parameters": {}})
+        values = [reported]
     else:
         path = path_of(asked.field_path, {}, {})
         what = f"The configuration's {'.'.join(map(str, path))}"
@@ -440,11 +446,11 @@ def masking(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], st
         config: what the user has set.
         manifest: its specification says by `airbyte_secret` what is secret.
     """
-    told = [*secrets_in(config, manifest.specification)]
+    reported = [*secrets_in(config, manifest.specification)]
     with suppress(ConfigurationError):
         # The rules may bring a secret to where the specification knows it.
-        told += secrets_in(made_ready(config, manifest), manifest.specification)
-    spelled = {form(text) for text in told for form in (str, quote, quote_plus)}
+        reported += secrets_in(made_ready(config, manifest), manifest.specification)
+    spelled = {form(text) for text in reported for form in (str, quote, quote_plus)}
     found = {text for text in spelled if len(text) >= _SHORTEST}
     secrets = sorted(found, key=len, reverse=True)
 

@@ -84,8 +84,8 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
         made = tuple(found.streams)[known:]
         generated[dynamic.name] = generated.get(dynamic.name, ()) + made
     # What is wrong with a template is told of it, not again of each stream that is made of it.
-    told = {(one.path, one.message) for one in manifest.problems}
-    new = (one for one in found.problems if (one.path, one.message) not in told)
+    reported = {(problem.path, problem.message) for problem in manifest.problems}
+    new = (problem for problem in found.problems if (problem.path, problem.message) not in reported)
     problems = (*manifest.problems, *dict.fromkeys(new))
     return replace(
         manifest,
@@ -101,9 +101,9 @@ def _made(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
     """The streams of a template, with what they inherit in its place."""
     definition = dynamic.definition
     resolver = definition.components_resolver
-    for told in _told(resolver, dynamic.definition.name, api):
+    for reported in _told(resolver, dynamic.definition.name, api):
         stream = deepcopy(dynamic.template)
-        variables = {"config": api.config, "stream_template_config": dynamic.template, **told}
+        variables = {"config": api.config, "stream_template_config": dynamic.template, **reported}
         for mapping in resolver.components_mapping:
             if mapping.condition and not as_truth(
                 mapping.condition, {**variables, "parameters": resolver.parameters}
@@ -161,16 +161,16 @@ def _mark_found(stream: Any, known: frozenset[Any]) -> None:
 def _told(resolver: ComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
     """What each stream is made of."""
     if isinstance(resolver, HttpComponentsResolver):
-        yield from _told_by_api(resolver, name, api)
+        yield from _reported_by_api(resolver, name, api)
     elif isinstance(resolver, ConfigComponentsResolver):
-        for values in _told_by_config(resolver, api.config):
+        for values in _listed_in_config(resolver, api.config):
             yield {"components_values": values}
     else:
         for values in resolver.stream_parameters.list_of_parameters_for_stream:
             yield {"components_values": values}
 
 
-def _told_by_api(resolver: HttpComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
+def _reported_by_api(resolver: HttpComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
     retriever = resolver.retriever
     reader = StreamReader(
         DeclarativeStream(
@@ -189,7 +189,7 @@ def _told_by_api(resolver: HttpComponentsResolver, name: str, api: Api) -> Itera
                 yield {"components_values": record, "stream_slice": work.slice}
 
 
-def _told_by_config(
+def _listed_in_config(
     resolver: ConfigComponentsResolver, config: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """What the configuration lists; of several lists each combination."""

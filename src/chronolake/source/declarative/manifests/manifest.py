@@ -105,8 +105,8 @@ class Gathering:
             if len(names) == 1:
                 problems.append(Problem(one.line, one.path, one.message, names[0], one.hint))
                 continue
-            told = f"; for that, these cannot be read: {', '.join(names)}" if names else ""
-            message = f"{one.message}{told}"
+            reported = f"; for that, these cannot be read: {', '.join(names)}" if names else ""
+            message = f"{one.message}{reported}"
             problems.append(Problem(one.line, one.path, message, None, one.hint, names))
         return problems
 
@@ -180,13 +180,15 @@ def check_of(
         return found, []
     return found, [
         Spot.of(content, (_KEY, _CONFIGS, number, "dynamic_stream_name")).problem(
-            f"there are no dynamic streams {one.dynamic_stream_name}",
+            f"there are no dynamic streams {config.dynamic_stream_name}",
             hint=did_you_mean(
-                one.dynamic_stream_name, templates, f"There are: {', '.join(templates) or 'none'}."
+                config.dynamic_stream_name,
+                templates,
+                f"There are: {', '.join(templates) or 'none'}.",
             ),
         )
-        for number, one in enumerate(found.dynamic_streams_check_configs)
-        if one.dynamic_stream_name not in templates
+        for number, config in enumerate(found.dynamic_streams_check_configs)
+        if config.dynamic_stream_name not in templates
     ]
 
 
@@ -208,15 +210,15 @@ def checked_streams(manifest: Manifest, wanted: Collection[str] | None) -> tuple
         return names[: max(check.stream_count, 0)] if check.use_check_availability else ()
     if check is None:
         return names[:1]
-    told = {problem.stream for problem in manifest.problems}
+    reported = {problem.stream for problem in manifest.problems}
     found = [
         name
         for name in check.stream_names
-        if name in manifest.streams or (name not in told and manifest.is_whole)
+        if name in manifest.streams or (name not in reported and manifest.is_whole)
     ]
-    for one in check.dynamic_streams_check_configs:
-        made = manifest.generated.get(one.dynamic_stream_name, ())
-        found += islice((name for name in made if name in names), one.stream_count)
+    for config in check.dynamic_streams_check_configs:
+        made = manifest.generated.get(config.dynamic_stream_name, ())
+        found += islice((name for name in made if name in names), config.stream_count)
     return tuple(dict.fromkeys(found)) or names[:1]
 
 
@@ -325,15 +327,15 @@ class Manifest:
         """
         if name in self.streams:
             return self.streams[name]
-        own = [one for one in self.problems if name in {one.stream, *one.streams}]
+        own = [problem for problem in self.problems if name in {problem.stream, *problem.streams}]
         wrong = (
             own
-            or [one for one in self.problems if one.stream is None]
+            or [problem for problem in self.problems if problem.stream is None]
             or [
                 # Which streams these would be, nobody knows.
-                one
-                for one in self.problems
-                if one.path.startswith(_DYNAMIC)
+                problem
+                for problem in self.problems
+                if problem.path.startswith(_DYNAMIC)
             ]
         )
         if wrong:
@@ -373,9 +375,9 @@ def find(given: str, *, beside: Path) -> Path:
             raise ConfigurationError(
                 f"The package {given} is not installed.", hint=f"pip install {given}"
             ) from None
-        for one in files:
-            if one.name == FILE_NAME:
-                return Path(str(one.locate())).resolve()
+        for file in files:
+            if file.name == FILE_NAME:
+                return Path(str(file.locate())).resolve()
     raise ConfigurationError(
         f"There is no manifest {given}.",
         hint="Name a YAML file, a folder with a manifest.yaml, or an installed package "

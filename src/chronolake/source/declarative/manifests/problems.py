@@ -124,7 +124,7 @@ def problems_in(
         spot.within(described, _place(error)).problem(
             _words(error, described), stream, _hint(error)
         )
-        for error in _telling(errors)
+        for error in _describing(errors)
     ]
 
 
@@ -165,11 +165,11 @@ def _follows_from_unknown(error: ErrorDetails, described: Any) -> bool:
     """Whether an error says no more than that a reference leads nowhere."""
     if is_unknown(error["input"]) or is_unknown(value_of(described, error["loc"])):
         return True
-    told = error["input"]
+    reported = error["input"]
     return (
         error["type"] == "union_tag_invalid"
-        and isinstance(told, dict)
-        and is_unknown(told.get("type"))
+        and isinstance(reported, dict)
+        and is_unknown(reported.get("type"))
     )
 
 
@@ -194,7 +194,7 @@ def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
     return True
 
 
-def _telling(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+def _describing(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Those of several errors that are not consequences of others.
 
     What fails within a list fails the list as well; and of a component of another kind the keys are
@@ -227,7 +227,7 @@ def _is_other_type(
         return False
     stem = _place(error)
     others = (*before, *(one for one in after if _place(one) == one["loc"]))
-    return any(one["loc"][: len(stem)] == stem for one in others)
+    return any(other["loc"][: len(stem)] == stem for other in others)
 
 
 def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
@@ -260,19 +260,19 @@ def _words(error: ErrorDetails, described: Any) -> str:
 def _hint(error: ErrorDetails) -> str | None:
     """What to do about what one failed check says."""
     kind, name = error["type"], str(error["loc"][-1]) if error["loc"] else ""
-    told = error["input"]
+    reported = error["input"]
     expected = _QUOTED.findall(str(_context(error).get("expected_tags") or _expected(error)))
     if kind in {"union_tag_invalid", "literal_error"} and expected:
-        wrong = told.get("type") if isinstance(told, dict) else told
+        wrong = reported.get("type") if isinstance(reported, dict) else reported
         return _LEFT_OUT if _is_code(wrong) else _nearest(str(wrong), expected)
     if kind == "missing":
-        there = told if isinstance(told, dict) else ()
+        there = reported if isinstance(reported, dict) else ()
         near = difflib.get_close_matches(name, there, n=1, cutoff=_CLOSE)
         return f"Did you mean it by {near[0]!r}?" if near else f"Give it a `{name}`."
     if kind == "union_tag_not_found":
         return "Say by a `type` what it is."
-    if kind.endswith(("_type", "_parsing")) and not isinstance(told, dict | list):
-        return f"Here stands {shown(str(told))}."
+    if kind.endswith(("_type", "_parsing")) and not isinstance(reported, dict | list):
+        return f"Here stands {shown(str(reported))}."
     return None
 
 

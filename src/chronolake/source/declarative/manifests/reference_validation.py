@@ -324,9 +324,9 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[str]:
     yield from properties if isinstance(properties, dict) else ()
     for several in ("oneOf", "anyOf", "allOf"):
         forms = schema.get(several)
-        for one in forms if isinstance(forms, list) else ():
-            if isinstance(one, dict):
-                yield from _properties(one)
+        for form in forms if isinstance(forms, list) else ():
+            if isinstance(form, dict):
+                yield from _properties(form)
 
 
 def problems_of_lookups(
@@ -356,8 +356,8 @@ def _in_node(
         return
     if not isinstance(node, dict):
         return
-    told = node.get("type")
-    kind = told if isinstance(told, str) else kind
+    reported = node.get("type")
+    kind = reported if isinstance(reported, str) else kind
     if kind is not None and kind.startswith("Custom"):
         return
     if "retriever" in node:
@@ -508,7 +508,9 @@ def _names_of_router(router: Any) -> set[str] | None:
         case {"type": "ListPartitionRouter", "cursor_field": str(name)}:
             return {name}
         case {"type": "SubstreamPartitionRouter", "parent_stream_configs": list(parents)}:
-            names = {one.get("partition_field") for one in parents if isinstance(one, dict)}
+            names = {
+                parent.get("partition_field") for parent in parents if isinstance(parent, dict)
+            }
             return {one for one in names if isinstance(one, str)}
         case {"type": "UnionPartitionRouter", "partition_field": str(name)}:
             return {name}
@@ -562,12 +564,12 @@ def _fields_of(stream: Mapping[str, Any]) -> set[str] | None:
         return None
     found = set(map(str, properties))
     transformations = stream.get("transformations")
-    for one in transformations if isinstance(transformations, list) else ():
-        if not isinstance(one, dict):
+    for transformation in transformations if isinstance(transformations, list) else ():
+        if not isinstance(transformation, dict):
             continue
-        if one.get("type") in _RENAMING:
+        if transformation.get("type") in _RENAMING:
             return None
-        for field in one.get("fields") or ():
+        for field in transformation.get("fields") or ():
             path = field.get("path") if isinstance(field, dict) else None
             found.update(map(str, path[:1] if isinstance(path, list) else ()))
     return found

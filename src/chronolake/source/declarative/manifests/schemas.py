@@ -128,21 +128,21 @@ def _at(
 def _type_of(
     field: Any, name: str, identifier: SchemaTypeIdentifier, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    told: Any = "string"
+    reported: Any = "string"
     if identifier.type_pointer:
-        told = _at(field, identifier.type_pointer, identifier, config, default="string")
+        reported = _at(field, identifier.type_pointer, identifier, config, default="string")
     variables = {"config": config, "parameters": {}, "raw_schema": field}
     for one in identifier.types_mapping:
-        if told == one.current_type and (
+        if reported == one.current_type and (
             one.condition is None or as_truth(one.condition, variables)
         ):
-            told = one.target_type
+            reported = one.target_type
             break
-    if isinstance(told, ComplexFieldType):
-        return _complex(told, name)
-    if isinstance(told, list) and len(told) == _EITHER:
-        return {"oneOf": [_named(one, name) for one in told]}
-    return _named(told, name)
+    if isinstance(reported, ComplexFieldType):
+        return _complex(reported, name)
+    if isinstance(reported, list) and len(reported) == _EITHER:
+        return {"oneOf": [_named(one, name) for one in reported]}
+    return _named(reported, name)
 
 
 def _complex(told: ComplexFieldType, name: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _kept(
     if loader.schema_filter is None:
         return properties
     if isinstance(loader.schema_filter, CustomRecordFilter):
-        fields = [{name: one} for name, one in properties.items()]
+        fields = [{name: property_} for name, property_ in properties.items()]
         kept = loader.schema_filter.calls.listed(
             "filter_records",
             fields,
@@ -189,18 +189,18 @@ def _kept(
         "next_page_token": None,
     }
     return {
-        name: one
-        for name, one in properties.items()
-        if as_truth(condition, {**variables, "record": {name: one}})
+        name: property_
+        for name, property_ in properties.items()
+        if as_truth(condition, {**variables, "record": {name: property_}})
     }
 
 
 def _changed(
     properties: dict[str, Any], loader: DynamicSchemaLoader, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    for one in loader.schema_transformations:
+    for transformation in loader.schema_transformations:
         context = {"config": config, "stream_slice": StreamSlice()}
-        properties = step_of(one, config)(context)(properties)
+        properties = step_of(transformation, config)(context)(properties)
     return properties
 
 
@@ -244,8 +244,8 @@ def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[s
         return schema
     if not loader.file_path:
         return _read(file.parent / "schemas" / f"{stream.name}.json")
-    told = as_text(loader.file_path, {"config": api.config, "parameters": loader.parameters})
-    path = (file.parent / _PACKAGE.sub("", told, count=1)).resolve()
+    reported = as_text(loader.file_path, {"config": api.config, "parameters": loader.parameters})
+    path = (file.parent / _PACKAGE.sub("", reported, count=1)).resolve()
     if not path.is_relative_to(file.parent.resolve()):
         raise ConfigurationError(
             f"{file}: the stream {stream.name} has a schema outside of the manifest's folder.",

@@ -157,8 +157,12 @@ def _in_component(
         return
     if not isinstance(node, dict):
         return
-    told = node.get("type")
-    kind = told if isinstance(told, str) else UNTYPED.get(place, place if "." not in place else "")
+    reported = node.get("type")
+    kind = (
+        reported
+        if isinstance(reported, str)
+        else UNTYPED.get(place, place if "." not in place else "")
+    )
     for key, near in misspelled_in(node, kind):
         yield (*keys, key), Fault(f"a {kind} has no `{key}`", f"Did you mean {near!r}?")
     if kind == "DatetimeBasedCursor":
@@ -264,22 +268,22 @@ def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Faul
     """Report times of a cursor that don't have the format by which they are read."""
     own = node.get("datetime_format")
     for name in ("start_datetime", "end_datetime"):
-        told = node.get(name)
+        reported = node.get(name)
         within: _Keys = (*keys, name)
         form = own
-        if isinstance(told, dict):
-            form = told.get("datetime_format") or own
-            told, within = told.get("datetime"), (*within, "datetime")
-        if not isinstance(told, str) or not isinstance(form, str) or is_template(told):
+        if isinstance(reported, dict):
+            form = reported.get("datetime_format") or own
+            reported, within = reported.get("datetime"), (*within, "datetime")
+        if not isinstance(reported, str) or not isinstance(form, str) or is_template(reported):
             continue
-        if told and not is_template(form) and not any(faults_of_format(form)):
+        if reported and not is_template(form) and not any(faults_of_format(form)):
             try:
-                parsed(told, form)
+                parsed(reported, form)
             except ValueError:
                 yield (
                     within,
                     Fault(
-                        f"the time {told!r} does not have the format {form}",
+                        f"the time {reported!r} does not have the format {form}",
                         "Write it in the datetime_format, or correct that.",
                     ),
                 )

@@ -386,7 +386,7 @@ def inherited(
         found[name] = found.get(name) or value
     for name, value in found.items():
         # A parameter is not handed to what it stands for itself.
-        handed = {key: one for key, one in parameters.items() if key != name}
+        handed = {key: parameter for key, parameter in parameters.items() if key != name}
         found[name] = _within(value, f"{kind}.{name}", handed, is_outer_first=is_outer_first)
     if parameters and PARAMETERS not in found:
         found[PARAMETERS] = parameters
@@ -395,11 +395,11 @@ def inherited(
 
 def _own(component: Mapped) -> dict[str, Any]:
     """The parameters of a component, taken out of it; what are none stay, to be told."""
-    told = component.get(PARAMETERS) or {}
-    if not isinstance(told, dict):
+    reported = component.get(PARAMETERS) or {}
+    if not isinstance(reported, dict):
         return {}
     component.pop(PARAMETERS, None)
-    return told
+    return reported
 
 
 def _within(value: Any, place: str, given: dict[str, Any], *, is_outer_first: bool) -> Any:

@@ -68,8 +68,8 @@ class DefaultPaginator(Component):
 
 def _path(option: RequestOption) -> list[str]:
     """Where an option leads; what a template names is a place of its own until it is known."""
-    told = option.field_path or [option.field_name or ""]
-    return [f"{part} of {id(option)}" if is_template(part) else part for part in told]
+    reported = option.field_path or [option.field_name or ""]
+    return [f"{part} of {id(option)}" if is_template(part) else part for part in reported]
 
 
 class NoPagination(Component):

@@ -175,7 +175,7 @@ def _actions_of(handler: ErrorHandler | None) -> set[str]:
         return set()
     if isinstance(handler, CompositeErrorHandler):
         return set().union(*map(_actions_of, handler.error_handlers))
-    return {one.action for one in handler.response_filters or () if one.action}
+    return {filter_.action for filter_ in handler.response_filters or () if filter_.action}
 
 
 class ComplexFieldType(BaseModel):
@@ -300,12 +300,12 @@ class UnionPartitionRouter(Component):
     def _put_nothing_into_requests(
         cls, routers: tuple[PartitionRouter, ...]
     ) -> tuple[PartitionRouter, ...]:
-        for one in routers:
+        for router in routers:
             options = (
-                [parent.request_option for parent in one.parent_stream_configs]
-                if isinstance(one, SubstreamPartitionRouter)
-                else [one.request_option]
-                if isinstance(one, ListPartitionRouter)
+                [parent.request_option for parent in router.parent_stream_configs]
+                if isinstance(router, SubstreamPartitionRouter)
+                else [router.request_option]
+                if isinstance(router, ListPartitionRouter)
                 else []
             )
             if any(options):
@@ -371,7 +371,9 @@ def _properties_of(requester: dict[str, Any]) -> Iterator[dict[str, Any]]:
     asked = requester.get("request_parameters")
     values = asked.values() if isinstance(asked, dict) else ()
     named = [
-        one for one in values if isinstance(one, dict) and one.get("type") == "QueryProperties"
+        value
+        for value in values
+        if isinstance(value, dict) and value.get("type") == "QueryProperties"
     ]
     yield from named
     if endpoint := requester.get("fetch_properties_from_endpoint"):
@@ -473,7 +475,7 @@ class ComponentMappingDefinition(Component):
 def _unconditional(
     mappings: tuple[ComponentMappingDefinition, ...],
 ) -> tuple[ComponentMappingDefinition, ...]:
-    if any(one.condition for one in mappings):
+    if any(mapping.condition for mapping in mappings):
         raise ValueError("only mappings of a ConfigComponentsResolver have a condition")
     return mappings
 

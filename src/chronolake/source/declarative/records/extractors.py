@@ -77,10 +77,10 @@ class Expansion:
         self._indicator = path_of(model.truncation_indicator_path or (), config, model.parameters)
         self._parents = [
             (
-                _texts(path_of(one.parent_path, config, one.parameters)),
-                _texts(path_of(one.record_path, config, one.parameters)),
+                _texts(path_of(field.parent_path, config, field.parameters)),
+                _texts(path_of(field.record_path, config, field.parameters)),
             )
-            for one in model.parent_fields or ()
+            for field in model.parent_fields or ()
         ]
         described = model.truncated_list_retriever
         self._fetch: Fetch | None = None
@@ -111,7 +111,7 @@ class Expansion:
         lists = [
             place.value for place in places(record, self._path) if isinstance(place.value, list)
         ]
-        items: Iterable[Any] = (item for one in lists for item in one)
+        items: Iterable[Any] = (item for list_ in lists for item in list_)
         embedded = sum(map(len, lists))
         base = self._base(record) if self._model.merge_parent else None
         if self._indicator and looked_up(record, self._indicator) not in (MISSING, False, None, 0):
@@ -397,7 +397,9 @@ def _combined(
     config: Mapping[str, Any],
     fetch_of: FetchOf | None,
 ) -> Extraction:
-    extractions = [extraction_of(one, decoder, config, fetch_of) for one in component.extractors]
+    extractions = [
+        extraction_of(extractor, decoder, config, fetch_of) for extractor in component.extractors
+    ]
 
     def of(extraction: Extraction, answer: Answer) -> Extracted:
         found = extraction(answer)

@@ -97,7 +97,9 @@ def _compiled(part: Any, schema: Mapping[str, Any], known: dict[str, Converter])
     converter.own = _conversion(part)
     properties = part.get("properties")
     if isinstance(properties, Mapping):
-        parts = {name: _compiled(one, schema, known) for name, one in properties.items()}
+        parts = {
+            name: _compiled(property_, schema, known) for name, property_ in properties.items()
+        }
         converter.properties = {name: one for name, one in parts.items() if one != Converter()}
     if isinstance(part.get("items"), Mapping):
         converter.items = _compiled(part["items"], schema, known)
@@ -120,7 +122,7 @@ def _referred(reference: str, schema: Mapping[str, Any], known: dict[str, Conver
 def _conversion(part: Mapping[str, Any]) -> Callable[[Any], Any] | None:
     declared = part.get("type", [])
     types = [declared] if isinstance(declared, str) else declared
-    wanted = [one for one in types if one != "null"]
+    wanted = [type_ for type_ in types if type_ != "null"]
     if isinstance(declared, list) and len(wanted) != 1:
         return None
     convert = _list_conversion(part) if wanted == ["array"] else _CONVERSIONS.get("".join(wanted))
@@ -228,12 +230,12 @@ class Selection:
             self._filter.calls if isinstance(self._filter, CustomRecordFilter) else None
         )
         transformations = tuple(transformations)
-        self._steps = [step_of(one, config) for one in transformations]
+        self._steps = [step_of(transformation, config) for transformation in transformations]
         self._convert = _normalizer(selector.schema_normalization, schema) if schema else None
         #: Whether classes of the connector's own have a hand in it.
         self._is_own = any(
-            isinstance(one, CustomComponent)
-            for one in (
+            isinstance(transformation, CustomComponent)
+            for transformation in (
                 selector.extractor,
                 selector.record_filter,
                 selector.schema_normalization,

@@ -93,14 +93,14 @@ def _own(component: CustomTransformation) -> Step:
         if not own:
             # What the class does to it is seen by nobody else.
             own.append(deepcopy(dict(context["config"])))
-        told = {
+        reported = {
             "config": own[0],
             "stream_state": {},
             "stream_slice": slice_seen(context["stream_slice"]),
         }
 
         def change(record: Record) -> Record:
-            calls.call("transform", record, **told)
+            calls.call("transform", record, **reported)
             return record
 
         return change

@@ -268,9 +268,9 @@ class Reports:
                 log.warning("report_not_made", status=status.name.lower())
                 problem = None
                 pause = self._rest if status is _Status.FAILED else _INTERVAL
-        told = "it failed, or took too long" if problem is None else problem.message
+        reported = "it failed, or took too long" if problem is None else problem.message
         raise SourceError(
-            f"A report was ordered {_ORDERS} times, and was not made: {told}",
+            f"A report was ordered {_ORDERS} times, and was not made: {reported}",
             hint="Read again later, or for less time at once.",
         ) from problem
 
@@ -311,14 +311,14 @@ class Reports:
         return status, answer
 
     def _status_in(self, answer: Answer) -> _Status:
-        told = next(iter(self._status(answer).records), None)
-        if str(told) not in self._meanings:
+        reported = next(iter(self._status(answer).records), None)
+        if str(reported) not in self._meanings:
             raise SourceError(
-                f"The API says {self._network.mask(repr(told))[:100]} of a report, which the "
+                f"The API says {self._network.mask(repr(reported))[:100]} of a report, which the "
                 "manifest does not know.",
                 hint="Name it in the status_mapping, and look at the status_extractor.",
             )
-        return self._meanings[str(told)]
+        return self._meanings[str(reported)]
 
     def _tell(self, asking: _Asking | None, one: StreamSlice, what: str) -> None:
         """A request whose answer does not matter: what is read is read, or is not."""
@@ -360,10 +360,10 @@ def _seen(request: Request, answer: Answer) -> dict[str, Any]:
     What proves who asked is not among it.
     """
     try:
-        told = answer.json()
+        reported = answer.json()
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        reported = None
+    if not isinstance(reported, dict):
         raise SourceError(
             "The API's answer about a report is no JSON object.",
             hint="Look at what the API answers to creation_requester and polling_requester.",
@@ -375,4 +375,4 @@ def _seen(request: Request, answer: Answer) -> dict[str, Any]:
         "headers": httpx.Headers(dict(sent.headers)),
         "body": sent.body,
     }
-    return {"headers": answer.headers, "request": asked} | told
+    return {"headers": answer.headers, "request": asked} | reported

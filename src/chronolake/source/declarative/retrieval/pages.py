@@ -163,8 +163,10 @@ def _selected(
     if model.property_selector is None or not isinstance(declared, dict) or not declared:
         return None
     found: Record = {name: {} for name in declared}
-    for one in model.property_selector.transformations:
-        found = step_of(one, config)({"config": config, "stream_slice": StreamSlice()})(found)
+    for transformation in model.property_selector.transformations:
+        found = step_of(transformation, config)({"config": config, "stream_slice": StreamSlice()})(
+            found
+        )
     return set(found)
 
 

@@ -48,7 +48,7 @@ def actions_of(handler: ErrorHandler | None) -> frozenset[str]:
         return frozenset()
     if isinstance(handler, CompositeErrorHandler):
         return frozenset().union(*map(actions_of, handler.error_handlers))
-    return frozenset(one.action for one in handler.response_filters or () if one.action)
+    return frozenset(filter_.action for filter_ in handler.response_filters or () if filter_.action)
 
 
 @dataclass
@@ -284,7 +284,7 @@ def _ends_early(comparison: nodes.Compare, least: int) -> bool:
     if isinstance(bound, nodes.Const) and isinstance(bound.value, int):
         return bound.value + (sign == "lteq") > least
     names = [bound, *bound.find_all(nodes.Name)]
-    return not any(getattr(one, "name", None) == "page_size" for one in names)
+    return not any(getattr(name, "name", None) == "page_size" for name in names)
 
 
 #: A slice is halved so many times.

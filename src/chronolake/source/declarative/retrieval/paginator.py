@@ -320,7 +320,9 @@ class Pages:
             "parameters": strategy.parameters,
             "headers": Headers(answer),
             # Decoded again, as records are changed in place, but only if somebody looks.
-            "response": self._seen(answer) if any(_names(one, "response") for one in texts) else {},
+            "response": self._seen(answer)
+            if any(_names(text, "response") for text in texts)
+            else {},
         }
         if strategy.stop_condition and as_truth(strategy.stop_condition, variables):
             return None
@@ -331,7 +333,7 @@ class Pages:
         return next(iter(decoded(self._decoder, answer)), {})
 
     def _requested_size(self, strategy: PaginationStrategy, answer: Answer) -> int | None:
-        if _is_told_by_answers(strategy):
+        if _is_in_responses(strategy):
             return self._evaluated_size(strategy, {"response": self._seen(answer)})
         return self._size
 
@@ -339,10 +341,10 @@ class Pages:
         self, strategy: PaginationStrategy, variables: Mapping[str, Any]
     ) -> int | None:
         if isinstance(strategy, CustomPaginationStrategy):
-            told = (
+            reported = (
                 strategy.calls.call("get_page_size") if strategy.calls.has("get_page_size") else 0
             )
-            return told if isinstance(told, int) and told else None
+            return reported if isinstance(reported, int) and reported else None
         size = strategy.page_size
         if isinstance(size, str) and size:
             context = {**variables, "config": self._config, "parameters": strategy.parameters}
@@ -366,7 +368,7 @@ class Pages:
                 "An OffsetIncrement cannot count the records of a CombinedExtractor that unites.",
                 hint="Use its mode first_match, or another pagination strategy.",
             )
-        if not _is_told_by_answers(strategy):
+        if not _is_in_responses(strategy):
             self._size = self._evaluated_size(strategy, {})
         if paginator.page_size_option and self._size is None:
             raise ConfigurationError(
@@ -384,7 +386,7 @@ class Pages:
         self.injection({_NAME: "a token"})
 
 
-def _is_told_by_answers(strategy: PaginationStrategy) -> bool:
+def _is_in_responses(strategy: PaginationStrategy) -> bool:
     return isinstance(strategy, OffsetIncrement) and _names(strategy.page_size, "response")
 
 

@@ -117,8 +117,8 @@ class Coordinator:
         self._server.stop(grace=None).wait()
 
     def _answer(self, asked: bytes, context: grpc.ServicerContext) -> bytes:
-        told = dict(context.invocation_metadata()).get(_HEADER, "")
-        if not hmac.compare_digest(str(told), self.address.secret):
+        reported = dict(context.invocation_metadata()).get(_HEADER, "")
+        if not hmac.compare_digest(str(reported), self.address.secret):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "not a task of this run")
         method, arguments = pickle.loads(asked)  # noqa: S301 - only our own tasks know the secret
         try:

@@ -113,12 +113,12 @@ def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
     except re.error as failure:
         raise ValueError("it has a directive twice") from failure
     except ValueError as failure:
-        told = str(failure)
-        if "bad directive" in told:
+        reported = str(failure)
+        if "bad directive" in reported:
             raise ValueError(
-                f"there is no directive %{told[1:].partition(chr(39))[0]}"
+                f"there is no directive %{reported[1:].partition(chr(39))[0]}"
             ) from failure
-        if "stray %" in told:
+        if "stray %" in reported:
             raise ValueError("it ends with a single %") from failure
 
 

@@ -7,7 +7,7 @@ rows that differ are
 read: a `diff` at a table does all of it.
 """
 
-from chronolake.source.postgres.snapshot_diff.diff import Look
+from chronolake.source.postgres.snapshot_diff.diff import SnapshotDiff
 from chronolake.source.postgres.snapshot_diff.fingerprints import FingerprintFolder
 
-__all__ = ["FingerprintFolder", "Look"]
+__all__ = ["FingerprintFolder", "SnapshotDiff"]

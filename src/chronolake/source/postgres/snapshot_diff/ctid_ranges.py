@@ -156,16 +156,16 @@ class ByPlace:
         """
         with beside(self.dsn, self.database) as connection:
             for batch in batches:
-                for told in batch.column(_RANGES).flatten().to_pylist():
-                    earlier = self._earlier(told["before"])
-                    if told["part"] is None:
+                for reported in batch.column(_RANGES).flatten().to_pylist():
+                    earlier = self._earlier(reported["before"])
+                    if reported["part"] is None:
                         yield from self._given(earlier, None)
                         continue
-                    part = self.parts[told["part"]]
-                    pages = PageRange(part, told["begin"], told["finish"], told["last"])
+                    part = self.parts[reported["part"]]
+                    pages = PageRange(part, reported["begin"], reported["finish"], reported["last"])
                     with self.new.writing(part.oid, pages.begin, earlier.schema) as file:
                         made = self.making.of(connection, pages)
-                        yield from self._compared(made, earlier, file, told["part"])
+                        yield from self._compared(made, earlier, file, reported["part"])
 
     def _earlier(self, name: str | None) -> pa.Table:
         if self.before is None or name is None:
@@ -216,12 +216,12 @@ class Difference:
     Attributes:
         changed: the rows that are new or have another fingerprint, with their `PART` and `PLACE`.
         gone: the keys of those that are nowhere any more.
-        are_told_apart: whether no two rows have one key.
+        are_distinguishable: whether no two rows have one key.
     """
 
     changed: pa.Table
     gone: pa.Table
-    are_told_apart: bool
+    are_distinguishable: bool
 
 
 def differing(rows: pa.Table, keys: Sequence[str]) -> Difference:
@@ -234,7 +234,7 @@ def differing(rows: pa.Table, keys: Sequence[str]) -> Difference:
     is_there = pc.is_valid(rows[PART])
     now = rows.filter(is_there).select([*keys, ROW, PART, PLACE])
     before = rows.filter(pc.invert(is_there)).select([*keys, ROW])
-    are_told_apart = all(
+    are_distinguishable = all(
         side.group_by(list(keys), use_threads=False).aggregate([]).num_rows == side.num_rows
         for side in (now, before)
     )
@@ -250,7 +250,7 @@ def differing(rows: pa.Table, keys: Sequence[str]) -> Difference:
     return Difference(
         both.filter(pc.and_(is_now, pc.invert(is_same))).select([PART, PLACE]),
         both.filter(pc.invert(is_now)).select(list(keys)),
-        are_told_apart,
+        are_distinguishable,
     )
 
 
@@ -309,7 +309,7 @@ class ByKey:
         if not given:
             return
         found = differing(pa.Table.from_batches(given).combine_chunks(), self._keys)
-        if not found.are_told_apart:
+        if not found.are_distinguishable:
             # Nobody can say what has become of which.
             yield pa.RecordBatch.from_pylist([{IS_THERE: None}], schema=self._arrow)
             return

@@ -19,14 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
 from chronolake.arrow_tasks import to_arrow
-from chronolake.change_set import DELETED_AT, MODIFIED, PURGED_AT, SEQUENCE, TELLS
+from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, SEQUENCE
 from chronolake.errors import SourceError
 from chronolake.source.postgres.columns import Typing
 from chronolake.source.postgres.initial_copy import copied, held_table
 from chronolake.source.postgres.row_versions import RowKey, sequence_of
 from chronolake.source.postgres.snapshot_diff.ctid_ranges import IS_THERE, ByKey, ByPlace
 from chronolake.source.postgres.snapshot_diff.fingerprints import Fingerprinting
-from chronolake.source.protocol import Failure, Piece, Reading, Snapshot
+from chronolake.source.protocol import ChangeBatch, ReadProgress, Snapshot, StreamFailure
 from chronolake.types import Kind, quoted
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.catalog import SourceTable
     from chronolake.source.postgres.columns import SourceColumn
     from chronolake.source.postgres.initial_copy import TableSnapshot
-    from chronolake.source.postgres.offset import LogPosition
+    from chronolake.source.postgres.offset import LogOffset
     from chronolake.source.postgres.snapshot import DatabaseSnapshot
     from chronolake.source.postgres.snapshot_diff.fingerprints import (
         FingerprintFolder,
@@ -57,12 +57,12 @@ _ROWS_PER_TASK: Final = 50_000
 _EXACT: Final = {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
 _DATES: Final = (
     f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint, "
-    f"{TELLS} boolean"
+    f"{PROVIDES_DATA} boolean"
 )
 
 
 @dataclass(frozen=True)
-class Look:
+class SnapshotDiff:
     """A look at tables in one snapshot of their database.
 
     Attributes:
@@ -82,28 +82,28 @@ class Look:
     folder: FingerprintFolder
 
     def at(
-        self, table: SourceTable, position: LogPosition, *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+        self, table: SourceTable, position: LogOffset, *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         """Bring what differs in a table, or all of it.
 
         Args:
             table: the table as it was before; the snapshot's own catalog counts.
             position: where its stream was before.
-            anew: whether all of it is wanted.
+            full_refresh: whether all of it is wanted.
         """
         self.folder.remove_all_but(position.fingerprints)
         try:
             with held_table(self.dsn, self.snapshot, table) as held:
                 key = RowKey.of(held.table)
                 if self._is_worth(held, key, position):
-                    yield from self._by_fingerprints(held, key, position, anew=anew)
+                    yield from self._by_fingerprints(held, key, position, full_refresh=full_refresh)
                     return
         except SourceError as failure:
-            yield Failure(table.stream, failure)
+            yield StreamFailure(table.stream, failure)
             return
         yield from self._all_of(table, position, None)
 
-    def _is_worth(self, held: TableSnapshot, key: RowKey, position: LogPosition) -> bool:
+    def _is_worth(self, held: TableSnapshot, key: RowKey, position: LogOffset) -> bool:
         if key.is_hashed or len(key.columns) != len(held.table.key):
             return False
         if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):
@@ -116,28 +116,28 @@ class Look:
         return is_large or position.fingerprints is not None
 
     def _by_fingerprints(
-        self, held: TableSnapshot, key: RowKey, position: LogPosition, *, anew: bool
-    ) -> Iterator[Piece | Snapshot | Reading | Failure]:
+        self, held: TableSnapshot, key: RowKey, position: LogOffset, *, full_refresh: bool
+    ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         stream, columns = held.table.stream, held.table.columns
         # All that follows is looking.
-        yield Reading(stream, 0)
+        yield ReadProgress(stream, 0)
         says = self._says(held, key)
-        before = None if anew else self.folder.recalled(position.fingerprints, says)
+        before = None if full_refresh else self.folder.load_token(position.fingerprints, says)
         new = self.folder.begun()
         with ExitStack() as until_landed:
             try:
                 found = until_landed.enter_context(self._found(held, key, new, before))
             except Exception as failure:  # noqa: BLE001 - the other tables must not suffer
                 if before is None or before.are_whole:
-                    yield Failure(stream, failure)
+                    yield StreamFailure(stream, failure)
                     return
                 log.warning("fingerprints_damaged", stream=stream, path=str(before.path))
                 found = None
-            if found is None or not found.are_told_apart:
+            if found is None or not found.are_distinguishable:
                 yield from self._all_of(held.table, position, None)
                 self.folder.remove_all_but(None)
                 return
-            yield Reading(stream, new.rows)
+            yield ReadProgress(stream, new.rows)
             if before is None:
                 yield from self._all_of(held.table, position, new.name)
             else:
@@ -146,7 +146,7 @@ class Look:
                 )
                 declared = key.declared(columns, beyond=found.beyond)
                 versions = self._versions(found, held, declared, done)
-                yield Piece(
+                yield ChangeBatch(
                     stream,
                     versions,
                     declared,
@@ -160,7 +160,10 @@ class Look:
     def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
         """What fingerprints are of, and how they are made: others cannot be compared with them."""
         table = held.table
-        columns = [[one.number, one.name, one.type_oid, one.type_modifier] for one in table.columns]
+        columns = [
+            [column.number, column.name, column.type_oid, column.type_modifier]
+            for column in table.columns
+        ]
         return {
             "way": _WAY,
             "server": self.server,
@@ -172,8 +175,8 @@ class Look:
         }
 
     def _all_of(
-        self, table: SourceTable, position: LogPosition, fingerprints: str | None
-    ) -> Iterator[Snapshot | Failure]:
+        self, table: SourceTable, position: LogOffset, fingerprints: str | None
+    ) -> Iterator[Snapshot | StreamFailure]:
         yield from copied(
             self.spark,
             self.dsn,
@@ -195,7 +198,7 @@ class Look:
         with _kept(by_place.rows(self.spark)) as elsewhere:
             count = elsewhere.count()
             if not count:
-                yield _Found(None, 0, beyond=set(), are_told_apart=True)
+                yield _Found(None, 0, beyond=set(), are_distinguishable=True)
                 return
             by_key = ByKey(
                 self.dsn,
@@ -208,7 +211,7 @@ class Look:
                 yield _measured(rows, columns)
 
     def _versions(
-        self, found: _Found, held: TableSnapshot, declared: Sequence[Column], done: LogPosition
+        self, found: _Found, held: TableSnapshot, declared: Sequence[Column], done: LogOffset
     ) -> ArrowRows | None:
         """The rows that differ as record versions, all of them at the time of the snapshot."""
         if found.rows is None or not found.count:
@@ -234,13 +237,13 @@ class _Found:
         rows: the rows (`ByKey.schema`); None: none do.
         count: how many.
         beyond: the names of the columns with values in them that their types cannot hold.
-        are_told_apart: whether no two of them have one key.
+        are_distinguishable: whether no two of them have one key.
     """
 
     rows: DataFrame | None
     count: int
     beyond: set[str]
-    are_told_apart: bool
+    are_distinguishable: bool
 
 
 @contextmanager
@@ -260,7 +263,7 @@ def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Found:
     (found,) = rows.agg(F.count(F.lit(1)), unknown, *flags).collect()
     count, twice, *is_beyond = found
     beyond = {name for (name, _), is_so in zip(doubtful, is_beyond, strict=True) if is_so}
-    return _Found(rows, count, beyond, are_told_apart=not twice)
+    return _Found(rows, count, beyond, are_distinguishable=not twice)
 
 
 # ------------------------------------------------------------------ in an executor
@@ -279,7 +282,7 @@ def _dated(
             SEQUENCE: pa.repeat(sequence, batch.num_rows),
             DELETED_AT: pc.if_else(is_there, never, when),
             PURGED_AT: never,
-            TELLS: is_there,
+            PROVIDES_DATA: is_there,
         }
         names = [*batch.schema.names, *facts]
         yield pa.RecordBatch.from_arrays([*batch.columns, *facts.values()], names)

@@ -140,7 +140,7 @@ class Fingerprinting:
     ) -> pa.Table:
         where = _between(begin, finish)
         with (
-            locating_text(connection, relation, where, [one.name for one in self.key]),
+            locating_text(connection, relation, where, [column.name for column in self.key]),
             understood(),
         ):
             cursor = connection.execute(self._query(relation, where), binary=True)
@@ -372,7 +372,7 @@ class FingerprintFolder:
     path: Path
     landed: ObjectFolder
 
-    def recalled(self, name: str | None, says: Mapping[str, Any]) -> Fingerprints | None:
+    def load_token(self, name: str | None, says: Mapping[str, Any]) -> Fingerprints | None:
         """Those that a checkpoint names, if they are of all that has landed, and of nothing else.
 
         Args:
@@ -386,12 +386,12 @@ class FingerprintFolder:
             return None
         with _told(self.path):
             try:
-                told = orjson.loads((self.path / name / _TELLS).read_bytes())
+                reported = orjson.loads((self.path / name / _TELLS).read_bytes())
             except (FileNotFoundError, orjson.JSONDecodeError):
                 return None
             found = Fingerprints(self.path / name)
-            counts = told["says"] == says and told["landed"] == self.landed.last()
-            return found if counts and told["files"] == len(found.files()) else None
+            counts = reported["says"] == says and reported["landed"] == self.landed.last()
+            return found if counts and reported["files"] == len(found.files()) else None
 
     def begun(self) -> Fingerprints:
         """New ones, of which none are written yet.
@@ -414,10 +414,10 @@ class FingerprintFolder:
         Raises:
             SourceError: the folder cannot be written.
         """
-        told = {"says": says, "files": len(found.files()), "landed": self.landed.last()}
+        reported = {"says": says, "files": len(found.files()), "landed": self.landed.last()}
         with _told(self.path):
             staged = found.path / f"{_TELLS}.staged"
-            staged.write_bytes(orjson.dumps(told))
+            staged.write_bytes(orjson.dumps(reported))
             staged.replace(found.path / _TELLS)
 
     def remove_all_but(self, name: str | None) -> None:
