@@ -1,5 +1,5 @@
 # `make` alone tells what there is. Everything is made in .venv; nothing outside the project changes
-# except the cache of Spark's jars (see CHRONOLAKE_JARS in docs/operations.md).
+# except the cache of Spark's jars (see CHRONOLAKE_JARS in docs/configuration.md).
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
