@@ -215,7 +215,7 @@ def test_a_report_with_nothing_in_it_is_read(desk: Desk) -> None:
     assert desk.api.paths() == ["/reports", "/reports/7"]
 
 
-@pytest.mark.differs("states of a report that nobody named")
+@pytest.mark.differs("unknown states of a job")
 @pytest.mark.parametrize(
     "answer", [Reply({"status": "lost"}), Reply({}), Reply(b"<html>"), Reply(status=404)]
 )

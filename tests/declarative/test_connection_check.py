@@ -145,7 +145,7 @@ def test_streams_that_have_no_name_together_are_numbered(api: Api) -> None:
     assert list(_tried(_findings(manifest, api))) == ["one"]
 
 
-@pytest.mark.differs("a look at several streams")
+@pytest.mark.differs("a check of several streams")
 def test_each_stream_that_fails_is_told(api: Api) -> None:
     for name in ("one", "three"):
         api.on(f"/tables/{name}", Reply(status=403))
@@ -165,7 +165,7 @@ def test_of_streams_that_the_user_does_not_want_none_is_tried(api: Api) -> None:
     assert api.paths() == ["/items"]
 
 
-@pytest.mark.differs("config_overrides of a look")
+@pytest.mark.differs("config_overrides of a check")
 def test_a_look_may_be_made_with_other_values(api: Api) -> None:
     authenticator = {
         "type": "OAuthAuthenticator",
@@ -347,7 +347,7 @@ def test_a_look_takes_the_first_slice_alone(api: Api) -> None:
     assert api.paths() == ["/tables", "/tables/one"]
 
 
-@pytest.mark.differs("a look at a stream without slices")
+@pytest.mark.differs("a check of a stream without slices")
 def test_a_stream_without_slices_is_no_failure(api: Api) -> None:
     api.on("/tables", Reply({"data": []}))
 

@@ -71,7 +71,7 @@ def test_the_worker_can_tell_what_something_takes() -> None:
     assert hostile.measured(much)["mib"] > 150
 
 
-@pytest.mark.differs("the memory that an answer takes")
+@pytest.mark.differs("the memory of a response")
 def test_hostile_input_does_not_fill_a_worker() -> None:
     measured = _measured(*_FOUND)
 

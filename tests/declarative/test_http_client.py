@@ -94,7 +94,7 @@ def test_answer_is_whole(desk: Desk) -> None:
     assert api.asked[0].params == {"a": "1"}
 
 
-@pytest.mark.differs("who asks")
+@pytest.mark.differs("the user agent")
 def test_server_is_told_who_asks(desk: Desk) -> None:
     with Api({"/items": Reply([])}) as api:
         desk.sender().send(Request("GET", f"{api.url}/items"))
@@ -343,7 +343,7 @@ def test_compression_nobody_asked_for_is_refused(desk: Desk) -> None:
         desk.sender().send(Request("GET", f"{api.url}/items"))
 
 
-@pytest.mark.differs("the size of an answer")
+@pytest.mark.differs("the size of a response")
 @pytest.mark.parametrize(
     "reply", [Reply(b"x" * 100_001), coded(gzip.compress(b"x" * 1_000_000), "gzip")]
 )

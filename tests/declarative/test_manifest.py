@@ -156,7 +156,7 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str, expect
         manifest(tmp_path, text)
 
 
-@pytest.mark.differs("a reference that leads nowhere")
+@pytest.mark.differs("an unresolvable reference")
 def test_a_reference_that_leads_nowhere_hides_nothing_else(tmp_path: Path) -> None:
     found = manifest(
         tmp_path,

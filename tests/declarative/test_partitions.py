@@ -79,7 +79,7 @@ def test_each_partition_of_several_routers_comes_once() -> None:
     assert found.result.state["parent_state"] == {}
 
 
-@pytest.mark.differs("a partition that comes twice")
+@pytest.mark.differs("a duplicate partition")
 def test_a_partition_that_has_a_cursor_comes_once() -> None:
     rows = Reply({"data": [{"id": 5, "updated": "2024-01-02"}]})
     with Api({f"/teams/{team}/items": rows for team in "ab"}) as api:

@@ -40,7 +40,7 @@ def message(read: Any) -> str:
     return read.result.failure.message
 
 
-@pytest.mark.differs("pages without an end")
+@pytest.mark.differs("endless pagination")
 def test_a_token_that_comes_twice_in_a_row_is_an_error(api: Api) -> None:
     numbers = iter(range(1000))
     api.on("/items", lambda _: Reply({"data": [{"id": next(numbers)}], "next": "abc"}))

@@ -132,8 +132,8 @@ _RIGHT: list[tuple[str, dict[str, Any], Callable[[bytes], bytes], Any]] = [
 ]
 
 
-@pytest.mark.differs("answers without the records' path")
-@pytest.mark.differs("values that are no records")
+@pytest.mark.differs("responses without the records' path")
+@pytest.mark.differs("values that are not records")
 @pytest.mark.parametrize(("extractor", "within", "record"), [one[1:] for one in _RIGHT])
 def test_what_is_no_list_of_records_is_empty_or_fails_its_slice(
     api: Api, extractor: dict[str, Any], within: Callable[[bytes], bytes], record: Any
@@ -204,7 +204,7 @@ def test_other_formats_are_empty_or_fail_their_slice(
         (404, b'{"data": []}', _FAILS),
     ],
 )
-@pytest.mark.differs("redirects that lead nowhere")
+@pytest.mark.differs("redirects without a location")
 def test_a_status_is_empty_or_fails_its_slice(
     api: Api, status: int, body: bytes, wanted: str
 ) -> None:
@@ -236,7 +236,7 @@ def composite(*handlers: dict[str, Any]) -> dict[str, Any]:
 _BUSY = "{{ 'error' in response }}"
 
 
-@pytest.mark.differs("several handlers of an answer that is good")
+@pytest.mark.differs("several handlers of a good response")
 @pytest.mark.parametrize(
     ("handlers", "wanted"),
     [

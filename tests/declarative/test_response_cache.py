@@ -8,7 +8,7 @@ import pytest
 from chronolake.source.declarative.http.response import Answer, AnswerCache
 
 
-@pytest.mark.differs("answers that are kept")
+@pytest.mark.differs("cached responses")
 def test_only_so_much_is_kept() -> None:
     cache = AnswerCache(limit=100)
     answer = Answer(200, httpx.Headers(), b"x" * 40, "u", "GET")

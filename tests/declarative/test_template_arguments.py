@@ -29,7 +29,7 @@ def _given() -> dict[str, Any]:
     }
 
 
-@pytest.mark.differs("templates that change what they are given")
+@pytest.mark.differs("templates that mutate their context")
 @pytest.mark.parametrize(
     "text",
     [
