@@ -16,7 +16,7 @@ COMPAT := .venv-compat/.locked
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat check format pictures bench bench-tools protos lock clean
+.PHONY: help setup demo demo-postgres demo-lake demo-api demo-destination test test-all test-compat check docs format pictures bench bench-tools protos lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,11 +66,15 @@ test-all: setup $(COMPAT)  ## every test, with other random examples each time, 
 test-compat: setup $(COMPAT)  ## read manifests as airbyte-cdk does, side by side with it
 	@$(PYTEST) tests/compat -m "not long" $(ARGS)
 
-check: $(LOCKED)  ## lint, format, types, layers
+check: $(LOCKED)  ## lint, format, types, layers, docs
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(MAKE) docs
+
+docs: $(LOCKED)  ## build the docs site in site/, and fail on warnings
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(LOCKED)  ## format the code
 	@$(BIN)/ruff check --fix-only --quiet
@@ -99,4 +103,4 @@ lock: $(LOCKED)  ## resolve the dependencies anew, within pyproject.toml's bound
 	  --output-file requirements.lock pyproject.toml
 
 clean:  ## remove what the targets made, except .venv
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-project demo-shop spark-warehouse
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist demo-api demo-lake demo-project demo-shop site spark-warehouse
