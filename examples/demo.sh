@@ -58,7 +58,7 @@ fi
 echo "It listens on 127.0.0.1:$port."
 
 say "2. A source sends encrypted, compressed batch files over gRPC, and checks each answer"
-show chronolake drive examples --target "127.0.0.1:$port" --schema-name shop \
+show chronolake test-destination examples --target "127.0.0.1:$port" --schema-name shop \
   --work-dir "$lake/files" --shuffle-seed 1
 
 say "3. The tables now (read by PyIceberg: no Spark)"

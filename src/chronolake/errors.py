@@ -3,7 +3,7 @@
 ```
 ChronolakeError
 ├── ConfigurationError        chronolake.yml, a flag or an environment variable is wrong
-├── ScenarioError             a scenario for `chronolake drive` is wrong
+├── ScenarioError             a scenario for `test-destination` is invalid
 ├── MissingRequirementError   Java, a jar or an optional package is not there
 ├── LakeError                 the lake's catalog or folder cannot be used
 │   ├── StorageError          a disk is full, or a folder cannot be written
@@ -119,7 +119,7 @@ class ConfigurationError(ChronolakeError):
 
 
 class ScenarioError(ChronolakeError):
-    """A scenario for `chronolake drive` is wrong."""
+    """A scenario for `chronolake test-destination` is invalid."""
 
 
 class MissingRequirementError(ChronolakeError):

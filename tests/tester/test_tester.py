@@ -349,7 +349,7 @@ def test_the_command_passes_its_options_on(tmp_path):
 
 
 def test_the_example_in_the_guide_plays(tmp_path):
-    guide = (EXAMPLES.parent / "docs" / "drive.md").read_text()
+    guide = (EXAMPLES.parent / "docs" / "test-destination.md").read_text()
     example = guide.split("```json\n")[1].split("```")[0]
     path = tmp_path / "guide.json"
     path.write_text(example)
@@ -361,7 +361,7 @@ def test_the_example_in_the_guide_plays(tmp_path):
 
 
 def test_every_option_stands_in_the_guide():
-    guide = (EXAMPLES.parent / "docs" / "drive.md").read_text()
+    guide = (EXAMPLES.parent / "docs" / "test-destination.md").read_text()
     result = CliRunner().invoke(app, ["drive", "--help"], env={"COLUMNS": "200"})
     options = set(re.findall(r"(--[a-z-]+)", result.output)) - {"--help"}
     assert len(options) > 20

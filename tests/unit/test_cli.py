@@ -40,7 +40,7 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-def
 def test_the_commands_are_these() -> None:
     expected = """
         check diff discover drive history init maintain mode query read rebuild resync runs schema
-        serve state status sync tables ui usage verify version view
+        serve state status sync tables test-destination ui usage verify version view
     """
     assert expected.split() == COMMANDS
 
@@ -152,6 +152,7 @@ def test_a_misspelled_variable_is_named_where_its_option_is_missing(tmp_path: Pa
         ("serve --lake x --host 0.0.0.0", "--allow-plaintext"),
         ("serve --lake x --tls-cert x.pem", "belong together"),
         ("drive x.json --target localhost", "Write HOST:PORT"),
+        ("test-destination x.json --target localhost", "Write HOST:PORT"),
     ],
 )
 def test_options_that_contradict_themselves_are_wrong_usage(words: str, told: str) -> None:
@@ -215,7 +216,8 @@ def test_the_lake_may_come_from_the_environment(tmp_path: Path) -> None:
 
 
 def test_the_help_groups_every_command() -> None:
-    assert sorted(name for names in PANELS.values() for name in names) == COMMANDS
+    named = [name for names in PANELS.values() for name in names]
+    assert sorted([*named, "drive"]) == COMMANDS, "drive is a former name"
 
 
 def test_the_readme_lists_every_command() -> None:

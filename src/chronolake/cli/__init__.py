@@ -9,7 +9,7 @@
 | `tables` | `diff`: Spark |
 | `serve` | `serve` |
 | `serve` | `ui`: no JVM |
-| `tester` | `drive` |
+| `tester` | `test-destination` |
 | `project` | `init`, `schema`, `status`, `runs`, `state` |
 | `check` | `check`, `discover` |
 | `check` | `read` |

@@ -57,20 +57,20 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Run pipelines": ("sync", "status", "runs", "resync", "rebuild", "state"),
     "Read tables": ("tables", "history", "query", "diff", "ui", "usage"),
     "Change and maintain tables": ("verify", "maintain", "mode", "view"),
-    "Run and test a destination": ("serve", "drive"),
+    "Run and test a destination": ("serve", "test-destination"),
     "About": ("version",),
 }
 
 
 class _Panels(TyperGroup):
-    """The program's commands in the order and the panels of `PANELS`."""
+    """The program's commands in the order and the panels of `PANELS`; former names come last."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Click's signature
         order = [name for names in PANELS.values() for name in names]
         panels = {name: panel for panel, names in PANELS.items() for name in names}
         for name, command in self.commands.items():
-            command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
-        return sorted(self.commands, key=order.index)
+            command.rich_help_panel = panels.get(name)  # type: ignore[attr-defined]
+        return sorted(self.commands, key=[*order, *(self.commands.keys() - order)].index)
 
 
 app = typer.Typer(

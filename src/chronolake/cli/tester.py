@@ -1,4 +1,4 @@
-"""The command `drive`."""
+"""The command `test-destination`; `drive` is its former name."""
 
 # Typer reads annotations at run time, so the types in them are imported for good.
 # ruff: noqa: TC003, PLC0415 - and what the command needs is imported by it: `--help` is instant
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -57,8 +57,12 @@ class DeleteColumns(StrEnum):
     MINIMAL = "minimal"
 
 
-@app.command(epilog="Example: chronolake drive examples/ --target localhost:50052")
-def drive(
+_EXAMPLE: Final = "Example: chronolake {} examples/ --target localhost:50052"
+
+
+@app.command("drive", epilog=_EXAMPLE.format("drive"), hidden=True)
+@app.command("test-destination", epilog=_EXAMPLE.format("test-destination"))
+def run_tester(
     scenarios: Annotated[
         list[Path],
         typer.Argument(

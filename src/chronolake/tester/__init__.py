@@ -1,4 +1,4 @@
-"""An open tester for destinations of the Partner SDK, version 2: `chronolake drive`.
+"""An open tester for destinations of the Partner SDK, version 2: `chronolake test-destination`.
 
 It reads scenarios in the format of the vendor's tester, makes the batch files, drives any
 destination over gRPC, checks every answer and every described table against a model, and can write

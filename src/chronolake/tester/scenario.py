@@ -607,5 +607,5 @@ class _Reader:
         return ScenarioError(f"{place}: {message}", hint=_FORMAT, file=str(self._path))
 
 
-_FORMAT: Final = "docs/drive.md tells what may stand in a scenario, and where."
+_FORMAT: Final = "docs/test-destination.md tells what may stand in a scenario, and where."
 _NAMES: Final = TypeAdapter(tuple[Annotated[str, Field(min_length=1)], ...])
