@@ -1,1 +1,1 @@
-"""The components of a manifest, as data: one model for each, with the manifest's own names."""
+"""Pydantic models of a manifest's components, with the manifest's own names."""

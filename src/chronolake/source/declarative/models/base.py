@@ -1,10 +1,7 @@
-"""Base model of components, and custom components.
+"""The base model of manifest components, and the models of custom components.
 
-What every component of a manifest has.
-
-Components that are Python classes beside the manifest.
-
-What a class is given besides its name stands in `model_extra`: only the class knows what it means.
+Custom components are Python classes next to the manifest. Their options are kept in `model_extra`,
+because only the class knows what they mean.
 """
 
 from __future__ import annotations
@@ -28,10 +25,9 @@ from chronolake.errors import ConfigurationError
 
 
 class Component(BaseModel):
-    """A component as the manifest describes it, with what it inherits already in its place.
+    """A component as the manifest describes it, with inherited values already filled in.
 
-    Keys that a component does not know are passed over: `$parameters` of those around it become
-    keys of its own.
+    Unknown keys are ignored, because `$parameters` of outer components become keys of inner ones.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
@@ -50,25 +46,25 @@ def _several(value: object) -> object:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-#: One of them, a list of them, or none.
+#: Accepts one value, a list of values, or nothing, and returns a sequence.
 SEVERAL = BeforeValidator(_several)
-#: What would change what is read, and is not there yet.
+#: An option that would change what is read and is not supported yet.
 Unsupported = Annotated[None, BeforeValidator(_refused)]
-#: Statuses of answers; they are written in order, whatever order the set happens to have.
+#: HTTP status codes. They are serialized in sorted order, so that the output is stable.
 Statuses = Annotated[frozenset[int], PlainSerializer(sorted, when_used="json")]
-#: A number, or a template that gives one.
+#: A number, or a template that renders to one.
 Number = int | float | str
-#: A truth value, or a template that gives one.
+#: A boolean, or a template that renders to one.
 Truth = bool | str
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a component stands; given to validations as their context.
+    """The location of a component, passed to validations as their context.
 
     Attributes:
-        file: the manifest.
-        stream: the stream's name.
+        file: the path of the manifest.
+        stream: the name of the stream.
     """
 
     file: Path
@@ -76,7 +72,7 @@ class Origin:
 
 
 class CustomComponent(Component):
-    """A class of the connector's own."""
+    """A component that is implemented by a class of the connector."""
 
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 
@@ -95,10 +91,10 @@ class CustomComponent(Component):
 
     @property
     def origin(self) -> Origin:
-        """Where it stands.
+        """Return the location of the component.
 
         Raises:
-            ConfigurationError: it was not found in a manifest's stream.
+            ConfigurationError: the component was not found in a stream of a manifest.
         """
         if self._origin is None:
             raise ConfigurationError(
@@ -108,24 +104,24 @@ class CustomComponent(Component):
         return self._origin
 
     def bind(self, owner: object, calls: Any) -> None:
-        """Have an instance of the class.
+        """Bind an instance of the class to the component.
 
         Args:
-            owner: whose instance it is.
+            owner: the object that the instance belongs to.
             calls: the instance, ready to be called.
         """
         self._owner, self._calls = owner, calls
 
     def is_bound_to(self, owner: object) -> bool:
-        """Whether it has an instance for an owner."""
+        """Return whether the component has an instance for `owner`."""
         return self._owner is owner and self._calls is not None
 
     @property
     def calls(self) -> Any:
-        """The instance of the class (`components.calls.Calls`).
+        """Return the instance of the class (`components.calls.Calls`).
 
         Raises:
-            ConfigurationError: none has been made.
+            ConfigurationError: no instance is bound.
         """
         if self._calls is None:
             raise ConfigurationError(
@@ -136,72 +132,72 @@ class CustomComponent(Component):
 
 
 class CustomRecordExtractor(CustomComponent):
-    """Finds records in an answer."""
+    """A custom extractor: finds records in a response."""
 
     type: Literal["CustomRecordExtractor"]
 
 
 class CustomRecordFilter(CustomComponent):
-    """Leaves records out."""
+    """A custom filter: removes records."""
 
     type: Literal["CustomRecordFilter"]
 
 
 class CustomTransformation(CustomComponent):
-    """Changes a record in place."""
+    """A custom transformation: changes a record in place."""
 
     type: Literal["CustomTransformation"]
 
 
 class CustomSchemaNormalization(CustomComponent):
-    """Converts a record's values to what the schema says, in place."""
+    """A custom schema normalization: converts a record's values to the schema's types, in place."""
 
     type: Literal["CustomSchemaNormalization"]
 
 
 class CustomDecoder(CustomComponent):
-    """Makes bodies of an answer."""
+    """A custom decoder: parses a response into bodies."""
 
     type: Literal["CustomDecoder"]
 
 
 class CustomAuthenticator(CustomComponent):
-    """Proves who sends a request."""
+    """A custom authenticator: adds credentials to requests."""
 
     type: Literal["CustomAuthenticator"]
 
 
 class CustomErrorHandler(CustomComponent):
-    """Says what an answer, or none, means."""
+    """A custom error handler: decides what a response, or a missing response, means."""
 
     type: Literal["CustomErrorHandler"]
 
 
 class CustomBackoffStrategy(CustomComponent):
-    """Says how long to wait."""
+    """A custom backoff strategy: returns how long to wait."""
 
     type: Literal["CustomBackoffStrategy"]
 
 
 class CustomPaginationStrategy(CustomComponent):
-    """Says which page comes next."""
+    """A custom pagination strategy: returns the token of the next page."""
 
     type: Literal["CustomPaginationStrategy"]
 
 
 class CustomSchemaLoader(CustomComponent):
-    """Has a stream's schema."""
+    """A custom schema loader: returns a stream's schema."""
 
     type: Literal["CustomSchemaLoader"]
 
 
 class CustomStateMigration(CustomComponent):
-    """Brings a state into the form that the stream has now."""
+    """A custom state migration: converts a saved state to the stream's current format."""
 
     type: Literal["CustomStateMigration"]
 
 
-#: The kinds that can be run; routers are in `streams`, as they hold streams.
+#: The component types that can be run. Routers are defined in `streams`, as they contain streams.
 RUNNABLE = frozenset(
     {
         "CustomAuthenticator",

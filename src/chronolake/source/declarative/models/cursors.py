@@ -1,4 +1,4 @@
-"""How a stream is read incrementally.
+"""Models of the cursors of incremental streams.
 
 Source: `seeds/incremental-syncs.txt`.
 """
@@ -14,7 +14,7 @@ from chronolake.source.declarative.models.requests import RequestOption
 
 
 class MinMaxDatetime(Component):
-    """A time between a floor and a ceiling."""
+    """A time that is limited by a minimum and a maximum."""
 
     type: Literal["MinMaxDatetime"]
     datetime: str
@@ -24,14 +24,14 @@ class MinMaxDatetime(Component):
 
 
 class Clamping(Component):
-    """Which periods the bounds of slices are moved to."""
+    """The calendar periods (for example months) that the bounds of slices are aligned to."""
 
     target: str
     target_details: dict[str, Any] = Field(default_factory=dict)
 
 
 class DatetimeBasedCursor(Component):
-    """A cursor over time, in slices of a step."""
+    """A cursor over time, which reads slices of one step each."""
 
     type: Literal["DatetimeBasedCursor"]
     cursor_field: str

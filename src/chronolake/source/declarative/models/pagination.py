@@ -1,4 +1,4 @@
-"""How a stream is read page by page."""
+"""Models of paginators and of the reactions to pages that are too large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chronolake.source.declarative.templating.templates import is_template
 
 
 class PageIncrement(Component):
-    """Pages are numbered."""
+    """A pagination strategy that numbers pages."""
 
     type: Literal["PageIncrement"]
     page_size: int | str | None = None
@@ -21,7 +21,7 @@ class PageIncrement(Component):
 
 
 class OffsetIncrement(Component):
-    """A page begins after so many records."""
+    """A pagination strategy that requests pages by an offset, counted in records."""
 
     type: Literal["OffsetIncrement"]
     page_size: int | str | None = None
@@ -29,7 +29,7 @@ class OffsetIncrement(Component):
 
 
 class CursorPagination(Component):
-    """A page tells where the next one begins."""
+    """A pagination strategy that reads the next page's token from the current page."""
 
     type: Literal["CursorPagination"]
     cursor_value: str
@@ -45,7 +45,7 @@ PageTokenOption = Annotated[RequestOption | RequestPath, Field(discriminator="ty
 
 
 class DefaultPaginator(Component):
-    """Pages are read until the strategy has no token for a next one."""
+    """A paginator that reads pages until the strategy returns no token for the next page."""
 
     type: Literal["DefaultPaginator"]
     pagination_strategy: PaginationStrategy
@@ -67,13 +67,16 @@ class DefaultPaginator(Component):
 
 
 def _path(option: RequestOption) -> list[str]:
-    """Where an option leads; what a template names is a place of its own until it is known."""
+    """Return the path that an option writes to.
+
+    A part with a template counts as a different place for each option until it is rendered.
+    """
     reported = option.field_path or [option.field_name or ""]
     return [f"{part} of {id(option)}" if is_template(part) else part for part in reported]
 
 
 class NoPagination(Component):
-    """There is one page."""
+    """A paginator for streams with one page."""
 
     type: Literal["NoPagination"]
 
@@ -82,14 +85,14 @@ Paginator = Annotated[DefaultPaginator | NoPagination, Field(discriminator="type
 
 
 class PaginationResetLimits(Component):
-    """After how many records a slice's pages begin anew."""
+    """The number of records after which the pagination of a slice is restarted."""
 
     type: Literal["PaginationResetLimits"]
     number_of_records: int | None = None
 
 
 class PaginationReset(Component):
-    """How a slice's pages begin anew: from its begin, or from the latest record on."""
+    """How the pagination of a slice is restarted: from its start, or from its latest record."""
 
     type: Literal["PaginationReset"]
     action: Literal["RESET", "SPLIT_USING_CURSOR"]
@@ -97,7 +100,7 @@ class PaginationReset(Component):
 
 
 class PageSizeReduction(Component):
-    """How a page is asked for again that was too large for the API."""
+    """Retries with smaller pages after the API rejected a page as too large."""
 
     type: Literal["PageSizeReduction"]
     reduction_factor: float = Field(default=2.0, gt=1)
@@ -110,7 +113,7 @@ class PageSizeReduction(Component):
 
 
 class RequestWindowSplitting(Component):
-    """A slice that was too long for the API is read in halves."""
+    """Splits a slice in halves after the API rejected it as too long."""
 
     type: Literal["RequestWindowSplitting"]
     failure_message: str | None = None

@@ -1,4 +1,4 @@
-"""How a response becomes records: decoders, extractors, filters and transformations."""
+"""Models of decoders, extractors, filters and transformations: from a response to records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from chronolake.source.declarative.models.base import (
 
 
 class JsonDecoder(Component):
-    """The body is one JSON document."""
+    """A decoder of bodies that are one JSON document."""
 
     type: Literal["JsonDecoder"]
 
 
 class JsonItemsDecoder(Component):
-    """The body is one JSON document, of which only the items of one array are wanted."""
+    """A decoder of bodies that are one JSON document, which yields the items of one array only."""
 
     type: Literal["JsonItemsDecoder"]
     items_path: str = Field(min_length=1)
@@ -31,25 +31,25 @@ class JsonItemsDecoder(Component):
 
 
 class JsonlDecoder(Component):
-    """Each line of the body is a JSON document."""
+    """A decoder of bodies with one JSON document in each line (JSON Lines)."""
 
     type: Literal["JsonlDecoder"]
 
 
 class IterableDecoder(Component):
-    """Each line of the body is a text."""
+    """A decoder of bodies with one plain string in each line."""
 
     type: Literal["IterableDecoder"]
 
 
 class XmlDecoder(Component):
-    """The body is one XML document."""
+    """A decoder of bodies that are one XML document."""
 
     type: Literal["XmlDecoder"]
 
 
 class CsvDecoder(Component):
-    """The body is CSV with a header."""
+    """A decoder of CSV bodies with a header."""
 
     type: Literal["CsvDecoder"]
     encoding: str | None = "utf-8"
@@ -58,20 +58,20 @@ class CsvDecoder(Component):
 
 
 class GzipDecoder(Component):
-    """The body may be compressed; what is within is decoded by another decoder."""
+    """A decoder of bodies that may be compressed with gzip; another decoder parses the content."""
 
     type: Literal["GzipDecoder"]
     decoder: ContentDecoder
 
 
 class ZipfileDecoder(Component):
-    """The body is an archive; each file within is decoded by another decoder."""
+    """A decoder of ZIP archives; another decoder parses each file in the archive."""
 
     type: Literal["ZipfileDecoder"]
     decoder: ContentDecoder
 
 
-#: What can stand within a compressed body.
+#: The decoders that can parse the content of a compressed body.
 ContentDecoder = Annotated[
     CsvDecoder | GzipDecoder | JsonDecoder | JsonItemsDecoder | JsonlDecoder,
     Field(discriminator="type"),
@@ -94,7 +94,7 @@ Decoder = Annotated[
 
 
 class ParentFieldPath(Component):
-    """A field of a record that each of the items in it gets."""
+    """A field of a parent record that is copied to each item of a list in it."""
 
     type: Literal["ParentFieldPath"]
     parent_path: list[str] = Field(min_length=1)
@@ -102,7 +102,7 @@ class ParentFieldPath(Component):
 
 
 class RecordExpander(Component):
-    """Each item of a list within a record is a record; `*` is any key or index."""
+    """Settings that make each item of a list in a record a record; `*` matches any key or index."""
 
     type: Literal["RecordExpander"]
     expand_records_from_field: list[str]
@@ -111,12 +111,12 @@ class RecordExpander(Component):
     merge_parent: bool = False
     on_no_records: Literal["skip", "emit_parent"] = "skip"
     truncation_indicator_path: list[str] | None = None
-    # A retriever has an extractor: it is read as one when it is used.
+    # A retriever contains an extractor. It is validated when it is used, to avoid a cycle here.
     truncated_list_retriever: dict[str, Any] | None = None
 
 
 class DpathExtractor(Component):
-    """Records stand at one path of a body; `*` is any key or index."""
+    """An extractor of the records at one path of a body; `*` matches any key or index."""
 
     type: Literal["DpathExtractor"]
     field_path: list[str]
@@ -124,7 +124,7 @@ class DpathExtractor(Component):
 
 
 class CombinedExtractor(Component):
-    """Records of several extractors: of all, or of the first that finds any."""
+    """A combination of extractors: the records of all, or of the first that finds any."""
 
     type: Literal["CombinedExtractor"]
     extractors: list[Extractor] = Field(min_length=1)
@@ -139,7 +139,7 @@ CombinedExtractor.model_rebuild()
 
 
 class RecordFilter(Component):
-    """Only records for which the condition holds are kept."""
+    """A filter that keeps the records for which the condition holds."""
 
     type: Literal["RecordFilter"]
     condition: str = ""
@@ -149,7 +149,7 @@ AnyRecordFilter = Annotated[RecordFilter | CustomRecordFilter, Field(discriminat
 
 
 class RecordSelector(Component):
-    """From a response to records."""
+    """The steps from a response to records: extractor, filter, normalization."""
 
     type: Literal["RecordSelector"]
     extractor: Extractor
@@ -168,7 +168,7 @@ class AddedFieldDefinition(Component):
 
 
 class AddFields(Component):
-    """Adds fields to records."""
+    """A transformation that adds fields to records."""
 
     type: Literal["AddFields"]
     fields: list[AddedFieldDefinition]
@@ -176,7 +176,7 @@ class AddFields(Component):
 
 
 class RemoveFields(Component):
-    """Removes fields from records."""
+    """A transformation that removes fields from records."""
 
     type: Literal["RemoveFields"]
     field_pointers: list[list[str]]
@@ -184,19 +184,19 @@ class RemoveFields(Component):
 
 
 class KeysToLower(Component):
-    """Puts a record's own keys in lower case."""
+    """A transformation that converts a record's top-level keys to lower case."""
 
     type: Literal["KeysToLower"]
 
 
 class KeysToSnakeCase(Component):
-    """Puts all keys in snake case."""
+    """A transformation that converts all keys, at any depth, to snake case."""
 
     type: Literal["KeysToSnakeCase"]
 
 
 class KeysReplace(Component):
-    """Replaces a text within all keys."""
+    """A transformation that replaces a string in all keys."""
 
     type: Literal["KeysReplace"]
     old: str
@@ -204,14 +204,14 @@ class KeysReplace(Component):
 
 
 class FlattenFields(Component):
-    """Brings everything that is nested to the top of a record."""
+    """A transformation that moves all nested values to the top level of a record."""
 
     type: Literal["FlattenFields"]
     flatten_lists: bool = True
 
 
 class KeyTransformation(Component):
-    """What is put before and after keys."""
+    """A prefix and a suffix that are added to keys."""
 
     type: Literal["KeyTransformation"]
     prefix: str | None = None
@@ -219,7 +219,7 @@ class KeyTransformation(Component):
 
 
 class DpathFlattenFields(Component):
-    """Brings the fields of one nested object to the top of a record."""
+    """A transformation that moves the fields of one nested object to the top level of a record."""
 
     type: Literal["DpathFlattenFields"]
     field_path: list[str]

@@ -1,16 +1,11 @@
 """Models of requesters, authenticators, rate limits and error handlers.
 
-Where a value goes in a request, and what a request's body is.
-
-How requests prove who sends them. What needs a requester of its own is in `requests`.
-
-How often an API may be called.
-
-Several tokens, each of which an API allows so many calls.
-
-What an answer means, and how long to wait before asking again.
-
-Requests, and the two ways of authenticating that hold requesters or other authenticators.
+- Request options are the places of values in a request; bodies have models of their own.
+- Authenticators add credentials to requests. Some contain a requester (for a login) or other
+authenticators, or keep several tokens with a quota each.
+- An API budget limits the rate of requests.
+- Error handlers decide what a response means, and backoff strategies how long to wait before
+a retry.
 """
 
 # ruff: noqa: S105 - names of fields, no secrets
@@ -31,12 +26,12 @@ from chronolake.source.declarative.models.base import (
 )
 from chronolake.source.declarative.models.records import JsonDecoder, XmlDecoder
 
-#: The four places of a request that take values by their names.
+#: The four places of a request that accept named values.
 Place = Literal["request_parameter", "header", "body_data", "body_json"]
 
 
 class RequestOption(Component):
-    """A place in a request; `field_path` leads into a JSON body, `field_name` names one key."""
+    """A place in a request: `field_path` is a path in a JSON body, `field_name` is one key."""
 
     type: Literal["RequestOption"]
     inject_into: Place
@@ -55,20 +50,20 @@ class RequestOption(Component):
 
 
 class RequestPath(Component):
-    """The value is the path of the next request, or its whole URL."""
+    """An option that uses the value as the path, or the whole URL, of the next request."""
 
     type: Literal["RequestPath"]
 
 
 class RequestBodyPlainText(Component):
-    """A body that is sent as it is."""
+    """A body that is sent unchanged."""
 
     type: Literal["RequestBodyPlainText"]
     value: str
 
 
 class RequestBodyUrlEncodedForm(Component):
-    """A body of names and values, as forms send them."""
+    """A URL-encoded form body."""
 
     type: Literal["RequestBodyUrlEncodedForm"]
     value: dict[str, Any]
@@ -82,7 +77,7 @@ class RequestBodyJsonObject(Component):
 
 
 class GraphQlQuery(BaseModel):
-    """A GraphQL query and what goes with it, e.g. `variables`."""
+    """A GraphQL query and its additional keys, for example `variables`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -103,13 +98,13 @@ RequestBody = Annotated[
 
 
 class NoAuth(Component):
-    """The API asks for nothing."""
+    """No authentication."""
 
     type: Literal["NoAuth"]
 
 
 class ApiKeyAuthenticator(Component):
-    """A key, in the place the API wants it."""
+    """An authenticator that sends an API key in a header or in another place of the request."""
 
     type: Literal["ApiKeyAuthenticator"]
     api_token: str | None = None
@@ -124,14 +119,14 @@ class ApiKeyAuthenticator(Component):
 
 
 class BearerAuthenticator(Component):
-    """`Authorization: Bearer …`."""
+    """An authenticator that sends `Authorization: Bearer …`."""
 
     type: Literal["BearerAuthenticator"]
     api_token: str
 
 
 class BasicHttpAuthenticator(Component):
-    """`Authorization: Basic …`."""
+    """An authenticator that sends `Authorization: Basic …`."""
 
     type: Literal["BasicHttpAuthenticator"]
     username: str
@@ -139,7 +134,10 @@ class BasicHttpAuthenticator(Component):
 
 
 class LegacySessionTokenAuthenticator(Component):
-    """A session's token in a header: the given one while the API takes it, else a login's."""
+    """An authenticator that sends a session token in a header.
+
+    The configured token is used while the API accepts it. After that, a login creates a new one.
+    """
 
     type: Literal["LegacySessionTokenAuthenticator"]
     header: str
@@ -152,7 +150,7 @@ class LegacySessionTokenAuthenticator(Component):
 
 
 class JwtHeaders(BaseModel):
-    """The token's registered headers."""
+    """The registered headers of a JWT."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -162,7 +160,7 @@ class JwtHeaders(BaseModel):
 
 
 class JwtPayload(BaseModel):
-    """The token's registered claims."""
+    """The registered claims of a JWT."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -172,7 +170,7 @@ class JwtPayload(BaseModel):
 
 
 class JwtAuthenticator(Component):
-    """A token that is signed here."""
+    """An authenticator that signs a JWT."""
 
     type: Literal["JwtAuthenticator"]
     secret_key: str
@@ -204,7 +202,7 @@ class JwtAuthenticator(Component):
 
 
 class RefreshTokenUpdater(BaseModel):
-    """Where the config keeps tokens that are good for one refresh only."""
+    """Paths of the configuration that store single-use refresh tokens."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -224,7 +222,7 @@ class RefreshTokenUpdater(BaseModel):
 
 
 class OAuthAuthenticator(Component):
-    """An access token, and how to get the next one."""
+    """An OAuth access token, and the request that refreshes it."""
 
     type: Literal["OAuthAuthenticator"]
     client_id_name: str | None = "client_id"
@@ -254,7 +252,7 @@ class OAuthAuthenticator(Component):
 
 
 class HttpRequestRegexMatcher(Component):
-    """Which requests a policy is about, and how much of the budget each takes."""
+    """A pattern of the requests that a policy or quota applies to, and their weight."""
 
     type: Literal["HttpRequestRegexMatcher"] = "HttpRequestRegexMatcher"
     method: str | None = None
@@ -266,7 +264,7 @@ class HttpRequestRegexMatcher(Component):
 
 
 class Rate(Component):
-    """So many calls in an interval (ISO 8601)."""
+    """Up to `limit` calls in an interval (ISO 8601 duration)."""
 
     type: Literal["Rate"] = "Rate"
     limit: int | str
@@ -274,7 +272,7 @@ class Rate(Component):
 
 
 class FixedWindowCallRatePolicy(Component):
-    """So many calls in each window of time, one window after the other."""
+    """Up to `call_limit` calls in each of consecutive windows of time."""
 
     type: Literal["FixedWindowCallRatePolicy"]
     period: str
@@ -283,7 +281,7 @@ class FixedWindowCallRatePolicy(Component):
 
 
 class MovingWindowCallRatePolicy(Component):
-    """So many calls in whatever interval ends now."""
+    """A moving window: each rate's `limit` applies to any interval that ends now."""
 
     type: Literal["MovingWindowCallRatePolicy"]
     rates: list[Rate] = Field(min_length=1)
@@ -291,7 +289,7 @@ class MovingWindowCallRatePolicy(Component):
 
 
 class UnlimitedCallRatePolicy(Component):
-    """Requests that no other policy is to limit."""
+    """A policy for requests that no other policy limits."""
 
     type: Literal["UnlimitedCallRatePolicy"]
     matchers: list[HttpRequestRegexMatcher]
@@ -304,7 +302,10 @@ Policy = Annotated[
 
 
 class HTTPAPIBudget(Component):
-    """Policies, of which the first that matches a request counts, and what the API tells of it."""
+    """Rate limit policies and the response headers of the API's own limits.
+
+    The first policy that matches a request applies.
+    """
 
     type: Literal["HTTPAPIBudget"]
     policies: list[Policy]
@@ -314,7 +315,7 @@ class HTTPAPIBudget(Component):
 
 
 class TokenQuota(Component):
-    """Calls that are counted together: where the API says how many are left, and for what."""
+    """A quota of calls: the paths of its remaining calls and reset time, and what it applies to."""
 
     type: Literal["TokenQuota"]
     name: str
@@ -329,7 +330,7 @@ class TokenQuota(Component):
 
 
 class QuotaStatusSource(Component):
-    """The endpoint that tells a token's quotas."""
+    """The endpoint that returns the quotas of a token."""
 
     type: Literal["QuotaStatusSource"]
     url: str
@@ -339,7 +340,7 @@ class QuotaStatusSource(Component):
 
 
 class RateLimitedMultipleTokenAuthenticator(Component):
-    """Tokens of which any will do; each request goes by one that has calls left."""
+    """An authenticator with a pool of tokens: each request uses a token with calls left."""
 
     type: Literal["RateLimitedMultipleTokenAuthenticator"]
     tokens: str | list[str]
@@ -354,7 +355,7 @@ class RateLimitedMultipleTokenAuthenticator(Component):
 
 
 class ConstantBackoffStrategy(Component):
-    """The same wait each time."""
+    """A backoff with a constant wait."""
 
     type: Literal["ConstantBackoffStrategy"]
     backoff_time_in_seconds: Number
@@ -362,7 +363,7 @@ class ConstantBackoffStrategy(Component):
 
 
 class ExponentialBackoffStrategy(Component):
-    """A wait that doubles each time."""
+    """A backoff with a wait that doubles on each attempt."""
 
     type: Literal["ExponentialBackoffStrategy"]
     factor: Number | None = 5
@@ -370,7 +371,7 @@ class ExponentialBackoffStrategy(Component):
 
 
 class WaitTimeFromHeader(Component):
-    """The seconds to wait stand in a header."""
+    """A backoff that reads the seconds to wait from a response header."""
 
     type: Literal["WaitTimeFromHeader"]
     header: str
@@ -379,7 +380,7 @@ class WaitTimeFromHeader(Component):
 
 
 class WaitUntilTimeFromHeader(Component):
-    """The time to wait for stands in a header, in seconds since 1970."""
+    """A backoff that reads the time to wait until (Unix seconds) from a response header."""
 
     type: Literal["WaitUntilTimeFromHeader"]
     header: str
@@ -389,7 +390,7 @@ class WaitUntilTimeFromHeader(Component):
 
 
 class WaitTimeFromResponse(Component):
-    """A template reads the seconds to wait from the answer."""
+    """A backoff that renders the seconds to wait from the response with a template."""
 
     type: Literal["WaitTimeFromResponse"]
     wait_time_in_seconds: str
@@ -420,7 +421,7 @@ ActionName = Literal[
 
 
 class HttpResponseFilter(Component):
-    """Which answers are meant (any of the three conditions) and what is to be done with them."""
+    """A filter of responses (any of three conditions) and the action for them."""
 
     type: Literal["HttpResponseFilter"]
     action: ActionName | None = None
@@ -432,7 +433,7 @@ class HttpResponseFilter(Component):
 
 
 class DefaultErrorHandler(Component):
-    """Filters, then what every status means by itself."""
+    """An error handler that applies filters, then the default meaning of each status code."""
 
     type: Literal["DefaultErrorHandler"]
     response_filters: list[HttpResponseFilter] | None = None
@@ -441,7 +442,7 @@ class DefaultErrorHandler(Component):
 
 
 class CompositeErrorHandler(Component):
-    """Handlers that are asked in turn."""
+    """An error handler that asks a list of handlers in order."""
 
     type: Literal["CompositeErrorHandler"]
     error_handlers: list[ErrorHandler] = Field(min_length=1)
@@ -466,7 +467,7 @@ __all__ = [
 
 
 class HttpRequester(Component):
-    """A request, told by templates."""
+    """A request that is described by templates."""
 
     type: Literal["HttpRequester"]
     url_base: str | None = None
@@ -486,12 +487,12 @@ class HttpRequester(Component):
     connect_timeout_in_seconds: float | None = Field(default=None, gt=0)
     read_timeout_in_seconds: float | None = Field(default=None, gt=0)
     use_tcp_keepalive: bool = False
-    #: Whether the API has told where requests go; a manifest has no reason to set it.
+    #: Whether an API response supplied the URL. Manifests have no reason to set this.
     is_from_api: bool = False
 
 
 class SessionTokenRequestApiKeyAuthenticator(Component):
-    """The session's token goes where an API key would."""
+    """Settings to send the session token as an API key."""
 
     type: Literal["ApiKey"]
     inject_into: RequestOption
@@ -499,13 +500,13 @@ class SessionTokenRequestApiKeyAuthenticator(Component):
 
 
 class SessionTokenRequestBearerAuthenticator(Component):
-    """The session's token goes into `Authorization: Bearer …`."""
+    """Settings to send the session token in `Authorization: Bearer …`."""
 
     type: Literal["Bearer"]
 
 
 class SessionTokenAuthenticator(Component):
-    """A login gives a token, which is good for a while."""
+    """An authenticator that logs in and uses the returned token until it expires."""
 
     type: Literal["SessionTokenAuthenticator"]
     login_requester: HttpRequester
@@ -519,7 +520,7 @@ class SessionTokenAuthenticator(Component):
 
 
 class SelectiveAuthenticator(Component):
-    """The config says which of several authenticators it is."""
+    """An authenticator that the configuration selects from several."""
 
     type: Literal["SelectiveAuthenticator"]
     authenticator_selection_path: list[str]

@@ -1,8 +1,7 @@
 """Models of the connection check and of the configuration's specification.
 
-Which streams tell whether a connection works.
-
-What is done to a configuration before anything is read with it.
+The check names the streams that are read to test a connection. The specification contains
+migrations, transformations and validations, which run before a configuration is used.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from chronolake.source.declarative.models.records import AddedFieldDefinition
 
 
 class DynamicStreamCheckConfig(Component):
-    """Of the streams that are made of one template the first, or all."""
+    """The streams of one dynamic stream to check: the first `stream_count`, or all."""
 
     type: Literal["DynamicStreamCheckConfig"]
     dynamic_stream_name: str
@@ -24,13 +23,13 @@ class DynamicStreamCheckConfig(Component):
 
 
 class _Look(Component):
-    """A look at a connection, for which some values of the configuration are others."""
+    """Options of all connection checks: values of the configuration to replace during the check."""
 
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
 
 class CheckStream(_Look):
-    """Streams by their names, and some of those that are made of templates."""
+    """A check of streams by their names, and of streams that are generated from templates."""
 
     type: Literal["CheckStream"]
     stream_names: tuple[str, ...] = ()
@@ -38,7 +37,7 @@ class CheckStream(_Look):
 
 
 class CheckDynamicStream(_Look):
-    """The first streams, of whatever they are made."""
+    """A check of the first `stream_count` streams of dynamic streams."""
 
     type: Literal["CheckDynamicStream"]
     stream_count: int
@@ -49,7 +48,7 @@ Check = Annotated[CheckStream | CheckDynamicStream, Field(discriminator="type")]
 
 
 class ConfigRemapField(Component):
-    """Replaces a field's value by what a table has for it."""
+    """A transformation that replaces a field's value by the value that `map` has for it."""
 
     type: Literal["ConfigRemapField"]
     map: dict[str, Any]
@@ -57,7 +56,7 @@ class ConfigRemapField(Component):
 
 
 class ConfigAddFields(Component):
-    """Adds fields."""
+    """A transformation that adds fields to the configuration."""
 
     type: Literal["ConfigAddFields"]
     fields: list[AddedFieldDefinition]
@@ -65,7 +64,7 @@ class ConfigAddFields(Component):
 
 
 class ConfigRemoveFields(Component):
-    """Removes fields."""
+    """A transformation that removes fields from the configuration."""
 
     type: Literal["ConfigRemoveFields"]
     field_pointers: list[list[str]]
@@ -78,13 +77,13 @@ ConfigTransformation = Annotated[
 
 
 class CustomConfigTransformation(Component):
-    """Python code beside the manifest, which is not run."""
+    """A custom transformation, which is Python code next to the manifest. It is not run."""
 
     type: Literal["CustomConfigTransformation"]
 
 
 class ConfigMigration(Component):
-    """What a configuration needs that was written for an older version of the manifest."""
+    """The transformations that convert a configuration of an older version of the manifest."""
 
     type: Literal["ConfigMigration"]
     transformations: list[
@@ -96,14 +95,14 @@ class ConfigMigration(Component):
 
 
 class ValidateAdheresToSchema(Component):
-    """A value fits a JSON schema."""
+    """A validation of a value against a JSON schema."""
 
     type: Literal["ValidateAdheresToSchema"]
     base_schema: dict[str, Any]
 
 
 class DpathValidator(Component):
-    """What is asked of the values at a path of the configuration."""
+    """A validation of the values at a path of the configuration."""
 
     type: Literal["DpathValidator"]
     field_path: list[str] = Field(min_length=1)
@@ -111,7 +110,7 @@ class DpathValidator(Component):
 
 
 class PredicateValidator(Component):
-    """What is asked of a value that a template makes."""
+    """A validation of a value that a template renders."""
 
     type: Literal["PredicateValidator"]
     value: Any
@@ -119,7 +118,7 @@ class PredicateValidator(Component):
 
 
 class ConfigNormalizationRules(Component):
-    """What is changed in a configuration, and what is asked of it then."""
+    """The migrations, transformations and validations of a configuration, in this order."""
 
     type: Literal["ConfigNormalizationRules"]
     config_migrations: tuple[ConfigMigration, ...] = ()

@@ -1,14 +1,10 @@
-"""Models of streams, retrievers, schema loaders and dynamic streams.
+"""Models of streams, retrievers, partition routers, schema loaders and dynamic streams.
 
-Properties: the fields that requests ask for by name, maybe a few at a time.
-
-Reports: records that an API makes ready first, and that are downloaded then.
-
-Schemas that the API tells: where an answer names fields, and what it calls their types.
-
-Streams: what is read with which requests, and what becomes of the answers.
-
-Streams that a manifest does not list: made of a template, or there on a condition.
+- A stream has a retriever, which sends requests and extracts records from the responses.
+- Properties are the fields that requests ask for by name, optionally in chunks.
+- Async retrievers read export jobs, which the API prepares before they are downloaded.
+- Dynamic schema loaders read field names and types from a response.
+- Dynamic streams are generated from a template, conditional streams depend on a condition.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ from chronolake.source.declarative.models.requests import (
 
 
 class PropertiesFromEndpoint(Component):
-    """The API tells the properties: each record of a retriever names one."""
+    """A list of properties that is read from the API: each record of a retriever names one."""
 
     type: Literal["PropertiesFromEndpoint"]
     property_field_path: list[str] = Field(min_length=1)
@@ -62,14 +58,14 @@ class PropertiesFromEndpoint(Component):
 
 
 class GroupByKeyMergeStrategy(Component):
-    """Records with the same values of some fields are one."""
+    """A merge strategy that combines records with equal values in the key fields."""
 
     type: Literal["GroupByKeyMergeStrategy"]
     key: Annotated[tuple[str, ...], SEVERAL]
 
 
 class PropertyChunking(Component):
-    """So many properties, or characters of their names, go into one request."""
+    """The limit of properties, or of characters in their names, for one request."""
 
     type: Literal["PropertyChunking"]
     property_limit_type: Literal["characters", "property_count"]
@@ -78,7 +74,7 @@ class PropertyChunking(Component):
 
 
 class JsonSchemaPropertySelector(Component):
-    """Only properties that the stream's schema has; transformations change its names first."""
+    """A selector of the properties in the stream's schema, after its names are transformed."""
 
     type: Literal["JsonSchemaPropertySelector"]
     transformations: Annotated[tuple[Transformation, ...], SEVERAL] = ()
@@ -94,12 +90,12 @@ class QueryProperties(Component):
     property_selector: JsonSchemaPropertySelector | None = None
 
 
-#: What only the requester of a stream's pages can be told to do.
+#: Actions that only the requester of a stream's pages supports.
 _OF_PAGES = frozenset({"REDUCE_PAGE_SIZE", "SPLIT_REQUEST_WINDOW"})
 
 
 class AsyncJobStatusMap(Component):
-    """What an API calls the states of a report."""
+    """The names that an API uses for the statuses of an export job."""
 
     type: Literal["AsyncJobStatusMap"] = "AsyncJobStatusMap"
     running: list[str]
@@ -124,7 +120,7 @@ class AsyncJobStatusMap(Component):
 
 
 class ResponseToFileExtractor(Component):
-    """The download is CSV, maybe packed, in which some words stand for what is missing."""
+    """An extractor of CSV downloads, optionally compressed, in which some words mean null."""
 
     type: Literal["ResponseToFileExtractor"]
     preserve_na_values: bool = False
@@ -137,7 +133,7 @@ DownloadExtractor = Annotated[
 
 
 class AsyncRetriever(Component):
-    """Records of reports that are ordered, waited for and downloaded."""
+    """A retriever of export jobs: it creates a job, polls its status and downloads the result."""
 
     type: Literal["AsyncRetriever"]
     record_selector: RecordSelector
@@ -179,7 +175,7 @@ def _actions_of(handler: ErrorHandler | None) -> set[str]:
 
 
 class ComplexFieldType(BaseModel):
-    """A type that may say what its items are."""
+    """A type that may also contain the type of its items."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -194,7 +190,7 @@ class ComplexFieldType(BaseModel):
 
 
 class TypesMap(BaseModel):
-    """A type as the API calls it, and what it is."""
+    """A mapping from the API's name of a type to a JSON schema type."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -204,9 +200,9 @@ class TypesMap(BaseModel):
 
 
 class SchemaTypeIdentifier(Component):
-    """Where in an answer the fields are, and in each of them its name and its type."""
+    """The paths of the fields in a response, and of each field's name and type."""
 
-    # Nothing tells its kind where a manifest leaves it out.
+    # The default applies if a manifest omits the type: nothing else would identify it.
     type: Literal["SchemaTypeIdentifier"] = "SchemaTypeIdentifier"
     schema_pointer: tuple[str, ...] = ()
     key_pointer: tuple[str, ...]
@@ -222,22 +218,22 @@ class SchemaTypeIdentifier(Component):
 
 
 class InlineSchemaLoader(Component):
-    """A stream's schema, in the manifest itself."""
+    """A stream's schema that is part of the manifest."""
 
     type: Literal["InlineSchemaLoader"]
-    # Pydantic has a method of that name.
+    # Pydantic has a method named `schema`.
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
 
 
 class JsonFileSchemaLoader(Component):
-    """A stream's schema in a file beside the manifest."""
+    """A stream's schema in a file next to the manifest."""
 
     type: Literal["JsonFileSchemaLoader"]
     file_path: str | None = None
 
 
 class ParentStreamConfig(Component):
-    """A stream whose records are the partitions of another."""
+    """A parent stream, whose records are the partitions of another stream."""
 
     type: Literal["ParentStreamConfig"]
     stream: AnyStream
@@ -257,14 +253,14 @@ class ParentStreamConfig(Component):
 
 
 class SubstreamPartitionRouter(Component):
-    """A partition for each record of some parent streams."""
+    """A router with a partition for each record of its parent streams."""
 
     type: Literal["SubstreamPartitionRouter"]
     parent_stream_configs: tuple[ParentStreamConfig, ...] = Field(min_length=1)
 
 
 class ListPartitionRouter(Component):
-    """A partition for each of some values."""
+    """A router with a partition for each of a list of values."""
 
     type: Literal["ListPartitionRouter"]
     cursor_field: str
@@ -273,14 +269,14 @@ class ListPartitionRouter(Component):
 
 
 class CustomPartitionRouter(CustomComponent):
-    """Partitions that a class of the connector's own tells."""
+    """A router whose partitions are returned by a class of the connector."""
 
     type: Literal["CustomPartitionRouter"]
     parent_stream_configs: tuple[ParentStreamConfig, ...] = ()
 
 
 class UnionPartitionRouter(Component):
-    """The partitions of several routers, each once."""
+    """A router with the partitions of several routers, without duplicates."""
 
     type: Literal["UnionPartitionRouter"]
     partition_field: str
@@ -314,7 +310,7 @@ class UnionPartitionRouter(Component):
 
 
 class GroupingPartitionRouter(Component):
-    """Partitions of another router, several at a time."""
+    """A router that groups the partitions of another router."""
 
     type: Literal["GroupingPartitionRouter"]
     group_size: int = Field(ge=1)
@@ -339,7 +335,7 @@ PartitionRouter = Annotated[
 
 
 class SimpleRetriever(Component):
-    """Records that requests bring page by page."""
+    """A retriever that requests records page by page."""
 
     type: Literal["SimpleRetriever"]
     requester: HttpRequester
@@ -351,7 +347,7 @@ class SimpleRetriever(Component):
     pagination_reset: PaginationReset | None = None
     page_size_reduction: PageSizeReduction | None = None
     request_window_splitting: RequestWindowSplitting | None = None
-    #: What its requester says of them, wherever it does.
+    #: The requester's query properties, collected from every place where it may define them.
     properties: QueryProperties | None = None
 
     @model_validator(mode="before")
@@ -367,7 +363,7 @@ class SimpleRetriever(Component):
 
 
 def _properties_of(requester: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a requester says of the properties that it asks for."""
+    """Yield the query properties that a requester defines."""
     asked = requester.get("request_parameters")
     values = asked.values() if isinstance(asked, dict) else ()
     named = [
@@ -386,7 +382,7 @@ Retriever = Annotated[SimpleRetriever | AsyncRetriever, Field(discriminator="typ
 
 
 class DynamicSchemaLoader(Component):
-    """A stream's schema, from the first record that a retriever brings."""
+    """A schema loader that derives a stream's schema from the first record of a retriever."""
 
     type: Literal["DynamicSchemaLoader"]
     retriever: Retriever
@@ -409,7 +405,7 @@ SchemaLoader = Annotated[
 
 
 class LegacyToPerPartitionStateMigration(Component):
-    """State by the partitions' values, as old connectors have it."""
+    """A migration of states of old connectors, which are keyed by the partitions' values."""
 
     type: Literal["LegacyToPerPartitionStateMigration"]
 
@@ -420,7 +416,7 @@ StateMigration = Annotated[
 
 
 class DeclarativeStream(Component):
-    """A stream."""
+    """A stream of a manifest."""
 
     type: Literal["DeclarativeStream"]
     name: str = ""
@@ -434,7 +430,7 @@ class DeclarativeStream(Component):
 
 
 class StateDelegatingStream(Component):
-    """One stream as long as there is no state, and another one from then on."""
+    """A stream that delegates to one stream without a saved state and to another with a state."""
 
     type: Literal["StateDelegatingStream"]
     name: str
@@ -462,7 +458,7 @@ for _component in (
 
 
 class ComponentMappingDefinition(Component):
-    """What stands at a place of a stream that is made of a template."""
+    """A value to set at a path of the template of a dynamic stream."""
 
     type: Literal["ComponentMappingDefinition"]
     field_path: tuple[str, ...] = Field(min_length=1)
@@ -484,7 +480,7 @@ _Unconditional = Annotated[tuple[ComponentMappingDefinition, ...], AfterValidato
 
 
 class HttpComponentsResolver(Component):
-    """A stream for each record that requests bring."""
+    """A resolver that generates a stream for each record of a retriever."""
 
     type: Literal["HttpComponentsResolver"]
     retriever: Retriever
@@ -492,7 +488,7 @@ class HttpComponentsResolver(Component):
 
 
 class StreamConfig(Component):
-    """A place of the configuration with a list of things that have streams."""
+    """A path to a list in the configuration, whose items become streams."""
 
     type: Literal["StreamConfig"]
     configs_pointer: tuple[str, ...]
@@ -500,7 +496,7 @@ class StreamConfig(Component):
 
 
 class ConfigComponentsResolver(Component):
-    """A stream for each thing that the configuration lists, or each combination of several."""
+    """A resolver that generates a stream for each item, or combination of items, in the config."""
 
     type: Literal["ConfigComponentsResolver"]
     stream_config: Annotated[tuple[StreamConfig, ...], SEVERAL] = Field(min_length=1)
@@ -508,14 +504,14 @@ class ConfigComponentsResolver(Component):
 
 
 class StreamParametersDefinition(Component):
-    """What streams there are, in the manifest itself."""
+    """A list of stream parameters in the manifest."""
 
     type: Literal["StreamParametersDefinition"]
     list_of_parameters_for_stream: tuple[dict[str, Any], ...]
 
 
 class ParametrizedComponentsResolver(Component):
-    """A stream for each thing that the manifest lists."""
+    """A resolver that generates a stream for each item of a list in the manifest."""
 
     type: Literal["ParametrizedComponentsResolver"]
     stream_parameters: StreamParametersDefinition
@@ -529,7 +525,7 @@ ComponentsResolver = Annotated[
 
 
 class DynamicDeclarativeStream(Component):
-    """Streams that are made of one template, which is no stream yet."""
+    """A template of streams, with the resolver that generates streams from it."""
 
     type: Literal["DynamicDeclarativeStream"]
     name: str = ""
@@ -539,7 +535,7 @@ class DynamicDeclarativeStream(Component):
 
 
 class ConditionalStreams(Component):
-    """Streams that are there if a condition holds."""
+    """Streams that exist only if a condition holds."""
 
     type: Literal["ConditionalStreams"]
     condition: str | bool

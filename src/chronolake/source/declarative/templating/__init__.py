@@ -1,1 +1,1 @@
-"""Templates in manifests, in a sandbox, and the times that they and answers spell."""
+"""Sandboxed templates of manifests, and parsing of times in manifests and responses."""

@@ -1,4 +1,4 @@
-"""What a manifest's templates can call, and what values can be piped through."""
+"""The macros that a manifest's templates can call, and the filters for values."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
 
 
 def now_utc() -> datetime:
-    """Now, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def today_utc() -> date:
-    """The day that it is in UTC."""
+    """Return the current date in UTC."""
     return datetime.now(UTC).date()
 
 
 def today_with_timezone(timezone: str) -> date:
-    """The day that it is in a time zone, "Pacific/Tarawa".
+    """Return the current date in a time zone, for example "Pacific/Tarawa".
 
     Raises:
-        LookupError: there is no such zone.
+        LookupError: the time zone does not exist.
     """
     return datetime.now(ZoneInfo(timezone)).date()
 
 
 def timestamp(dt: float | str) -> float:
-    """Seconds since 1970: whole ones of a number, a float of a text in ISO 8601."""
+    """Return seconds since 1970: an integer for a number, a float for an ISO 8601 string."""
     return int(dt) if isinstance(dt, int | float) else str_to_datetime(dt).timestamp()
 
 
 def str_to_datetime(s: str) -> datetime:
-    """The moment a text in ISO 8601 spells, in UTC.
+    """Parse an ISO 8601 string and return the time in UTC.
 
     Raises:
-        ValueError: it spells none.
+        ValueError: the string is not in ISO 8601.
     """
     moment = isoparse(s)
     return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def day_delta(num_days: float, format: str = "%Y-%m-%dT%H:%M:%S.%f%z") -> str:  # noqa: A002
-    """Now and so many days, in a format."""
+    """Return the current time plus `num_days` days in a format."""
     return spelled(datetime.now(UTC) + timedelta(days=num_days), format)
 
 
@@ -67,19 +67,19 @@ def format_datetime(
     format: str,  # noqa: A002
     input_format: str | None = None,
 ) -> str:
-    """A moment in another format: a text's and a number's in UTC, any other on its own clock.
+    """Format a time. Strings and numbers are printed in UTC, datetimes in their own time zone.
 
     Raises:
-        ValueError: the text or number is not as its format says (ISO 8601; seconds since 1970).
+        ValueError: the value does not match its format (default: ISO 8601, or seconds since 1970).
     """
     if isinstance(dt, datetime):
         return spelled(dt, format)
     if isinstance(dt, int):
         return formatted(parsed(dt, input_format or "%s"), format)
     expect_narrow(input_format or "")
-    # The reference knows no format of its own here, only strptime's.
+    # The reference supports only strptime's formats here, none of its own.
     moment = (
-        datetime.strptime(dt, input_format)  # noqa: DTZ007 - `formatted` takes it for one in UTC
+        datetime.strptime(dt, input_format)  # noqa: DTZ007 - `formatted` assumes UTC
         if input_format
         else str_to_datetime(dt)
     )
@@ -87,25 +87,25 @@ def format_datetime(
 
 
 def sanitize_url(value: str) -> str:
-    """A text as a URL's query spells it."""
+    """Return a string with the quoting of URL queries."""
     return quote_plus(value)
 
 
 def camel_case_to_snake_case(value: str) -> str:
-    """`CamelCase` as `camel_case`."""
+    """Convert `CamelCase` to `camel_case`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", value).lower()
 
 
 def generate_uuid() -> str:
-    """A new random UUID."""
+    """Return a new random UUID."""
     return str(uuid.uuid4())
 
 
 def hashed(value: Any, hash_type: str = "md5", salt: str | None = None) -> str:
-    """The hexadecimal digest of a value's text and a salt behind it.
+    """Return the hexadecimal digest of a value's string followed by a salt.
 
     Raises:
-        ValueError: there is no such digest.
+        ValueError: the digest algorithm does not exist.
     """
     if hash_type not in hashlib.algorithms_guaranteed:
         raise ValueError("There is no such digest.")
@@ -116,10 +116,10 @@ def hashed(value: Any, hash_type: str = "md5", salt: str | None = None) -> str:
 
 
 def signed(value: Any, key: str, hash_type: str = "sha256") -> str:
-    """The hexadecimal HMAC of a value's text.
+    """Return the hexadecimal HMAC of a value's string.
 
     Raises:
-        ValueError: another digest than SHA-256 is asked for.
+        ValueError: the algorithm is not SHA-256.
     """
     if hash_type != "sha256":
         raise ValueError("Only SHA-256 signs.")
@@ -127,35 +127,35 @@ def signed(value: Any, key: str, hash_type: str = "sha256") -> str:
 
 
 def base64_encoded(value: str) -> str:
-    """A text's UTF-8 in base64."""
+    """Encode a string's UTF-8 bytes in base64."""
     return base64.b64encode(value.encode()).decode()
 
 
 def base64_decoded(value: str) -> str:
-    """The text whose UTF-8 is in base64.
+    """Decode a base64 string to a UTF-8 string.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the value is not valid base64, or not valid UTF-8.
     """
     return base64.b64decode(value.encode()).decode()
 
 
 def base64_of_ascii(value: str) -> str:
-    """An ASCII text in base64; the reference's `base64binascii_decode` encodes, too.
+    """Encode an ASCII string in base64; the reference's `base64binascii_decode` encodes, too.
 
     Raises:
-        ValueError: the text is not ASCII.
+        ValueError: the string is not ASCII.
     """
     return base64.standard_b64encode(value.encode("ascii")).decode("ascii")
 
 
 def as_string(value: Any) -> str:
-    """A text as it is; anything else as JSON in quotes that keep it a text."""
+    """Return a string unchanged, and any other value as JSON in quotes that keep it a string."""
     return value if isinstance(value, str) else f'"""{json.dumps(value)}"""'
 
 
 def regex_search(value: str, regex: str) -> str:
-    """The first group of a pattern's first match, or an empty text."""
+    """Return the first group of a pattern's first match, or an empty string."""
     found = re.search(regex, value)
     return found.group(1) if found and found.re.groups else ""
 
@@ -175,7 +175,7 @@ MACROS: dict[str, Callable[..., Any]] = {
     "camel_case_to_snake_case": camel_case_to_snake_case,
     "generate_uuid": generate_uuid,
 }
-#: `regex_replace`, which makes text without end, is `sandbox`'s.
+#: `regex_replace` is defined in `sandbox`, because its output is not bounded.
 FILTERS: dict[str, Callable[..., Any]] = {
     "hash": hashed,
     "hmac": signed,

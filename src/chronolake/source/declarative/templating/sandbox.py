@@ -1,15 +1,13 @@
-"""The sandbox in which templates are evaluated.
+"""The sandbox that evaluates templates with limits on steps and memory.
 
-What a template's text says, before it is evaluated.
+A manifest is untrusted input, so that a template must not exhaust memory or run without end.
+Jinja's sandbox blocks access to Python's internals, and thus to files. This module measures
+everything that Jinja's sandbox allows: each call, filter, operator and loop iteration is a step,
+and each result has a size. A template that exceeds its allowance is stopped by an OverflowError.
+Steps that can produce large results from small inputs (`'a' * 10**9`) are measured before they are
+run.
 
-Where templates run: a manifest is input, so none of them may fill the machine or hold it up.
-
-Jinja's own sandbox keeps a template from Python's insides, and so from files. What it lets through
-is measured here: each call, filter, operator and round of a loop is a step, and what they make has
-a size. A template that needs more than its allowance is stopped by an OverflowError. Steps that can
-make much of little (`'a' * 10**9`) are measured before they are taken.
-
-A template can read what it is given and not change it: others have the same values.
+A template can read its variables but not change them, because other templates use the same values.
 """
 
 from __future__ import annotations
@@ -47,67 +45,64 @@ if TYPE_CHECKING:
     from jinja2.environment import Template
 
 
-#: What is warned of is a matter of the whole process.
+#: Warning filters are global to the process, so that only one thread may change them.
 _reading = threading.Lock()
 
 
 def parsed(environment: SandboxedEnvironment, text: str) -> nodes.Template:
-    """What a template says.
+    """Parse a template.
 
-    Python warns of escapes in it that are none, as regular expressions have them: nobody who reads
-    a manifest can do anything about that, and where warnings are errors it could not be read.
-
-    Args:
-        environment: whose syntax it has.
-        text: the template.
+    Python warns about invalid escapes, which regular expressions in templates contain. Readers of a
+    manifest cannot do anything about them, and parsing would fail if warnings were errors. The
+    warnings are therefore suppressed.
 
     Raises:
-        jinja2.TemplateSyntaxError: it is none.
+        jinja2.TemplateSyntaxError: the template is invalid.
     """
     with _reading, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return environment.parse(text)
 
 
-#: Steps and bytes that one evaluation is allowed, and the bytes an element is worth.
+#: Steps and bytes that one evaluation is allowed, and the bytes counted for an element.
 STEPS = 1_000_000
 SIZE = 32_000_000
 ELEMENT = 16
-#: The widest that a value is padded, the digits of a fraction, the bits of the greatest integer.
+#: The maximum width of padding, digits of a fraction, and bits of an integer.
 WIDTH = 100_000
 DIGITS = 300
 BITS = 65_536
 
-#: Filters and macros that lay out pages: they make much of little, and no request needs them.
+#: Filters and macros for page layout. They can produce large results, and no request needs them.
 _LAYOUT = {"batch", "center", "indent", "pprint", "slice", "urlize", "wordwrap", "xmlattr"}
 _REFUSED_GLOBALS = {"lipsum", "range"}
-#: Filters that do not spell their values out, so that what is in them need not be counted.
+#: Filters that do not convert their values to strings, so that the contents need not be counted.
 _STRUCTURAL = frozenset(
     {"attr", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length"}
     | {"list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "select"}
     | {"selectattr", "sort", "sum", "unique"}
 )
-# No template can spell the names of these filters, which `_Measuring` puts into it.
+# Names of the filters that `_Measuring` inserts. No template can call them by these names.
 _ROUNDS, _MADE, _JOINED = "a round", "a made value", "joined values"
 _SLICED = "a sliced value"
-#: Filters that take texts to pieces, each of which is a text of its own.
+#: Filters that split strings into pieces, each of which is a string object.
 _TAKING_APART = frozenset(
     {"dictsort", "groupby", "items", "list", "map", "max", "min", "reject", "rejectattr", "select"}
     | {"selectattr", "sort", "sum", "title", "unique", "wordcount"}
 )
-#: The bytes of a piece of a text; of one ASCII letter, of which there is one copy only; and of what
-#: ends a line.
+#: The bytes of a piece of a string, and of one ASCII letter, which exists once per process. The
+#: characters that end a line.
 _PIECE, _LETTER = 88, 16
-#: The bytes that a URL has for a byte of a text, beyond that.
+#: Additional bytes that URL encoding needs for each byte of a string.
 _GROWS = 4
 _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
-#: Methods that change what they belong to.
+#: Methods that change their object.
 _CHANGING = frozenset(
     {"add", "append", "appendleft", "clear", "difference_update", "discard", "extend"}
     | {"extendleft", "insert", "intersection_update", "pop", "popitem", "popleft", "remove"}
     | {"reverse", "rotate", "setdefault", "sort", "symmetric_difference_update", "update"}
 )
-#: The longest regular expression; Python's own form of it takes a hundred bytes for a letter.
+#: The maximum length of a regular expression. Python's compiled form takes 100 bytes per letter.
 PATTERN = 10_000
 
 _SPECIFIER = re.compile(r"%(?:\([^()]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")
@@ -115,12 +110,12 @@ _NUMBER = re.compile(r"\d+")
 
 
 class _Allowance:
-    """What an evaluation has left, what it has been given, and what it shows.
+    """The remaining steps and bytes of an evaluation, its variables, and its last output.
 
     Attributes:
-        steps: how many more it may take.
-        size: how many more bytes it may make.
-        shown: the value that it has put out last.
+        steps: the remaining steps.
+        size: the remaining bytes.
+        shown: the value that was output last.
     """
 
     __slots__ = ("_given", "_shared", "shown", "size", "steps")
@@ -133,7 +128,7 @@ class _Allowance:
         self._shared: set[int] | None = None
 
     def is_given(self, owner: object) -> bool:
-        """Return whether a value is one of the variables, or within one: others have it, too."""
+        """Return whether a value is a variable or part of one, so that other templates share it."""
         if self._shared is None:
             self._shared = set()
             left: list[Any] = list(self._given.values())
@@ -150,10 +145,10 @@ class _Allowance:
         return id(owner) in self._shared
 
     def step(self, size: int = 0) -> None:
-        """Take a step that makes so much.
+        """Count a step that produces `size` bytes.
 
         Raises:
-            OverflowError: it is one step too many, or makes too much.
+            OverflowError: the steps or the bytes are used up.
         """
         self.steps -= 1
         self.size -= size
@@ -161,10 +156,11 @@ class _Allowance:
             raise OverflowError("A template's allowance is used up.")
 
     def weigh(self, value: object) -> int:
-        """The size of all that a value says when it is spelled out.
+        """Return the size of everything that is printed if a value is converted to a string.
 
         Raises:
-            OverflowError: it is more than what is left; so is what contains itself.
+            OverflowError: the size exceeds the remaining bytes; also for a value that contains
+                itself.
         """
         if isinstance(value, str):
             return _bytes_of(value)
@@ -194,33 +190,33 @@ _allowance: ContextVar[_Allowance] = ContextVar("allowance")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A template, ready to be rendered.
+    """A compiled template.
 
     Attributes:
-        variables: what its context has to tell.
+        variables: the names that its context must define.
     """
 
     template: Template
     variables: frozenset[str]
 
     def rendered(self, context: Mapping[str, Any]) -> tuple[str, Any]:
-        """The text that a context makes of it, and the value that it has put out last.
+        """Render the template; return the text and the value that was output last.
 
         Raises:
-            OverflowError: it takes more steps, or makes more, than is allowed.
-            Exception: whatever a template's own steps raise.
+            OverflowError: the template needs more steps or bytes than allowed.
+            Exception: any error that the template's own steps raise.
         """
         _allowance.set(allowance := _Allowance(context))
         return self.template.render(context), allowance.shown
 
 
 def compiled(text: str) -> Compiled:
-    """A template's text, made ready.
+    """Compile a template.
 
     Raises:
-        jinja2.TemplateSyntaxError: it is no template, or includes others.
+        jinja2.TemplateSyntaxError: the template is invalid, or includes other templates.
     """
-    # Jinja evaluates what is constant at once.
+    # Jinja evaluates constant expressions during compilation.
     _allowance.set(_Allowance())
     tree = _Measuring().visit(parsed(ENVIRONMENT, text))
     variables = frozenset(meta.find_undeclared_variables(tree))
@@ -228,7 +224,10 @@ def compiled(text: str) -> Compiled:
 
 
 class _Measuring(NodeTransformer):
-    """Puts counters where Jinja lets no one else listen: into loops, literals, slices and `~`."""
+    """A transformer that inserts counters into loops, literals, slices and `~`.
+
+    Jinja has no hooks for them.
+    """
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 - Jinja's name
         self.generic_visit(node)
@@ -290,7 +289,7 @@ class _Environment(SandboxedEnvironment):
             del self.globals[name]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # What a table of translation makes of a text has no bounds that were cheap to tell.
+        # The size of `translate`'s result cannot be bounded cheaply.
         return attr != "translate" and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -303,7 +302,7 @@ class _Environment(SandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
         allowance = _allowance.get()
-        # A list that is extended by a look at itself never ends, so what is looked at is counted.
+        # A list that is extended by an iterator over itself never ends, so iterators are counted.
         args = tuple(
             _counted(each) if isinstance(each, GeneratorType | reversed) else each for each in args
         )
@@ -341,7 +340,7 @@ class _Environment(SandboxedEnvironment):
 
 
 class _Formatter(SandboxedFormatter):
-    """`str.format` that counts what it makes."""
+    """`str.format` with counted results."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         allowance = _allowance.get()
@@ -356,11 +355,11 @@ class _Formatter(SandboxedFormatter):
 
 
 def _expect_unchanged(method: Any, args: tuple[Any, ...]) -> None:
-    """Refuse a method that would change what the template was given."""
+    """Raise SecurityError if a method would change the template's variables."""
     if getattr(method, "__name__", "") not in _CHANGING:
         return
     owner = getattr(method, "__self__", None)
-    # `dict.clear(config)` has its owner as an argument.
+    # `dict.clear(config)` has its object as an argument.
     if _allowance.get().is_given(owner) or any(map(_allowance.get().is_given, args[:1])):
         raise SecurityError("A template may not change what it is given.")
 
@@ -376,19 +375,19 @@ def _shallow(value: object) -> int:
 
 
 def _is_of_times(owner: object) -> bool:
-    """Whether a method is one of a moment's, a day's or a time's, or of their classes."""
+    """Return whether a method belongs to a datetime, date or time, or to their classes."""
     kinds = (date, clock_time)
     return isinstance(owner, kinds) or (isinstance(owner, type) and issubclass(owner, kinds))
 
 
 def _sliced(value: Any) -> Any:
-    """The value, of which a part is copied: counted without what its elements say."""
+    """Return the value after counting the copy of a slice, without the contents of its elements."""
     _allowance.get().step(_shallow(value))
     return value
 
 
 def _pieces(text: str) -> int:
-    """The bytes of a text's letters, each by itself."""
+    """Return the bytes of a string's letters, each as a separate string."""
     return len(text) * (_LETTER if text.isascii() else _PIECE)
 
 
@@ -399,7 +398,7 @@ def _integers_checked(operator: str, left: int, right: int) -> None:
 
 
 def _percent_checked(template: str | bytes, values: Any) -> None:
-    """Count what `%` makes of a template: each specifier may print the longest value, padded."""
+    """Count the result of `%`: each specifier may print the longest value with padding."""
     allowance = _allowance.get()
     text = template.decode("latin-1") if isinstance(template, bytes) else template
     if isinstance(values, Mapping):
@@ -419,7 +418,7 @@ def _percent_checked(template: str | bytes, values: Any) -> None:
 def _method_checked(
     owner: str | bytes | int, name: str, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The arguments of a text's or a number's method, of which it makes no more than is counted."""
+    """Return the arguments of a string's or number's method after counting its possible result."""
     allowance = _allowance.get()
     numbers = [abs(each) for each in (*args, *options.values()) if isinstance(each, int)]
     if max(numbers, default=0) > WIDTH:
@@ -445,7 +444,7 @@ def _method_checked(
 
 
 def _counted(values: Iterable[Any], weight: int = 0) -> Iterator[Any]:
-    """The values, each of which is a step of some weight."""
+    """Yield the values, each counted as a step of `weight` bytes."""
     allowance = _allowance.get()
     for each in values:
         allowance.step(weight)
@@ -453,14 +452,14 @@ def _counted(values: Iterable[Any], weight: int = 0) -> Iterator[Any]:
 
 
 def _measured(value: Any) -> Any:
-    """The value, counted with all that it says."""
+    """Return the value after counting all its contents."""
     allowance = _allowance.get()
     allowance.step(allowance.weigh(value))
     return value
 
 
 def _shown(value: Any) -> Any:
-    """A value that is put out: counted, and kept as it was before it became a text."""
+    """Count a value that is output, and store it before it becomes a string."""
     _allowance.get().shown = _measured(value)
     return value
 
@@ -470,7 +469,7 @@ def _joined(values: Iterable[Any], separator: str = "") -> str:
 
 
 def _counting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that counts what it is given and what it makes."""
+    """Return a filter that counts its arguments and its result."""
 
     @wraps(run)  # which also tells Jinja what of its own the filter wants to be passed
     def counting(*args: Any, **options: Any) -> Any:
@@ -483,7 +482,7 @@ def _counting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
             ):
                 allowance.step(allowance.weigh(each))
         if name in _TAKING_APART and args:
-            # The environment or the context may come first.
+            # The environment or the context may be the first argument.
             allowance.step(sum(_pieces(each) for each in args[:2] if isinstance(each, str)))
         if name == "urlencode":
             allowance.step(sum(_GROWS * allowance.weigh(each) for each in args[:1]))
@@ -532,13 +531,13 @@ def _expect_short(regex: str) -> None:
 
 
 def _regex_search(value: str, regex: str) -> str:
-    """The first group of a pattern's first match, or an empty text."""
+    """Return the first group of a pattern's first match, or an empty string."""
     _expect_short(regex)
     return regex_search(value, regex)
 
 
 def _regex_replace(value: str, regex: str, replacement: str) -> str:
-    """A text with a pattern's matches replaced by a text that may name their groups."""
+    """Replace a pattern's matches by a string that may refer to their groups."""
     _expect_short(regex)
     groups = replacement.count("\\")
     _allowance.get().step(
@@ -547,7 +546,7 @@ def _regex_replace(value: str, regex: str, replacement: str) -> str:
     return re.sub(regex, replacement, value)
 
 
-#: Filters that can make much of little, and count it in advance.
+#: Filters that can produce large results from small inputs, and count them in advance.
 _GROWING: dict[str, Callable[..., Any]] = {
     "format": _format,
     "join": _join,

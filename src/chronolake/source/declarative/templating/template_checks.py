@@ -1,4 +1,4 @@
-"""What is wrong with a template, as far as that is known before it is evaluated."""
+"""Static checks of templates, durations, regular expressions and time formats."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _PATTERNS: Final = frozenset({"regex_search", "regex_replace"})
 
 
 class Fault(NamedTuple):
-    """What is wrong with a text.
+    """A problem in a text, with a hint.
 
     Attributes:
-        message: what.
-        hint: what to do about it.
+        message: the problem.
+        hint: how to correct it.
     """
 
     message: str
@@ -42,11 +42,11 @@ class Fault(NamedTuple):
 
 
 def faults_of(text: str, known: Collection[str] | None) -> Iterator[Fault]:
-    """What is wrong with a text that is evaluated.
+    """Yield the problems of a text that will be evaluated.
 
     Args:
         text: a template, or a plain text.
-        known: the variables that its place has; None: nobody knows which.
+        known: the variables that are available at its place, or None if they are unknown.
     """
     if is_refused(text) or not is_template(text):
         if is_refused(text):
@@ -84,11 +84,11 @@ def _in_syntax(tree: nodes.Template, known: Collection[str] | None) -> Iterator[
 def _unknown(
     tree: nodes.Template, known: Collection[str], functions: Collection[str]
 ) -> Iterator[Fault]:
-    """Names that nobody gives the template."""
+    """Yield a fault for each name that is neither a variable nor a function."""
     try:
         named = meta.find_undeclared_variables(tree)
     except TemplateSyntaxError:
-        # It has filters or tests that are not there, which is told.
+        # Unknown filters or tests are already reported.
         return
     for name in sorted(named - set(known)):
         if name in functions:
@@ -104,7 +104,7 @@ def _unknown(
 
 
 def _in_constants(tree: nodes.Template) -> Iterator[Fault]:
-    """What is wrong with what filters and functions are given as it is written."""
+    """Yield the problems of constant arguments of filters and functions."""
     for one in tree.find_all(nodes.Filter):
         if one.name in _PATTERNS and (pattern := _constant(one.args)) is not None:
             yield from faults_of_pattern(pattern)
@@ -121,7 +121,7 @@ def _constant(arguments: list[nodes.Expr]) -> str | None:
 
 
 def faults_of_pattern(text: str) -> Iterator[Fault]:
-    """What is wrong with a regular expression."""
+    """Yield the problems of a regular expression."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as failure:
@@ -129,7 +129,7 @@ def faults_of_pattern(text: str) -> Iterator[Fault]:
 
 
 def faults_of_duration(text: str) -> Iterator[Fault]:
-    """What is wrong with a duration."""
+    """Yield the problems of a duration."""
     try:
         iso_duration(text)
     except ValueError:
@@ -140,11 +140,11 @@ def faults_of_duration(text: str) -> Iterator[Fault]:
 
 
 def faults_of_format(text: str, *, is_read: bool = True) -> Iterator[Fault]:
-    """What is wrong with a format of times.
+    """Yield the problems of a time format.
 
     Args:
         text: the format.
-        is_read: whether times are read by it, or are only written.
+        is_read: whether times are parsed with it, or only printed.
     """
     try:
         expect_format(text, is_read=is_read)

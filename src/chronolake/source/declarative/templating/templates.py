@@ -1,19 +1,15 @@
-"""Templates and the Python literals they produce.
+"""Evaluation of a manifest's templates, and parsing of the Python literals that they produce.
 
-Python literals in texts that templates make, read in bounded memory.
+The output of a template is parsed as a Python literal, unless printing the value would give another
+text: "7" becomes 7 and "[1, 2]" a list, but "2.10", "1e5" and "1,2" remain strings. Tokens, keys
+and cursors sometimes look like numbers and must be sent back unchanged. A string from a response, a
+slice or a token that looks like a list therefore remains a string, including surrounding blanks.
+Text in a manifest without a template is parsed as the reference parses it: "2.10" is 2.1.
 
-Python's own parser takes 500 bytes for each character of "1,1,1". It reads short texts; longer ones
-are read here, piece by piece, and what is made of them is counted before it is made. Both give the
-same, but for what no value is printed as: a long text with comments, arithmetic or `set()` in it
-stays a text.
-
-The templates of a manifest: texts that are evaluated with what a stream knows at the moment.
-
-What a template makes is read as a Python literal if it is one, unless that would be spelled in
-another way: "7" becomes 7 and "[1, 2]" a list, but "2.10", "1e5" and "1,2" stay texts. Tokens, keys
-and cursors look like numbers now and then, and have to be sent as they came: of what an answer, a
-slice or a token holds, a text that looks like a list stays a text, with the blanks around it. What
-a manifest says without a template is read as the reference reads it: "2.10" is 2.1.
+Literals are parsed in bounded memory. Python's own parser takes 500 bytes for each character of
+"1,1,1", so it parses short texts only. Longer texts are parsed here token by token, and values are
+counted before they are created. Both parsers return the same values, except for texts that no
+printed value has: a long text with comments, arithmetic or `set()` remains a string.
 """
 
 from __future__ import annotations
@@ -34,15 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-#: Characters that Python's parser may have: it then needs some MiB.
+#: The maximum characters for Python's parser, which then needs a few MiB.
 SHORT: Final = 8_192
-#: Bytes that the values of one text may take, as far as they are counted: some more, in fact.
+#: The maximum bytes of the values of one text. The estimate is slightly below the real size.
 LIMIT: Final = 64 << 20
-#: Python's parser does not read brackets within more brackets than these.
+#: The maximum nesting of brackets in Python's parser.
 _DEEPEST: Final = 200
-#: Bytes of a container, and of any other value, each with its place in another.
+#: Bytes of a container, and of any other value, each including its reference.
 _CONTAINER, _ATOM = 96, 64
-#: Texts that stand side by side, and are one.
+#: The maximum number of adjacent strings that are concatenated to one.
 _JOINED: Final = 1_000
 _EMPTY: Final = frozenset({"''", '""'})
 _LINE_ENDS: Final = frozenset("\r\n")
@@ -74,8 +70,8 @@ def literal_of(text: str) -> Any:
     """Return the value of a text that is a Python literal.
 
     Raises:
-        OverflowError: its value would take more memory than a template may have.
-        Exception: it is not one; whatever `ast.literal_eval` raises then.
+        OverflowError: its value would take more memory than a template may use.
+        Exception: the text is not a literal; any error of `ast.literal_eval`.
     """
     value = ast.literal_eval(text) if len(text) <= SHORT else LongText(text).value()
     if isinstance(value, int) and value.bit_length() > _BITS:
@@ -84,13 +80,13 @@ def literal_of(text: str) -> Any:
 
 
 class _Open:
-    """A container that is being read.
+    """A container that is being parsed.
 
     Attributes:
-        closes: the bracket at its end.
-        values: what is in it so far; of a dictionary keys and values in turn.
-        is_dict: whether it is a dictionary; None: nothing says so yet.
-        has_comma: whether there was a comma, which makes a tuple.
+        closes: its closing bracket.
+        values: the values so far; keys and values alternate for a dictionary.
+        is_dict: whether it is a dictionary, or None if that is not known yet.
+        has_comma: whether it contains a comma, which makes it a tuple.
     """
 
     __slots__ = ("closes", "has_comma", "is_dict", "values")
@@ -118,7 +114,7 @@ class _Open:
 
     def separate(self, sign: str) -> None:
         if sign == ":":
-            # A colon follows each key of a dictionary, and nothing in a set.
+            # A colon follows each key of a dictionary and never appears in a set.
             if self.closes != "}" or self.is_dict is False or len(self.values) % 2 == 0:
                 raise ValueError("a colon")
             self.is_dict = True
@@ -131,7 +127,7 @@ class _Open:
 
 
 class LongText:
-    """A text that is read from its beginning to its end, without recursion."""
+    """A parser of long literals, which works from start to end without recursion."""
 
     def __init__(self, text: str) -> None:
         text = text.lstrip(" \t")
@@ -144,11 +140,11 @@ class LongText:
         self._size = 0
 
     def value(self) -> Any:  # noqa: C901 - one branch for each kind of token
-        """Return what the text says.
+        """Parse the text and return its value.
 
         Raises:
-            ValueError: it is not a literal, or has what no value is printed as.
-            OverflowError: it would take more than `LIMIT` bytes.
+            ValueError: the text is not a literal, or is not the printed form of any value.
+            OverflowError: the value would take more than `LIMIT` bytes.
         """
         # The text itself may be a tuple without brackets.
         stack = [top := _Open("")]
@@ -163,7 +159,7 @@ class LongText:
                 if wants_value:
                     top.values.append(value)
                 else:
-                    # Texts side by side are one.
+                    # Adjacent strings are concatenated.
                     top.values[-1] += value
                 wants_value = False
             elif token in _OPENS:
@@ -217,7 +213,7 @@ class LongText:
         if kind == "name":
             return _NAMES[token]
         if kind == "text":
-            # Another letter of a text takes four bytes at most.
+            # Each character of a string takes up to four bytes.
             self._take(4 * len(token))
             if token[0] in "'\"" and "\\" not in token and "\r" not in token:
                 is_long = token[:3] in {"'''", '"""'} and len(token) >= len("''''''")
@@ -225,7 +221,7 @@ class LongText:
         return ast.literal_eval(token)
 
 
-#: The variables a template may name: config, parameters, stream_slice, response, record and so on.
+#: The variables of a template by name: config, parameters, stream_slice, response, record etc.
 Context = Mapping[str, Any]
 
 _SHOWN = 200
@@ -250,22 +246,22 @@ _FALSE: tuple[Any, ...] = (
 _MARKS = ("{{", "{%", "{#")
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 
-#: How a literal may begin; no other text need be looked at by Python's parser.
+#: The start of a possible literal. Other texts are not passed to Python's parser.
 _LITERAL = re.compile(
     r"""[\s\\\#\ufeff]|[-+.\d'"(\[{]|True\b|False\b|None\b|set\b|[rRbBuU]{1,2}['"]"""
 )
-#: Dates begin like literals, and are none.
+#: Dates, which start like literals but are not.
 _DATE = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)?", re.ASCII
 )
-#: Filters that give a value as it is.
+#: Filters that return a value unchanged.
 _LOOKUPS = frozenset({"default", "d", "first", "last"})
-#: Variables whose texts people write: in the configuration, and in records.
+#: Variables whose strings are written by people: configuration and records.
 _WRITTEN = frozenset({"config", "parameters", "record"})
-#: Bits of a number: Python does not print longer ones.
+#: Bits of an integer. Python does not print longer ones.
 _LONGEST_NUMBER = 14_000
-_SMALL = 18  # digits that are read as a number at once
-#: What a template's steps may raise, but for a TypeError.
+_SMALL = 18  # maximum digits that are parsed as an integer directly
+#: Errors that a template's steps may raise, except TypeError.
 _FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -282,30 +278,32 @@ _FAILURES = (
 
 
 def is_template(text: object) -> bool:
-    """Whether a value is a text with something in it that is to be evaluated."""
+    """Return whether a value is a string with an expression to evaluate."""
     return isinstance(text, str) and any(mark in text for mark in _MARKS)
 
 
 def is_refused(text: str) -> bool:
-    """Whether a text reads what templates once knew, and the reference refuses today."""
+    """Return whether a text uses a variable that the reference removed."""
     return _REFUSED in text
 
 
 def evaluated(
     text: Any, context: Context, *, default: str | None = None, kinds: tuple[type, ...] = ()
 ) -> Any:
-    """What a text makes with a context; what is no text comes back as it is.
+    """Evaluate a text in a context; values that are not strings are returned unchanged.
 
     Args:
         text: a template, or a plain text.
         context: the variables by name; `stream_interval` and `stream_partition` are `stream_slice`.
-        default: evaluated in its stead when it makes an empty text, or looks into what is missing.
-        kinds: the types as which the result may be read; any but a complex number if empty. What is
-            read as no such type stays a text.
+        default: evaluated instead if the result is empty, or if an attribute of a missing value is
+            read.
+        kinds: the types that the result may be parsed as; all types except complex if empty. A
+            result that is none of them remains a string.
 
     Raises:
-        ConfigurationError: it is no template, names what the context does not tell, makes too much
-            or fails; not for a TypeError, which gives the template itself, as in the reference.
+        ConfigurationError: the template is invalid, uses unknown variables, exceeds its allowance
+            or fails. A TypeError does not raise: the result is the template's text, as in the
+            reference.
     """
     if not isinstance(text, str):
         return text
@@ -321,19 +319,19 @@ def evaluated(
 
 
 def as_text(text: str, context: Context) -> str:
-    """The text of what a text makes with a context.
+    """Evaluate a text in a context and return the result as a string.
 
     Raises:
-        ConfigurationError: as `evaluated` does, and when it looks into what is missing.
+        ConfigurationError: as for `evaluated`, and if an attribute of a missing value is read.
     """
     return str(_value_of(text, _with_parts(text, context), ()))
 
 
 def as_truth(condition: str | bool, context: Context) -> bool:  # noqa: FBT001 - as manifests say
-    """Whether a condition holds: unless it makes nothing, zero, an empty collection or "false".
+    """Evaluate a condition: an empty result, zero, an empty collection and "false" are false.
 
     Raises:
-        ConfigurationError: as `evaluated` does.
+        ConfigurationError: as for `evaluated`.
     """
     if isinstance(condition, bool):
         return condition
@@ -343,10 +341,10 @@ def as_truth(condition: str | bool, context: Context) -> bool:  # noqa: FBT001 -
 def as_mapping(
     mapping: Mapping[str, Any], context: Context, *, kinds: tuple[type, ...] = ()
 ) -> dict[str, Any]:
-    """A mapping with its keys and values evaluated; a key stays a text whatever it looks like.
+    """Evaluate the keys and values of a mapping; keys always remain strings.
 
     Raises:
-        ConfigurationError: as `evaluated` does.
+        ConfigurationError: as for `evaluated`.
     """
     return {
         evaluated(name, context, kinds=(str,)): evaluated(value, context, kinds=kinds)
@@ -355,10 +353,10 @@ def as_mapping(
 
 
 def as_nested(value: Any, context: Context) -> Any:
-    """A value with all texts in it evaluated; mappings lose the keys whose values become None.
+    """Evaluate all texts in a value; keys of mappings whose values become None are removed.
 
     Raises:
-        ConfigurationError: as `evaluated` does, or a key becomes what can be none.
+        ConfigurationError: as for `evaluated`, or if a key becomes a collection.
     """
     if isinstance(value, Mapping):
         pairs = [(as_nested(key, context), as_nested(each, context)) for key, each in value.items()]
@@ -374,16 +372,16 @@ def as_nested(value: Any, context: Context) -> Any:
 
 
 def variables_of(text: str) -> frozenset[str]:
-    """Return the names of the variables that a text reads: of a plain text there are none.
+    """Return the names of the variables that a text uses; a plain text uses none.
 
     Raises:
-        ConfigurationError: it cannot be read as a template.
+        ConfigurationError: the template is invalid.
     """
     return made_ready(text).variables if is_template(text) else frozenset()
 
 
 class _Made(NamedTuple):
-    """The text that a template has made, and the value that it has put out last."""
+    """The text that a template produced, and the value that it output last."""
 
     text: str
     shown: Any = None
@@ -400,7 +398,7 @@ def _with_parts(text: str, context: Context) -> _Made:
 
 
 def syntax_of(text: str) -> nodes.Template | None:
-    """What a template says, unevaluated; None: it is none."""
+    """Return the syntax tree of a template, or None if it is invalid."""
     try:
         return parsed(ENVIRONMENT, text)
     except TemplateSyntaxError:
@@ -408,11 +406,11 @@ def syntax_of(text: str) -> nodes.Template | None:
 
 
 def _rendered(text: str, context: Context) -> _Made:
-    """The text that a text makes.
+    """Render a text.
 
     Raises:
-        UndefinedError: it looks into what is missing.
-        ConfigurationError: it fails in any other way.
+        UndefinedError: an attribute of a missing value is read.
+        ConfigurationError: rendering fails for another reason.
     """
     if is_refused(text):
         raise ConfigurationError(
@@ -443,10 +441,10 @@ def _rendered(text: str, context: Context) -> _Made:
 
 @lru_cache(maxsize=8192)
 def made_ready(text: str) -> Compiled:
-    """A template that is ready to be evaluated.
+    """Return the compiled template.
 
     Raises:
-        ConfigurationError: it is none, or calls filters that are not there.
+        ConfigurationError: the template is invalid, or uses unknown filters.
     """
     try:
         return compiled(text)
@@ -455,7 +453,7 @@ def made_ready(text: str) -> Compiled:
 
 
 def _failure(text: str, error: BaseException) -> ConfigurationError:
-    """The error to raise, which says nothing that the template's own text does not say."""
+    """Return the error to raise. Its message contains nothing but the template's own text."""
     if isinstance(error, TemplateSyntaxError):
         why = f"cannot be read: {(error.message or '').rstrip('.')}"
     elif isinstance(error, SecurityError):
@@ -473,12 +471,12 @@ def _failure(text: str, error: BaseException) -> ConfigurationError:
 
 
 def shown(text: str) -> str:
-    """A text as errors quote it."""
+    """Return a text as error messages quote it."""
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
 def _unfolded(text: str) -> str:
-    """A plain text as a template's text is taken: with no newline at its end."""
+    """Return a plain text in the form of a rendered template: without a newline at its end."""
     if "\n" not in text and "\r" not in text:
         return text
     lines = _NEWLINE.split(text)
@@ -486,11 +484,11 @@ def _unfolded(text: str) -> str:
 
 
 def _value_of(text: str, made: _Made, kinds: tuple[type, ...]) -> Any:
-    """Return the value of what a text has made."""
+    """Return the value of a rendered text."""
     if not is_template(text):
         return _plain(made.text, kinds)
     value = _read(made.text, kinds)
-    # Where the manifest asks for numbers, it gets them however they are spelled.
+    # If the manifest asks for numbers, they are accepted in any notation.
     if value is made.text or (kinds and str not in kinds):
         return value
     if isinstance(made.shown, str) and _is_sent(text):
@@ -500,22 +498,22 @@ def _value_of(text: str, made: _Made, kinds: tuple[type, ...]) -> Any:
 
 @lru_cache(maxsize=8192)
 def _is_sent(text: str) -> bool:
-    """Return whether a template gives a token, a key or a cursor: a value that is to be sent back.
+    """Return whether a template returns a token, key or cursor, which must be sent back unchanged.
 
-    What a record or the configuration holds may be a list that is written as a text.
+    A string from a record or the configuration may be a list in text form.
     """
     return looks_up(text) and not made_ready(text).variables <= _WRITTEN
 
 
 def _is_plainly(value: Any, text: str) -> bool:
-    """Return whether a text may be read as a value: it is a number, or how nothing is written."""
+    """Return whether a text may be parsed as a value: a number, or the text of an empty value."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_nothing = not value and isinstance(value, bool | list | dict | None)
     return (is_number or is_nothing) and str(value) == text
 
 
 def _is_respelled(value: Any, made: str, text: str) -> bool:
-    """Return whether a literal's value would be sent otherwise than the template has made it."""
+    """Return whether a parsed literal would be sent in another notation than it was rendered."""
     if not made_ready(text).variables:
         return False
     if isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:
@@ -524,13 +522,13 @@ def _is_respelled(value: Any, made: str, text: str) -> bool:
         return str(value) != made.strip()
     if not looks_up(text):
         return False
-    # What is only looked up is a value of JSON: quotes and the rest are a text's own.
+    # A looked-up value comes from JSON, so quotes and brackets belong to the string itself.
     return not isinstance(value, list | dict) or str(value) != made.strip()
 
 
 @lru_cache(maxsize=8192)
 def looks_up(text: str) -> bool:
-    """Return whether a template gives one of the values that it looks up, and nothing else."""
+    """Return whether a template only looks up a value."""
     tree = syntax_of(text)
     return tree is not None and _only_looks_up(tree.body)
 
@@ -574,12 +572,12 @@ def _is_lookup(node: nodes.Node) -> bool:
 
 def _plain(text: str, kinds: tuple[type, ...]) -> Any:
     value = _remembered(text, kinds)
-    # What can be changed is not shared.
+    # Mutable values are not shared.
     return _read(text, kinds) if isinstance(value, list | dict | set | tuple) else value
 
 
 def _read(text: str, kinds: tuple[type, ...]) -> Any:
-    """A text as the literal it is, or as it is."""
+    """Parse a text as a literal, or return it unchanged."""
     if text.isdecimal() and text.isascii() and len(text) <= _SMALL and text[0] != "0":
         value: Any = int(text)
     elif not _LITERAL.match(text) or _DATE.fullmatch(text):

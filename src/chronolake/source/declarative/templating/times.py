@@ -1,13 +1,11 @@
-"""Times and durations in a manifest's formats.
+"""Parsing and formatting of times in a manifest's formats, and of ISO 8601 durations.
 
-Moments as a manifest's formats spell them.
+A format is either one of strptime and strftime, or one of four that are used alone: `%s` (seconds
+since 1970), `%s_as_float`, `%ms` and `%epoch_microseconds`. `%_ms` in a format is a fraction with
+three digits when printed, and with one to six digits when parsed. A format whose time ends with an
+offset in digits (`+02:00`) has that offset. A time without an offset is in UTC.
 
-A format is one of strptime's and strftime's, or one of four that stand alone: `%s` (seconds since
-1970), `%s_as_float`, `%ms` and `%epoch_microseconds`. `%_ms` within a format is a fraction of three
-digits when printed, of one to six when read. A format that ends its time with an offset in digits
-(`+02:00`) has that offset. A moment without any offset is one in UTC.
-
-Spans of time that a manifest spells in ISO 8601, in seconds.
+Durations are converted to seconds.
 """
 
 from __future__ import annotations
@@ -28,35 +26,35 @@ _SECOND = 1_000_000
 _MINUTE = 60 * _SECOND
 _DAY = 24 * 60 * _MINUTE
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Microseconds in one unit of the formats that count whole units since 1970.
+#: Microseconds in one unit of the formats that count integer units since 1970.
 _UNITS = {"%s": _SECOND, "%ms": 1000, "%epoch_microseconds": 1}
 _DATE_LENGTH = 10
 _LONGEST_FORMAT = 1_000
-#: Widths of three digits and more.
+#: Field widths with three or more digits.
 _PADDED = re.compile(r"%[-_0^#+EO]*\d{3}")
 _DASHES = 2  # in a date
-_KEPT = 20_000  # days of half a century
+_KEPT = 20_000  # days in half a century
 _MILLISECONDS = re.compile("%(%|_ms)")
-#: What may stand behind the `%` of a format that is only written, and its flags.
+#: The character after `%` and its flags, in a format that is only used for printing.
 _DIRECTIVE = re.compile(r"%[-_0^#EO]?(.?)", re.DOTALL)
-#: Directives of which one tells the year.
+#: The directives that contain the year; a format needs one of them.
 _YEARS = frozenset("cCDFgGsxyY+")
 _WRITTEN = frozenset("aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%")
 _LAYOUT = re.compile(r"%Y-%m-%d(?:([T ])%H:%M:%S(\.(?:%f|%_ms))?(Z|%z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)", re.ASCII)
 _PRINTS_OFFSET = re.compile(r"%[-_0^#EO:]*([z%])")
-#: An offset in digits, behind a time of day: of a directive, or in digits as well.
+#: An offset in digits after a time of day, which is a directive or in digits itself.
 _FIXED_OFFSET = re.compile(
     r"(?:%[HMSfIpTRX]|%_ms|:\d\d)(?:\.\d+)?([+-])([01]\d|2[0-3]):?([0-5]\d)(?!\d)", re.ASCII
 )
 
 
 def parsed(value: Value, format: str) -> datetime:  # noqa: A002
-    """The moment that a value spells in a format, with its offset.
+    """Parse a value in a format and return the time with its offset.
 
     Raises:
-        ValueError: the value does not fit the format, or the format is none.
+        ValueError: the value does not match the format, or the format is invalid.
     """
     try:
         if unit := _UNITS.get(format):
@@ -67,14 +65,14 @@ def parsed(value: Value, format: str) -> datetime:  # noqa: A002
         expect_narrow(plain)
         moment = datetime.strptime(str(value), plain)  # noqa: DTZ007 - set below
     except (ValueError, TypeError, OverflowError, OSError, re.error):
-        # The value may be what a record holds, which no message may.
+        # The value may come from a record, and messages must not contain values of records.
         raise ValueError(f"A moment does not fit the format {format!r}.") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=fixed_offset(format))
 
 
 @lru_cache(maxsize=256)
 def fixed_offset(format: str) -> timezone:  # noqa: A002
-    """Return the offset that a format spells in digits; UTC if it spells no offset."""
+    """Return the offset that a format contains in digits, or UTC if it contains no offset."""
     found = _FIXED_OFFSET.search(format)
     if found is None:
         return UTC
@@ -88,14 +86,14 @@ def _prints_offset(format: str) -> bool:  # noqa: A002
 
 
 def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
-    """Refuse what is no format.
+    """Raise ValueError if a format is invalid.
 
     Args:
         format: the format.
-        is_read: whether times are read by it; more directives are known to those that write.
+        is_read: whether times are parsed with it. More directives are allowed for printing only.
 
     Raises:
-        ValueError: it has a directive that nobody knows, or one twice.
+        ValueError: the format has no year, an unknown directive, or one directive twice.
     """
     if format in _UNITS or format == "%s_as_float":
         return
@@ -123,10 +121,10 @@ def expect_format(format: str, *, is_read: bool) -> None:  # noqa: A002
 
 
 def parsed_by(value: Value, formats: Sequence[str]) -> datetime:
-    """The moment that a value spells in the first format it fits.
+    """Parse a value in the first format that it matches.
 
     Raises:
-        ValueError: it fits none.
+        ValueError: the value matches none of the formats.
     """
     for each in formats:
         try:
@@ -137,7 +135,7 @@ def parsed_by(value: Value, formats: Sequence[str]) -> datetime:
 
 
 def formatted(value: datetime, format: str) -> str:  # noqa: A002
-    """A moment in a format: its own offset's clock, not UTC's; parts of a unit are cut off."""
+    """Format a time in its own offset, not in UTC; fractions of the format's unit are truncated."""
     moment = value if value.tzinfo else value.replace(tzinfo=UTC)
     if unit := _UNITS.get(format):
         micros = micros_of(moment)
@@ -153,10 +151,10 @@ def formatted(value: datetime, format: str) -> str:  # noqa: A002
 
 
 def spelled(moment: date, format: str) -> str:  # noqa: A002
-    """Return a moment, or a day, in a format of strftime's.
+    """Format a time or a date with strftime.
 
     Raises:
-        ValueError: the format is too long, or pads too widely: `%999Y` has 999 characters.
+        ValueError: the format is too long, or pads too widely (`%999Y` prints 999 characters).
     """
     expect_narrow(format)
     return moment.strftime(format)
@@ -164,10 +162,10 @@ def spelled(moment: date, format: str) -> str:  # noqa: A002
 
 @lru_cache(maxsize=256)
 def expect_narrow(format: str) -> None:  # noqa: A002
-    """Refuse a format that makes long texts.
+    """Raise ValueError if a format would print a long string.
 
     Raises:
-        ValueError: it has more than 1,000 characters, or a width of three digits.
+        ValueError: the format has more than 1,000 characters, or a width of three digits.
     """
     if len(format) > _LONGEST_FORMAT:
         raise ValueError("it is longer than 1,000 characters")
@@ -176,10 +174,11 @@ def expect_narrow(format: str) -> None:  # noqa: A002
 
 
 def formatted_exactly(value: datetime, format: str) -> str:  # noqa: A002
-    """Print a moment so that `parsed` reads the same moment again, up to cut-off parts of a unit.
+    """Format a time so that `parsed` returns the same time, except for truncated fractions.
 
-    A format that prints the moment's own offset keeps its clock. Any other format gets the clock
-    of the offset that it spells in digits, or UTC's: its readers can't know another one.
+    A format that prints the time's own offset keeps its time zone. For any other format, the time
+    is converted to the offset that the format contains in digits, or to UTC, because its readers
+    cannot know another offset.
     """
     if _prints_offset(format) or value.tzinfo is None:
         return formatted(value, format)
@@ -191,23 +190,23 @@ def formatted_exactly(value: datetime, format: str) -> str:  # noqa: A002
 
 
 def micros_of(moment: datetime) -> int:
-    """Microseconds since 1970 of a moment that has an offset, exactly."""
+    """Return the exact microseconds since 1970 of a time with an offset."""
     return _micros(moment - _EPOCH)
 
 
 class Reader:
-    """Reads the moments of one field, of which one is much like the other.
+    """A parser of one field's times, optimized for values that are similar to each other.
 
-    It gives what `parsed_by` gives, in microseconds since 1970.
+    It returns the times of `parsed_by`, in microseconds since 1970.
     """
 
     def __init__(self, formats: Sequence[str]) -> None:
         self._reads = tuple(_reading(each) for each in formats)
-        # One attribute, so that threads never see a value with another's answer.
+        # One attribute for both, so that threads never combine a value with another value's result.
         self._last: tuple[str, int | None] = ("", self._read(""))
 
     def micros(self, value: object) -> int | None:
-        """Microseconds since 1970 of the moment a value spells, or None when it fits no format."""
+        """Return a value's time in microseconds since 1970, or None if it matches no format."""
         last, known = self._last
         if isinstance(value, str):
             if value == last:
@@ -239,7 +238,7 @@ _LATEST = _micros(datetime.max.replace(tzinfo=UTC) - _EPOCH)
 
 @lru_cache(maxsize=256)
 def _reading(format: str) -> _Read:  # noqa: A002
-    # Every slice reads times, and the tables of a format take a millisecond to make.
+    # Every slice parses times, and the tables of a format take a millisecond to build.
     if unit := _UNITS.get(format):
         return _counting(unit)
     known = _LAYOUT.fullmatch(format)
@@ -270,7 +269,7 @@ def _slowly(value: Value, format: str) -> int | None:  # noqa: A002
 
 
 class _Days(dict[str, int]):
-    """Microseconds since 1970 by a date that has all its digits; a KeyError says it has not."""
+    """A cache of microseconds since 1970 by date with all digits; other strings raise KeyError."""
 
     def __missing__(self, text: str) -> int:
         if not _DATE.fullmatch(text):
@@ -286,7 +285,7 @@ class _Days(dict[str, int]):
 
 
 class _Offsets(dict[str, int]):
-    """Microseconds east of UTC by a usual offset's text; a KeyError says it is not one."""
+    """A cache of microseconds east of UTC by offset; strings in other forms raise KeyError."""
 
     def __missing__(self, text: str) -> int:
         found = _OFFSET.fullmatch(text)
@@ -311,7 +310,7 @@ def _read_date(format: str, value: Value) -> int | None:  # noqa: A002
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """One of the usual formats: a date and a time, perhaps a fraction and an offset."""
+    """A common format: a date and a time, optionally with a fraction and an offset."""
 
     format: str
     separator: str
@@ -319,14 +318,14 @@ class _Layout:
     suffix: str
 
     def refuses(self, text: str) -> bool:
-        """Whether the text lacks a character that the format needs, or has one it cannot match."""
+        """Return whether the text lacks a required character, or has one that cannot match."""
         if ("T" in text or "t" in text) != (self.separator == "T"):
             return True
         end = text[-1:]
         if self.suffix == "%z":
             if end != "Z":
                 return not (end.isdecimal() and ("+" in text or text.count("-") > _DASHES))
-            # Only an offset of digits may have a fraction of its own.
+            # Only an offset in digits may have a fraction of its own.
             return not self.fraction and "." in text
         if self.suffix == "Z":
             return end not in {"Z", "z"} or "+" in text
@@ -335,10 +334,11 @@ class _Layout:
 
 
 def _reading_time(layout: _Layout) -> _Read:
-    """How texts of a layout are read: by tables of their parts, which is the fastest there is.
+    """Return a function that parses strings of a layout with lookup tables, the fastest way.
 
-    The tables hold the parts that have all their digits, of which strptime accepts each. It decides
-    itself on the rest ("2024-1-1" and the like), but for what cannot fit whatever its digits are.
+    The tables contain the parts that have all their digits; strptime accepts each of them. All
+    other strings ("2024-1-1") are parsed by strptime, unless they cannot match whatever their
+    digits are.
     """
     quickly = _quickly_with_fraction(layout) if layout.fraction else _quickly(layout)
     dotless = not layout.fraction and layout.suffix != "%z"
@@ -400,7 +400,7 @@ def _size_of_offset(text: str) -> int:
     return 6 if text[-3:-2] == ":" else 5
 
 
-#: What the last of so many digits is worth.
+#: The microseconds in a unit of the last of N fractional digits.
 _FRACTIONS = {digits: int("1".ljust(7 - digits, "0")) for digits in range(1, 7)}
 
 
@@ -416,15 +416,15 @@ def _seconds(suffix: str) -> dict[str, int]:
 
 
 def seconds_of(text: str, where: str, *, none: bool = False) -> float:
-    """The seconds of a span; months and years are as long as the next ones are.
+    """Return the seconds of a duration. Months and years are as long as the next ones from now.
 
     Args:
-        text: e.g. PT1M.
-        where: whose span it is, for the error.
-        none: whether it may be empty.
+        text: an ISO 8601 duration, for example PT1M.
+        where: the option with the duration, for the error message.
+        none: whether a duration of zero is allowed.
 
     Raises:
-        ConfigurationError: it is no span, or an empty one where it may not be.
+        ConfigurationError: the duration is invalid or negative, or zero although `none` is false.
     """
     try:
         span = iso_duration(text)
