@@ -1,4 +1,4 @@
-"""Access to an API: the senders of its requests, which share credentials, budget and answers."""
+"""API session: HTTP clients that share credentials, rate limits and cached responses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
     from chronolake.source.protocol import TokenStore
 
-#: A session that the API no longer takes is no error: a login gives another.
+#: A rejected session is not an error: the next login creates another.
 _EXPIRED_SESSION = DefaultErrorHandler(
     type="DefaultErrorHandler",
     response_filters=[
@@ -71,7 +71,7 @@ _EXPIRED_SESSION = DefaultErrorHandler(
 )
 
 
-#: They ask for tokens, which are one for all that read an API at once.
+#: Authenticators that request tokens, which all concurrent readers of an API share.
 _TOKENS: Final = (
     OAuthAuthenticator,
     SessionTokenAuthenticator,
@@ -80,7 +80,7 @@ _TOKENS: Final = (
 
 
 class CustomAuthentication(Protocol):
-    """Makes the authenticator that a class of the connector's own is."""
+    """A factory for authenticators that are custom classes of the connector."""
 
     def __call__(
         self, component: CustomAuthenticator, access: Access, config: Mapping[str, Any], /
@@ -89,22 +89,22 @@ class CustomAuthentication(Protocol):
 
 
 class Shared(Calls, Protocol):
-    """What all have in common that read an API at once, in several processes."""
+    """State shared by all concurrent readers of an API, in several processes."""
 
     def injection(self, identity: str) -> Injection:
-        """What goes into the next request of an authenticator."""
+        """Return the credentials for an authenticator's next request."""
 
     def refresh(self, identity: str, spent: Injection) -> bool:
-        """Get others in place of rejected credentials; return False if there are none."""
+        """Replace rejected credentials; return False if there are no others."""
 
     def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
-        """Takes a call of one of an authenticator's tokens, as `quotas.Quotas` has it."""
+        """Take a call from one of an authenticator's tokens, as `token_pool.Quotas.turn` does."""
 
     def reported(self, identity: str, token: int, quota: str, report: Report) -> None:
-        """Learns what an answer tells of one of an authenticator's tokens."""
+        """Apply the quota that a response reports for one of an authenticator's tokens."""
 
     def others(self, identity: str, token: int, quota: str) -> bool:
-        """Whether one of an authenticator's tokens is spent and another is not."""
+        """Return whether one of an authenticator's tokens is exhausted and another one is not."""
 
 
 @dataclass(frozen=True)
@@ -135,23 +135,23 @@ class _SharedQuotas:
 
 
 class Access:
-    """One connection's access to an API; any number of threads may use it.
+    """One connection's session with an API; thread-safe.
 
-    Streams whose authenticators are the same share one, and with it the token it has.
+    Streams with equal authenticators share one instance and its token.
 
     Args:
-        network: where requests go.
+        network: sends requests.
         config: the connection's configuration.
-        custom: makes the authenticators that are classes of the connector's own.
+        custom: creates authenticators that are custom classes of the connector.
         budget: the manifest's `api_budget`, or None.
-        memory: keeps what the next run has to know: rotating tokens, a secret.
-        shared: has the budget's calls and the tokens, where others read the API as well.
+        memory: stores values for the next run, such as rotating tokens; its content is secret.
+        shared: holds the call counts and tokens, if other processes read the API, too.
 
     Attributes:
-        calls: that were made so far.
+        calls: counts the calls made so far.
 
     Raises:
-        ConfigurationError: the budget is none.
+        ConfigurationError: the budget is invalid.
     """
 
     def __init__(
@@ -178,27 +178,27 @@ class Access:
 
     @property
     def network(self) -> Network:
-        """Where requests go."""
+        """Return the network that sends requests."""
         return self._network
 
     @property
     def cancelled(self) -> threading.Event:
-        """Ends all waits; no request is made from then on."""
+        """Return the event that ends all waits and prevents further requests."""
         return self._network.cancelled
 
     def forget_answers(self) -> None:
-        """Ask for everything anew from now on: what was asked for before may have changed."""
+        """Clear the response cache: earlier responses may be outdated."""
         self._cache.forget()
 
     def sender(self, requester: HttpRequester, *, cached: bool | None = None) -> Sender:
-        """What sends a requester's requests.
+        """Return the client that sends a requester's requests.
 
         Args:
-            requester: whose authenticator, error handler and timeouts count.
-            cached: whether answers are kept; None leaves it to the requester's `use_cache`.
+            requester: defines the authenticator, error handler and timeouts.
+            cached: whether responses are cached; None: according to the requester's `use_cache`.
 
         Raises:
-            ConfigurationError: the authenticator or the error handler is wrong.
+            ConfigurationError: the authenticator or the error handler is invalid.
         """
         authentication, identity = None, ""
         if requester.authenticator is not None:
@@ -221,7 +221,7 @@ class Access:
         )
 
     def _login_url(self, requester: HttpRequester) -> str:
-        """What a login's path is put behind; it does not matter to other authenticators."""
+        """Return the URL that a login's path is appended to; other authenticators ignore it."""
         by_login = (LegacySessionTokenAuthenticator, SelectiveAuthenticator)
         if not isinstance(requester.authenticator, by_login):
             return ""
@@ -229,10 +229,10 @@ class Access:
         return as_text(requester.url or requester.url_base or "", context)
 
     def issued(self, identity: str) -> Authentication:
-        """The authentication that a sender has, by what tells authenticators apart.
+        """Return the authenticator of an existing client, by its identity.
 
         Raises:
-            SourceError: no sender has asked for such a one.
+            SourceError: no client has such an authenticator.
         """
         with self._lock:
             found = self._authentications.get(identity)
@@ -241,10 +241,10 @@ class Access:
         return found
 
     def quotas(self, identity: str) -> Quotas:
-        """What the tokens of an authenticator that a sender has have left.
+        """Return the remaining calls of the tokens of an existing client's authenticator.
 
         Raises:
-            SourceError: no sender has asked for such a one.
+            SourceError: no client has such an authenticator.
         """
         found = self.issued(identity)
         if not isinstance(found, TokenRotation):
@@ -252,7 +252,7 @@ class Access:
         return found.quotas
 
     def authentication(self, component: Authenticator, api_url: str) -> Authentication:
-        """What proves who sends requests to a URL; raises what `sender` raises."""
+        """Return the authenticator for requests to a URL; raise the same errors as `sender`."""
         return self._identified(component, api_url)[0]
 
     def _identified(self, component: Authenticator, api_url: str) -> tuple[Authentication, str]:
@@ -334,9 +334,9 @@ class Access:
 
 
 def _identity(component: Authenticator, api_url: str) -> str:
-    """What tells authenticators apart.
+    """Return a hash that identifies an authenticator.
 
-    `$parameters` differ from stream to stream, and count only where a template asks for them.
+    `$parameters` differ between streams and count only if a template refers to them.
     """
     whole = component.model_dump(mode="json")
     plain = _without_parameters(whole)

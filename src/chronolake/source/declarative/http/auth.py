@@ -1,7 +1,7 @@
 """Authenticators: the base class, and those whose credentials are in the configuration.
 
-Source: `specs/airbyte-declarative.md` (1.7). What a template gives for a credential is sent as it
-stands: no key or password is taken for a number because it looks like one.
+Source: `specs/airbyte-declarative.md` (1.7). A credential from a template is sent unchanged: a key
+or password that looks like a number remains text.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ if TYPE_CHECKING:
     )
     from chronolake.source.declarative.templating.templates import Context
 
-#: Who puts credentials into a request, in error messages.
+#: The component named in error messages about credentials in a request.
 PLACE: Final = "the authenticator"
 _JWT_HEADERS: Final = frozenset({"kid", "alg", "typ", "cty"})
 _JWT_CLAIMS: Final = frozenset({"iss", "sub", "aud", "iat", "exp", "nbf"})
 
 
 def credential(template: str | None, context: Context) -> str:
-    """What a template gives, letter by letter."""
+    """Return a template's value as text, without conversion to other types."""
     if not template:
         return ""
     return str(evaluated(template, context, default=template, kinds=(str,)))
 
 
 class Authentication:
-    """Puts credentials into requests and learns from responses, as `httpx.Auth` does.
+    """An authenticator: puts credentials into requests and learns from responses, as `httpx.Auth`.
 
-    The HTTP client knows nothing else of authenticators. Any number of threads may use one. This
-    class itself is the authenticator of an API that needs none.
+    This is the HTTP client's only interface to authenticators. Instances are thread-safe. The base
+    class is the authenticator of an API that needs no credentials.
     """
 
     @property
     def secrets(self) -> Sequence[Injection]:
-        """Return the credentials that no message may show before they are used."""
+        """Return the credentials that no message may contain, even before their first use."""
         return ()
 
     def injection(self) -> Injection:
-        """Return the credentials of a request that nothing is known about."""
+        """Return the credentials for an unknown request."""
         return Injection()
 
     def prepare(self, request: Request) -> tuple[Encoded, Injection]:
@@ -75,7 +75,7 @@ class Authentication:
 
         Raises:
             ConfigurationError: the request cannot be encoded, or a template fails.
-            SourceError: there are no credentials to be had.
+            SourceError: no credentials are available.
         """
         credentials = self.injection()
         return encoded(request.with_injection(credentials)), credentials
@@ -84,13 +84,13 @@ class Authentication:
         """Learn from the response to a request that was sent with these credentials."""
 
     def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - there are no others
-        """Get other credentials in place of rejected ones; return False if there are none."""
+        """Replace rejected credentials; return False if there are no others."""
         return False
 
     def retry_after(self, request: Encoded, credentials: Injection) -> float | None:  # noqa: ARG002
-        """Return the seconds after which a rate-limited request can be sent with other credentials.
+        """Return the seconds until a rate-limited request can be sent with other credentials.
 
-        None: it has to wait as the API asks for.
+        None: the request waits as long as the API demands.
         """
         return None
 
@@ -110,7 +110,7 @@ def fixed_authentication(
     component: NoAuth | ApiKeyAuthenticator | BearerAuthenticator | BasicHttpAuthenticator,
     config: Mapping[str, Any],
 ) -> FixedAuthentication:
-    """The credentials that the config holds.
+    """Return the credentials that the config contains.
 
     Raises:
         ConfigurationError: a template fails.
@@ -133,10 +133,10 @@ def fixed_authentication(
 
 
 def selected(component: SelectiveAuthenticator, config: Mapping[str, Any]) -> Authenticator:
-    """The authenticator that the config asks for.
+    """Return the authenticator that the config selects.
 
     Raises:
-        ConfigurationError: the config asks for none of them.
+        ConfigurationError: the config does not select one of the authenticators.
     """
     path = component.authenticator_selection_path
     choice = only_value(config, path) if path else MISSING
@@ -150,12 +150,12 @@ def selected(component: SelectiveAuthenticator, config: Mapping[str, Any]) -> Au
 
 
 class JwtAuthentication(Authentication):
-    """Signs a token for each request.
+    """An authenticator that signs a JWT for each request.
 
     Args:
-        component: as the manifest has it.
+        component: the manifest's component.
         config: for its templates.
-        network: has the time.
+        network: provides the time.
     """
 
     def __init__(
@@ -171,10 +171,10 @@ class JwtAuthentication(Authentication):
         }
 
     def injection(self) -> Injection:
-        """A token for now.
+        """Return credentials with a token signed now.
 
         Raises:
-            ConfigurationError: the key does not fit the algorithm, or a template fails.
+            ConfigurationError: the key does not match the algorithm, or a template fails.
         """
         parameters = self._component.parameters
         option = self._component.request_option or _header("Authorization", parameters)
@@ -183,10 +183,10 @@ class JwtAuthentication(Authentication):
         return credentials
 
     def token(self) -> str:
-        """A token for now, with its prefix.
+        """Return a token signed now, with its prefix.
 
         Raises:
-            ConfigurationError: the key does not fit the algorithm, or a template fails.
+            ConfigurationError: the key does not match the algorithm, or a template fails.
         """
         try:
             token = jwt.encode(
@@ -196,7 +196,7 @@ class JwtAuthentication(Authentication):
                 headers=self._headers(),
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
-            # What the library says may quote the key.
+            # The library's message may quote the key.
             raise ConfigurationError(
                 f"No token can be signed by {self._component.algorithm} with the configured key "
                 f"({type(error).__name__}).",

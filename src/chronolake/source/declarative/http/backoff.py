@@ -1,4 +1,4 @@
-"""How long to wait before asking again, and when to give up.
+"""Backoff: waiting times and limits of retries.
 
 Source: `specs/airbyte-declarative.md` (2.9).
 """
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 _RETRIES: Final = 5
 _SECONDS: Final = 600.0
-#: A strategy's wait is in whole seconds of the server's clock as a rule.
+#: Added to a strategy's wait, which is usually a whole number of seconds of the server's clock.
 _MARGIN: Final = 1.0
 
 
 def retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> int:
-    """How often a request is made again; a chain's first handler says it.
+    """Return the number of retries; in a chain, the first handler defines it.
 
     Raises:
-        ConfigurationError: `max_retries` gives no whole number.
+        ConfigurationError: `max_retries` is not an integer.
     """
     if isinstance(handler, CompositeErrorHandler):
         return retries_of(handler.error_handlers[0], config)
@@ -80,7 +80,7 @@ def retries_of(handler: ErrorHandler | None, config: Mapping[str, Any]) -> int:
 
 
 def strategies_of(handler: ErrorHandler | None) -> list[Strategy]:
-    """The strategies of a handler; those of a chain together, whichever handler spoke."""
+    """Return a handler's backoff strategies; in a chain, those of all handlers."""
     if isinstance(handler, CompositeErrorHandler):
         return [each for one in handler.error_handlers for each in strategies_of(one)]
     if isinstance(handler, CustomErrorHandler):
@@ -97,18 +97,18 @@ def strategic_wait(
     attempt: int,
     now: float,
 ) -> float | None:
-    """The seconds that the first strategy with an opinion wants, or None.
+    """Return the seconds of the first strategy that returns a wait, or None.
 
     Args:
-        strategies: in their order.
-        outcome: the answer, or why there is none.
+        strategies: in the order in which they are tried.
+        outcome: the response, or the reason why there is none.
         config: for templates.
-        attempt: how often the request has been made.
+        attempt: number of attempts made so far.
         now: the time in seconds since 1970.
 
     Raises:
-        SourceError: a strategy may not wait as long as the server wants.
-        ConfigurationError: a template of a strategy gives no number.
+        SourceError: the server demands a longer wait than a strategy allows.
+        ConfigurationError: a strategy's template does not return a number.
     """
     for strategy in strategies:
         own = strategy.calls if isinstance(strategy, CustomBackoffStrategy) else strategy
@@ -124,7 +124,7 @@ def strategic_wait(
 
 @dataclass
 class _Count:
-    """Tries of one kind, and when the first and the last of them began."""
+    """The number of retries of one kind, and when the first and the last of them began."""
 
     began: float
     last: float
@@ -133,15 +133,15 @@ class _Count:
 
 @dataclass
 class Retries:
-    """One request's tries.
+    """The retries of one request.
 
-    The reference wraps three loops into each other: a strategy's waits are the innermost, then
-    rate limits without a strategy, then all else. Each has its own number of tries, and starts anew
-    when one around it tries again; rate limits without a strategy have no limit of time.
+    The reference implementation nests three retry loops: a strategy's waits are the innermost, then
+    rate limits without a strategy, then everything else. Each loop has its own counter, which
+    restarts when an outer loop retries. Rate limits without a strategy have no time limit.
 
     Args:
-        allowed: how often the request is made again.
-        now: the time in seconds.
+        allowed: number of retries allowed in each loop.
+        now: returns the time in seconds.
     """
 
     allowed: int
@@ -153,11 +153,11 @@ class Retries:
         self._counts = [_Count(start, start) for _ in range(3)]
 
     def wait(self, action: Action, wanted: float | None) -> float | None:
-        """The seconds to wait before the next try, or None to give up.
+        """Return the seconds to wait before the next retry, or None to give up.
 
         Args:
-            action: what the verdict says.
-            wanted: what a strategy says, without the margin.
+            action: the error handler's decision.
+            wanted: a strategy's wait in seconds, without the margin.
         """
         level = 2 if wanted else 1 if action is Action.RATE_LIMITED else 0
         count = self._counts[level]
@@ -171,7 +171,7 @@ class Retries:
         return seconds if level else min(seconds, _SECONDS - elapsed)
 
     def again(self, action: Action, wanted: float | None) -> None:
-        """Is told when the wait is over."""
+        """Record that the wait is over and the next attempt begins."""
         level = 2 if wanted else 1 if action is Action.RATE_LIMITED else 0
         start = self.now()
         self._counts[level].last = start
@@ -179,7 +179,7 @@ class Retries:
 
 
 def _own_wait(strategy: Calls, outcome: Answer | httpx.RequestError, attempt: int) -> float | None:
-    """What a class of the connector's own wants."""
+    """Return the wait of a custom strategy class, in seconds."""
     return _finite(
         strategy.call(
             "backoff_time", response_or_exception=outcome_of(outcome), attempt_count=attempt
@@ -271,7 +271,7 @@ def _seconds_requested(
     try:
         seconds = _finite(evaluated(strategy.wait_time_in_seconds, seen))
     except ConfigurationError:
-        # An answer of another shape than the template was written for: others may know.
+        # The response has another shape than the template expects; another strategy may apply.
         return None
     return seconds if seconds and seconds > 0 else None
 

@@ -1,4 +1,4 @@
-"""Requests on their way: with credentials, within the budget, and again if need be."""
+"""HTTP client: sends requests with credentials, within the rate limit, and with retries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["Answer", "Authentication", "Exchange", "Network", "ReadDifferentlyEr
 log = structlog.get_logger(__name__)
 
 _OK: Final = 200
-#: Shorter texts are found everywhere.
+#: Shorter texts are not treated as secrets: they occur everywhere.
 _SECRET: Final = 4
 _READ_DIFFERENTLY: Final = frozenset(
     {Action.RESET_PAGINATION, Action.REDUCE_PAGE_SIZE, Action.SPLIT_REQUEST_WINDOW}
@@ -56,7 +56,7 @@ _HINTS: Final = {
 
 
 class ReadDifferentlyError(SourceError):
-    """The manifest wants the pages read in another way.
+    """The manifest requires that pages are read differently.
 
     Attributes:
         action: RESET_PAGINATION, REDUCE_PAGE_SIZE or SPLIT_REQUEST_WINDOW.
@@ -68,20 +68,21 @@ class ReadDifferentlyError(SourceError):
 
 
 class Sender:
-    """Sends the requests of one requester; any number of threads may use it.
+    """A client that sends the requests of one requester; thread-safe.
 
     Args:
-        network: what the requests of the source share.
+        network: the settings that all requests of the source share.
         config: for templates in the error handler.
-        authentication: puts credentials into them; None: the API needs none.
-        identity: whose credentials these are; requests of the same identity share cached answers.
+        authentication: puts credentials into requests; None: the API needs none.
+        identity: identifies the credentials; requests with the same identity share cached
+            responses.
         error_handler: the manifest's, or None.
-        budget: how often the API may be called, or None.
-        cache: keeps answers, or None.
-        timeout: for connecting, and for each piece that is read or written.
+        budget: limits the rate of calls, or None.
+        cache: stores responses, or None.
+        timeout: for connecting, and for reading or writing each chunk.
 
     Raises:
-        ConfigurationError: the error handler's `max_retries` gives no number.
+        ConfigurationError: the error handler's `max_retries` is not a number.
     """
 
     def __init__(
@@ -108,20 +109,20 @@ class Sender:
         self._timeout = timeout
 
     def send(self, request: Request, *, in_file: bool = False) -> Answer | None:
-        """Sends a request, as often as the error handler wants.
+        """Send a request, and retry it as the error handler requires.
 
         Args:
-            request: what is asked for.
-            in_file: the body of a good answer goes into a file, which the caller closes; no answer
-                is cached then, and error handlers do not see what is in it.
+            request: the request to send.
+            in_file: whether to write the body of a successful response to a file, which the caller
+                closes. Such a response is not cached, and error handlers do not see its body.
 
         Returns:
-            The answer, or None if there is an error that the error handler ignores.
+            The response, or None for an error that the error handler ignores.
 
         Raises:
-            SourceError: there is no answer to read from.
-            ReadDifferentlyError: the manifest wants the pages read in another way.
-            ConfigurationError: the request cannot be made.
+            SourceError: the request failed.
+            ReadDifferentlyError: the manifest requires that pages are read differently.
+            ConfigurationError: the request cannot be built.
         """
         authentication, identity = self._authentication, self._identity
         if self._is_foreign(request):
@@ -137,15 +138,15 @@ class Sender:
         return answer
 
     def wait(self, seconds: float) -> None:
-        """Waits before something is asked for in another way.
+        """Wait before a request is sent in another form.
 
         Raises:
-            SourceError: the reading is cancelled.
+            SourceError: the read is cancelled.
         """
         self._network.wait(seconds)
 
     def _is_foreign(self, request: Request) -> bool:
-        """Return whether an answer sends the request to a server that is not the API's own."""
+        """Return whether a response directs the request to a server that is not the API's own."""
         origin = origin_of(request.url)
         return (
             request.origins is not None
@@ -155,10 +156,10 @@ class Sender:
         )
 
     def _public(self, request: Request) -> Request:
-        """Return what another server may see of a request.
+        """Return the parts of a request that another server may receive.
 
         Raises:
-            SourceError: it cannot be sent without what is secret of it.
+            SourceError: the request cannot be sent without its secret parts.
         """
         where = f"{request.method} {self._network.path(request.url)}"
         origin = origin_of(request.url)
@@ -298,21 +299,21 @@ class Sender:
 
 
 def _accepted(outcome: Answer | httpx.RequestError, verdict: Verdict) -> Answer | None:
-    """Return the answer to read records from; None: there is an error that is ignored."""
+    """Return the response to read records from, or None for an ignored error."""
     if not isinstance(outcome, Answer) or not outcome.ok:
         return None
     return replace(outcome, may_lack_records=verdict.is_handled)
 
 
 def hiding(network: Network, credentials: Sequence[Injection]) -> Network:
-    """Return a network whose messages hide credentials which the configuration lacks."""
+    """Return a network that also masks credentials which are not in the configuration."""
     if not credentials:
         return network
     return replace(network, mask=lambda text: network.mask(_without(text, credentials)))
 
 
 def _without(text: str, credentials: Iterable[Injection]) -> str:
-    """A text without credentials that were made for the request, or fetched."""
+    """Return a text without credentials that were created or fetched for the request."""
     secrets = {secret for each in credentials for secret in _secrets(each)}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "****")
@@ -320,7 +321,7 @@ def _without(text: str, credentials: Iterable[Injection]) -> str:
 
 
 def _secrets(credentials: Injection) -> Iterator[str]:
-    """What is secret of credentials: their values, and those without a word like "Bearer"."""
+    """Yield the secret values of credentials, each also without a leading word like "Bearer"."""
     values: list[Any] = [
         credentials.params,
         credentials.headers,

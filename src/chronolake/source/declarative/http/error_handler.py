@@ -1,8 +1,8 @@
-"""What an answer, or none, means for the reading.
+"""Error handler: the action to take on a response or on a failed request.
 
-Source: `specs/airbyte-declarative.md` (2.9). A handler asks its filters first and then what the
-status means by itself, so every handler has an opinion of every answer. That makes chains of
-handlers surprising, and the surprises are kept: manifests are written with them.
+Source: `specs/airbyte-declarative.md` (2.9). A handler applies its filters first and then the
+default for the status, so every handler returns an action for every response. This makes chains of
+handlers surprising; the behavior is kept because manifests rely on it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """What to do about an answer."""
+    """The action to take on a response."""
 
     SUCCESS = "SUCCESS"
     FAIL = "FAIL"
@@ -46,12 +46,12 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """An action, and what an error says.
+    """An action, with the text for an error message.
 
     Attributes:
-        message: what the manifest or the status says of it.
-        is_handled: whether a filter of the manifest has looked into the answer and accepts it as it
-            is: it ignores it, or calls what is in it a success.
+        message: the manifest's message, or the one for the status.
+        is_handled: whether a filter of the manifest has accepted the response by its content: the
+            filter ignores it, or treats its content as a success.
     """
 
     action: Action
@@ -59,7 +59,7 @@ class Verdict:
     is_handled: bool = False
 
 
-#: What a status means by itself. Other errors are worth another try.
+#: The default action for each status. Other errors are retried.
 _BY_STATUS: Final[Mapping[int, Verdict]] = {
     400: Verdict(Action.FAIL, "The server calls the request a bad one."),
     401: Verdict(Action.FAIL, "The server does not accept the credentials."),
@@ -73,7 +73,7 @@ _BY_STATUS: Final[Mapping[int, Verdict]] = {
     503: Verdict(Action.RETRY, "The server cannot answer now."),
     504: Verdict(Action.RETRY, "The server's gateway got no answer in time."),
 }
-#: A chain of handlers ends at the first that says one of these.
+#: A chain of handlers ends at the first that returns one of these actions.
 _FINAL: Final = frozenset(
     {
         Action.SUCCESS,
@@ -84,7 +84,7 @@ _FINAL: Final = frozenset(
         Action.SPLIT_REQUEST_WINDOW,
     }
 )
-#: Where APIs say what went wrong, the first that has something counts.
+#: The keys under which APIs report errors; the first one with a value is used.
 _MESSAGE_KEYS: Final = (
     "message",
     "messages",
@@ -104,15 +104,15 @@ _MESSAGE_KEYS: Final = (
 def verdict_on(
     outcome: Answer | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
 ) -> Verdict:
-    """What to do about an answer, or about none.
+    """Return the action to take on a response or on a failed request.
 
     Args:
-        outcome: the answer, or why there is none.
-        handler: the manifest's error handler, or None for what every status means by itself.
+        outcome: the response, or the reason why there is none.
+        handler: the manifest's error handler, or None for the defaults by status.
         config: for templates in error messages.
 
     Raises:
-        ConfigurationError: a template of a filter fails.
+        ConfigurationError: a filter's template fails.
     """
     by_itself = _by_itself(outcome)
     if by_itself.action is Action.SUCCESS:
@@ -132,10 +132,10 @@ def verdict_on(
 def _objection(
     outcome: Answer | httpx.RequestError, handler: ErrorHandler | None, config: Mapping[str, Any]
 ) -> Verdict | None:
-    """Return what the handlers say of an answer that is good by its status; None: nothing.
+    """Return the handlers' action for a response with a successful status, or None.
 
-    Every handler is asked, and a status that is good by itself overrules none of their filters: an
-    error within such an answer would be taken for an answer without records.
+    Every handler's filters are applied even if the status is a success. An error in such a response
+    would be read as a response without records.
     """
     if isinstance(handler, CompositeErrorHandler):
         last: Verdict | None = None
@@ -155,7 +155,7 @@ def _filtered(
     handler: DefaultErrorHandler | None,
     config: Mapping[str, Any],
 ) -> Verdict | None:
-    """Return what the first filter that fits says; None: there is none."""
+    """Return the action of the first matching filter, or None if no filter matches."""
     if not isinstance(outcome, Answer):
         return None
     for wanted in (handler and handler.response_filters) or ():
@@ -170,7 +170,7 @@ def _filtered(
 
 
 def error_text(answer: Answer) -> str | None:
-    """What the body says went wrong: from the usual places of JSON, else all of it."""
+    """Return the error text of a body: from the usual keys of JSON, else the whole body."""
     try:
         return _error_text(answer.json())
     except ValueError:
@@ -178,7 +178,7 @@ def error_text(answer: Answer) -> str | None:
 
 
 def _own(outcome: Answer | httpx.RequestError, handler: CustomErrorHandler) -> Verdict:
-    """What a class of the connector's own says."""
+    """Return the action of a custom error handler class."""
     found = handler.calls.call("interpret_response", outcome_of(outcome))
     reported = (
         found if isinstance(found, Mapping) else vars(found) if hasattr(found, "__dict__") else {}
@@ -208,7 +208,7 @@ def _fits(one: HttpResponseFilter, answer: Answer) -> bool:
     if answer.status in (one.http_codes or ()):
         return True
     if one.predicate:
-        # The reference gives predicates no config, and templates that ask for it find nothing.
+        # The reference gives predicates no config; a template that refers to it gets nothing.
         seen = {"config": None, "parameters": one.parameters, **_seen(answer)}
         if as_truth(one.predicate, seen):
             return True
@@ -225,7 +225,7 @@ def _message(one: HttpResponseFilter, answer: Answer, config: Mapping[str, Any])
 
 
 def _seen(answer: Answer) -> dict[str, Any]:
-    """What templates of filters see of an answer; the URL without its query and credentials."""
+    """Return the variables for filters' templates; the URL without its query and credentials."""
     try:
         response = answer.json()
     except ValueError:

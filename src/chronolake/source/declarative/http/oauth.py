@@ -1,9 +1,10 @@
-"""OAuth: access tokens, and how to get the next one.
+"""OAuth: access tokens and their refresh.
 
-Source: `specs/airbyte-declarative.md` (1.7). All threads share one token; the one that finds it
-expired fetches the next while the others wait. A refresh token that is good for one refresh only
-is remembered before the access token that came with it is used, and by all processes that read from
-the API: one that finds the access token expired looks first whether another has a later one.
+Source: `specs/airbyte-declarative.md` (1.7). All threads share one token; the thread that finds it
+expired fetches the next one while the others wait. A refresh token that is valid for one use is
+saved before the access token that was returned with it is used. All processes that read the API
+share the saved tokens: a process whose access token has expired first checks whether another
+process has saved a newer one.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 
 _BY_ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _HOUR: Final = 3600.0
-#: For so long a token is asked for again when the server does not answer properly.
+#: Seconds for which a token request is retried if the server fails.
 _PATIENCE: Final = 300.0
 _TOO_MANY: Final = 429
 _SERVER_ERROR: Final = 500
 _DEPTH: Final = 5
 _EPOCH_DIGITS: Final = 10
-#: What servers say of a refused refresh (RFC 6749, 5.2); other texts may hold anything.
+#: Error codes of a refused refresh (RFC 6749, 5.2); other texts may contain secrets.
 _REFUSALS: Final = frozenset(
     {
         "invalid_request",
@@ -56,10 +57,10 @@ _REFUSALS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known at a moment.
+    """The tokens at one time.
 
     Attributes:
-        expires: when the access token does, in seconds since 1970.
+        expires: when the access token expires, in seconds since 1970.
     """
 
     access: str | None
@@ -67,25 +68,25 @@ class Tokens:
     expires: float
 
     def good(self, now: float) -> bool:
-        """Whether requests can use the access token."""
+        """Return whether requests can use the access token."""
         return bool(self.access) and now <= self.expires
 
 
 class OAuthAuthentication(Authentication):
-    """One access token for all requests.
+    """Authentication with one access token for all requests.
 
     Args:
-        component: as the manifest has it.
+        component: the manifest's component.
         config: for its templates.
-        network: where tokens are fetched.
-        assertion: signs what stands in for a refresh token, for `profile_assertion`.
-        memory: keeps rotating tokens for all who read from the API; what it has is of no use once
-            the config has another token.
-        name: what they are called there.
+        network: sends the requests for tokens.
+        assertion: signs the assertion that replaces a refresh token, for `profile_assertion`.
+        memory: stores rotating tokens for all readers of the API; its content is ignored once the
+            config contains another token.
+        name: the key of the stored tokens.
 
     Raises:
-        ConfigurationError: what is needed to get a token is not there.
-        LakeError: what is remembered cannot be read.
+        ConfigurationError: settings that are needed to get a token are missing.
+        LakeError: the stored tokens cannot be read.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class OAuthAuthentication(Authentication):
         self._check()
 
     def injection(self) -> Injection:
-        """The access token in its header; fetched first if there is none that is good.
+        """Return the access token in its header; fetch it first if there is no valid one.
 
         Raises:
-            SourceError: the server gives no token.
+            SourceError: the server returns no token.
             ConfigurationError: a template fails.
         """
         with self._lock:
@@ -130,10 +131,10 @@ class OAuthAuthentication(Authentication):
         return Injection(headers={"Authorization": f"Bearer {access}"}, place="the authenticator")
 
     def refresh(self, spent: Injection) -> bool:
-        """Fetch another token in place of one that was refused, unless that has happened.
+        """Fetch a token that replaces a rejected one, unless that has already happened.
 
         Raises:
-            SourceError: the server gives no token.
+            SourceError: the server returns no token.
         """
         if not self._endpoint:
             return False
@@ -176,7 +177,7 @@ class OAuthAuthentication(Authentication):
                 )
 
     def _given(self) -> Tokens:
-        """The tokens as the config has them."""
+        """Return the tokens in the config."""
         updater = self._component.refresh_token_updater
         if updater is None:
             expires = self._text(self._component.token_expiry_date)
@@ -198,7 +199,7 @@ class OAuthAuthentication(Authentication):
         return self._named(self._component.grant_type, "refresh_token")
 
     def _client(self, name: str, template: str | None) -> str:
-        """A client's id or secret; with rotating tokens the config's usual place comes first."""
+        """Return a client's id or secret; rotating tokens prefer the config's `credentials`."""
         if self._component.refresh_token_updater is not None:
             configured = _configured(self._config, ["credentials", name])
             if configured:
@@ -206,7 +207,7 @@ class OAuthAuthentication(Authentication):
         return self._text(template)
 
     def _arguments(self, headers: Mapping[str, Any]) -> dict[str, Any]:
-        """What a refresh says."""
+        """Return the arguments of a refresh request."""
         component = self._component
         grant_name = self._named(component.grant_type_name, "grant_type")
         if self._by_assertion and self._assertion is not None:
@@ -234,19 +235,19 @@ class OAuthAuthentication(Authentication):
         return self._named(self._component.refresh_token_name, "refresh_token")
 
     def _adopt(self, known: Mapping[str, Any] | None) -> None:
-        """Go on with tokens that are remembered, if they come from the one in the config."""
+        """Use the stored tokens if they originate from the token in the config."""
         if known is not None and known.get("origin") == self._origin:
             self._tokens = _restored(known)
 
     def _refresh(self, spent: str | None = None) -> None:
-        """Get an access token that is good, and not the one that was refused."""
+        """Get a valid access token that differs from the rejected one."""
         if self._memory is None:
             self._exchange()
         else:
             self._memory.renew(self._name, partial(self._later, spent))
 
     def _later(self, spent: str | None, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """What is to be remembered in place of what is."""
+        """Return the tokens to store: the known ones if they are still of use, else new ones."""
         self._adopt(known)
         is_of_use = self._tokens.good(self._network.now()) and self._tokens.access != spent
         if known is not None and known.get("origin") == self._origin and is_of_use:
@@ -298,7 +299,7 @@ class OAuthAuthentication(Authentication):
             ) from error
 
     def _answered(self, request: Request, hidden: Sequence[str] | Any) -> Any:
-        """The value of the server's answer."""
+        """Return the value of the server's response; retry if the server fails."""
         waited, attempt = 0.0, 0
         while True:
             attempt += 1
@@ -333,12 +334,12 @@ def _restored(known: Mapping[str, Any]) -> Tokens:
 
 
 def _digest(token: str | None) -> str:
-    """Tells one token of the config from another without telling the token."""
+    """Return a hash that identifies a token of the config without revealing it."""
     return hashlib.sha256((token or "").encode()).hexdigest()
 
 
 def _moment(text: str, refusal: type[ConfigurationError | SourceError]) -> float:
-    """Seconds since 1970, from those or from a date."""
+    """Return seconds since 1970, from such a number or from a date."""
     if text.isdigit() and len(text) <= _EPOCH_DIGITS:
         return float(text)
     try:
@@ -354,7 +355,7 @@ def _moment(text: str, refusal: type[ConfigurationError | SourceError]) -> float
 
 
 def _found(value: Any, key: str, depth: int = 0) -> Any:
-    """The first value of a key, wherever in an answer it stands."""
+    """Return the first value of a key at any depth of a response."""
     if depth > _DEPTH:
         return None
     if isinstance(value, dict):

@@ -1,15 +1,12 @@
-"""Origins that may be contacted, and connections to them.
+"""Origins: servers that may receive credentials, hosts that are refused, and deadlines.
 
-Origins: which servers a request's credentials are meant for, and which hosts are refused.
+An origin is a scheme, a host and a port, as in browsers. Only the origins that the manifest and the
+configuration name receive credentials. An API's responses choose the URL of the next page, of a
+redirect or of a download, and must not choose who receives the credentials.
 
-An origin is a scheme, a host and a port, as browsers have it. Credentials are meant for the origins
-that the manifest and the configuration name, and for no other: an API's answers choose the URL of
-the next page, of a redirect or of a download, and must not choose who gets the credentials.
-
-Connections to servers: none to addresses that are refused, and none that takes for ever.
-
-What a name resolves to is looked at where the connection is made, and the connection goes to the
-address that was looked at: a name cannot resolve to another one in between.
+Connections to refused addresses are rejected, and every step has a deadline. A name's address is
+checked when the connection is made, and the connection uses the checked address, so that the name
+cannot resolve to another one in between.
 """
 
 from __future__ import annotations
@@ -41,10 +38,10 @@ if TYPE_CHECKING:
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _PORTS: Final = {"http": 80, "https": 443}
-#: Stands for a part of a URL that an answer may have chosen. No host has this sign.
+#: Placeholder for a part of a URL that a response may have chosen. No host contains it.
 _UNKNOWN: Final = "\ue000"
 _LABEL: Final = "[a-z0-9_-]+"
-#: The parts of a domain that a manifest has to name for a host in it to be its own.
+#: The number of domain parts that a manifest must name before a host in the domain is its own.
 _NAMED_PARTS: Final = 2
 #: Addresses of metadata services that are not link-local.
 _METADATA: Final = frozenset(
@@ -60,7 +57,7 @@ _LOW_32: Final = 0xFFFFFFFF
 
 
 class Origin(NamedTuple):
-    """Scheme, host and port; two URLs are of one origin if all three are equal."""
+    """Scheme, host and port; two URLs have the same origin if all three are equal."""
 
     scheme: str
     host: str
@@ -73,8 +70,8 @@ class Origin(NamedTuple):
 
 
 def origin_of(url: str) -> Origin | None:
-    """Return the origin of a URL, or None if it is not a URL of a web server."""
-    # The reading of the client that makes the request: another could find another host.
+    """Return the origin of a URL, or None if it is not a valid http or https URL."""
+    # Parsed by the HTTP client's own parser: another parser could find another host.
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -85,7 +82,7 @@ def origin_of(url: str) -> Origin | None:
 
 
 def is_host_listed(allowed: Collection[str], origin: Origin) -> bool:
-    """Return whether `allowed_hosts` has the origin's host, by a pattern, or the origin itself."""
+    """Return whether `allowed_hosts` lists the origin, or its host by name or pattern."""
     return any(
         origin_of(entry) == origin
         if "://" in entry
@@ -95,12 +92,12 @@ def is_host_listed(allowed: Collection[str], origin: Origin) -> bool:
 
 
 def is_origin_listed(allowed: Collection[str], origin: Origin) -> bool:
-    """Return whether `allowed_hosts` names the origin itself, which then gets credentials."""
+    """Return whether `allowed_hosts` lists the origin itself, which then receives credentials."""
     return any("://" in entry and origin_of(entry) == origin for entry in allowed)
 
 
 def is_named(allowed: Collection[str], host: str) -> bool:
-    """Return whether `allowed_hosts` names a host or address in full; a pattern does not count."""
+    """Return whether `allowed_hosts` lists a host or address literally, not by a pattern."""
     own = host.lower().rstrip(".")
     for entry in allowed:
         origin = origin_of(entry) if "://" in entry else None
@@ -113,7 +110,7 @@ def is_named(allowed: Collection[str], host: str) -> bool:
 
 
 def is_refused_name(host: str) -> bool:
-    """Return whether a host is the name of a metadata service, or an address that is refused."""
+    """Return whether a host is a metadata service's name, or an address that is refused."""
     if host.lower().rstrip(".") in _METADATA_NAMES:
         return True
     try:
@@ -125,7 +122,7 @@ def is_refused_name(host: str) -> bool:
 def is_refused_address(text: str) -> bool:
     """Return whether an address is link-local or a metadata service's.
 
-    IPv4 addresses within IPv6 ones (mapped, 6to4, NAT64, Teredo) count as what is within.
+    IPv4 addresses that are embedded in IPv6 ones (mapped, 6to4, NAT64, Teredo) are checked, too.
 
     Raises:
         ValueError: the text is not an address.
@@ -150,7 +147,7 @@ def _within(address: ipaddress.IPv6Address) -> list[Address]:
 
 
 class _Unknown(str):
-    """A value that an answer may have chosen: whatever a template takes of it is unknown, too."""
+    """A value that a response may have chosen; whatever a template derives is unknown, too."""
 
     __slots__ = ()
 
@@ -174,14 +171,14 @@ def own_origins(
 ) -> frozenset[Origin]:
     """Return the origins that a requester's credentials are meant for.
 
-    They are what `url_base` (or `url`) says with the configuration alone. A part of the host that
-    comes from elsewhere, as in `https://{{ stream_slice['region'] }}.example.com`, is taken from
-    the request's own URL if the manifest names the domain that it is in.
+    They result from `url_base` (or `url`) and the configuration alone. If a part of the host has
+    another source, as in `https://{{ stream_slice['region'] }}.example.com`, it is taken from the
+    request's own URL, provided that the manifest names the domain around it.
 
     Args:
-        requester: whose templates are evaluated.
+        requester: the component whose templates are evaluated.
         context: all variables of the request.
-        url: the request's.
+        url: the request's URL.
     """
     if requester.is_from_api:
         return frozenset()
@@ -205,13 +202,13 @@ def _evaluated(template: str, variables: Mapping[str, Any]) -> str:
 
 
 def _matching(text: str, url: str) -> Origin | None:
-    """The origin of a text, with its unknown parts as a URL has them; None: it has another one."""
+    """Return a text's origin, with unknown parts taken from a URL, or None if they do not match."""
     if _UNKNOWN not in re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]:
         return None if text.startswith(_UNKNOWN) else origin_of(text)
     actual, pattern = origin_of(url), origin_of(text.replace(_UNKNOWN, "unknown-part"))
     host = text.partition("://")[2].partition("/")[0].partition(":")[0].lower()
     named = host.rpartition(_UNKNOWN)[2]
-    # What follows the unknown part has to be a domain by itself, as ".example.com" is.
+    # The text after the unknown part must be a whole domain, such as ".example.com".
     parts = named.split(".")
     if actual is None or pattern is None or parts[0] or len(parts) <= _NAMED_PARTS:
         return None
@@ -225,15 +222,15 @@ _NO_TIMEOUT: Final = None
 
 
 class DeadlineError(Exception):
-    """An answer took longer than it may take as a whole."""
+    """A response did not end before its deadline."""
 
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Let everything that this thread does with connections within the block end in time.
+    """Set a deadline for all network operations of this thread within the block.
 
     Raises:
-        DeadlineError: in the block, where something is still going on after so many seconds.
+        DeadlineError: in the block, when an operation is still running after `seconds`.
     """
     token = _ends.set(time.monotonic() + seconds)
     try:
@@ -243,10 +240,10 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def time_left(timeout: float | None) -> float | None:
-    """Return the seconds that a step may take: its own timeout, or what the deadline leaves.
+    """Return the seconds that a step may take: its timeout, or the time until the deadline.
 
     Raises:
-        DeadlineError: there is no time left.
+        DeadlineError: the deadline has passed.
     """
     ends = _ends.get()
     if ends is None:
@@ -258,13 +255,13 @@ def time_left(timeout: float | None) -> float | None:
 
 
 def guarded(client: httpx.Client, allowed: Collection[str]) -> httpx.Client:
-    """Return a client whose connections keep to the rules of this module.
+    """Return the client with connections that follow the rules of this module.
 
     Args:
-        client: it has made no request yet.
-        allowed: `allowed_hosts`: what it names in full is not refused.
+        client: it has sent no request yet.
+        allowed: `allowed_hosts`; hosts that it lists literally are not refused.
     """
-    # httpx takes no network backend; giving it a transport would turn off proxies.
+    # httpx does not accept a network backend, and passing a transport would turn off proxies.
     transports = [(client._transport, False)]  # noqa: SLF001
     transports += [(mount, True) for mount in client._mounts.values() if mount is not None]  # noqa: SLF001
     for transport, is_proxy in transports:
@@ -275,12 +272,12 @@ def guarded(client: httpx.Client, allowed: Collection[str]) -> httpx.Client:
 
 
 class _Backend(httpcore.NetworkBackend):
-    """Makes connections.
+    """A network backend that checks addresses before it connects.
 
     Args:
-        inner: makes them.
-        allowed: names and addresses that are not refused; None: nothing is, as they go to a proxy,
-            which the environment names, and which resolves names itself.
+        inner: makes the connections.
+        allowed: hosts and addresses that are not refused. None: no checks, because connections go
+            to a proxy, which is named by the environment and resolves names itself.
     """
 
     def __init__(self, inner: httpcore.NetworkBackend, allowed: Collection[str] | None) -> None:
@@ -328,7 +325,7 @@ class _Backend(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A connection of which each step ends by the deadline."""
+    """A connection whose steps all end by the deadline."""
 
     def __init__(self, inner: httpcore.NetworkStream) -> None:
         self._inner = inner
@@ -376,10 +373,10 @@ def refused_host(host: str) -> SourceError:
 
 
 def expect_allowed(host: str, allowed: Collection[str]) -> None:
-    """Refuse a host that by its name is link-local or a metadata service.
+    """Raise if a host's name is link-local or a metadata service.
 
     Raises:
-        SourceError: it is, and `allowed_hosts` does not name it in full.
+        SourceError: it is, and `allowed_hosts` does not list it literally.
     """
     if is_refused_name(host) and not is_named(allowed, host):
         raise refused_host(host)

@@ -1,7 +1,7 @@
-"""How often an API may be called: one budget for all that read it.
+"""Rate limits: the call budget of an API, shared by all of its readers.
 
-Source: `specs/airbyte-declarative.md` (2.9). The first policy with a matcher for a request counts;
-what no policy matches is not limited.
+Source: `specs/airbyte-declarative.md` (2.9). The first policy with a matcher for a request applies;
+requests that no policy matches are not limited.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ _WHERE: Final = "the api_budget"
 
 
 class _Window(Protocol):
-    """What one policy knows of the calls so far."""
+    """The calls that one policy has counted."""
 
     def taken(self, weight: int, now: float) -> float:
-        """Takes calls and returns 0, or takes none and returns the seconds until there are some."""
+        """Take calls and return 0, or return the seconds until enough calls are available."""
 
     def told(self, left: int | None, reset: float | None, now: float) -> None:
-        """Learns how many calls the API says are left, and when it starts counting anew."""
+        """Apply the remaining calls and the reset time that the API reports."""
 
 
 class Calls(Protocol):
     """The calls to an API so far, by the number of the policy that counts them."""
 
     def taken(self, policy: int, weight: int) -> float:
-        """Takes calls and returns 0, or takes none and returns the seconds until there are some."""
+        """Take calls and return 0, or return the seconds until enough calls are available."""
 
     def told(self, policy: int, left: int | None, reset: float | None) -> None:
-        """Learns how many calls the API says are left, and when it starts counting anew."""
+        """Apply the remaining calls and the reset time that the API reports."""
 
 
 class CountedCalls:
-    """The calls that are made from this process; any number of threads may use it.
+    """The calls made by this process; thread-safe.
 
     Args:
-        policies: of the budget, as the manifest has them.
-        config: for templates in them.
-        now: the time in seconds since 1970.
+        policies: the budget's policies in the manifest.
+        config: for their templates.
+        now: returns the time in seconds since 1970.
 
     Raises:
-        ConfigurationError: a limit or an interval is none.
+        ConfigurationError: a limit or an interval is invalid.
     """
 
     def __init__(
@@ -78,30 +78,30 @@ class CountedCalls:
         self._windows = [_window(policy, config) for policy in policies]
 
     def taken(self, policy: int, weight: int) -> float:
-        """Takes calls and returns 0, or takes none and returns the seconds until there are some.
+        """Take calls and return 0, or return the seconds until enough calls are available.
 
         Raises:
-            ConfigurationError: a request weighs more than the whole budget.
+            ConfigurationError: a request's weight exceeds the whole budget.
         """
         with self._lock:
             return self._windows[policy].taken(weight, self._now())
 
     def told(self, policy: int, left: int | None, reset: float | None) -> None:
-        """Learns how many calls the API says are left, and when it starts counting anew."""
+        """Apply the remaining calls and the reset time that the API reports."""
         with self._lock:
             self._windows[policy].told(left, reset, self._now())
 
 
 class Budget:
-    """An API's budget; any number of threads may use it.
+    """An API's call budget; thread-safe.
 
     Args:
-        component: as the manifest has it.
-        config: for templates in it.
-        calls: counts them.
+        component: the manifest's component.
+        config: for its templates.
+        calls: counts the calls.
 
     Raises:
-        ConfigurationError: a weight or a pattern is none.
+        ConfigurationError: a weight or a pattern is invalid.
     """
 
     def __init__(self, component: HTTPAPIBudget, config: Mapping[str, Any], calls: Calls) -> None:
@@ -115,14 +115,14 @@ class Budget:
         self._hit = component.status_codes_for_ratelimit_hit or _HIT
 
     def take(self, request: Encoded, wait: Callable[[float], None]) -> None:
-        """Returns when the request may be made, and counts it.
+        """Wait until a request may be sent, and count it.
 
         Args:
-            request: with its credentials, which matchers may be about.
-            wait: waits for some seconds.
+            request: with its credentials, which matchers may refer to.
+            wait: waits for a number of seconds.
 
         Raises:
-            ConfigurationError: the request weighs more than the whole budget.
+            ConfigurationError: the request's weight exceeds the whole budget.
         """
         policy, weight = self._matching(request)
         if policy is None:
@@ -131,7 +131,7 @@ class Budget:
             wait(seconds)
 
     def learn(self, request: Encoded, answer: Answer) -> None:
-        """Takes over what an answer tells of the budget."""
+        """Apply what a response reports about the budget."""
         policy, _ = self._matching(request)
         if policy is None:
             return
@@ -141,7 +141,7 @@ class Budget:
         self._calls.told(policy, left, _whole(answer.headers.get(self._reset_header)))
 
     def _matching(self, request: Encoded) -> tuple[int | None, int]:
-        """The number of the policy that counts a request, and how much it counts."""
+        """Return the number of the policy that counts a request, and the request's weight."""
         for policy, matchers in enumerate(self._matchers):
             if not matchers:
                 return policy, 1
@@ -153,10 +153,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Matcher:
-    """Which requests something is about.
+    """A matcher of requests.
 
     Attributes:
-        weight: how many calls each of them counts as.
+        weight: number of calls that each matching request counts as.
     """
 
     method: str | None
@@ -170,15 +170,15 @@ class Matcher:
     def of(
         cls, component: HttpRequestRegexMatcher, config: Mapping[str, Any], where: str
     ) -> Matcher:
-        """A matcher as the manifest has it.
+        """Return the matcher for a component of the manifest.
 
         Args:
-            component: the manifest's.
-            config: for templates in it.
-            where: it stands, for the error.
+            component: the manifest's component.
+            config: for its templates.
+            where: the matcher's place in the manifest, for error messages.
 
         Raises:
-            ConfigurationError: a weight or a pattern is none.
+            ConfigurationError: a weight or a pattern is invalid.
         """
         pattern = component.url_path_pattern
         try:
@@ -200,7 +200,7 @@ class Matcher:
         )
 
     def fits(self, request: Encoded) -> bool:
-        """Whether it is about a request."""
+        """Return whether the matcher matches a request."""
         url = urlsplit(request.url)
         headers = {name.lower(): text for name, text in request.headers.items()}
         return (
@@ -222,7 +222,7 @@ class _Unlimited:
 
 @dataclass
 class _Fixed:
-    """Windows one after the other; the first begins with the first call."""
+    """Consecutive windows of equal length; the first begins with the first call."""
 
     limit: int
     period: float
@@ -255,7 +255,7 @@ class _Fixed:
 
 @dataclass
 class _Moving:
-    """Calls of the time that any of the rates still looks at."""
+    """A sliding window; it keeps the calls within the longest interval of its rates."""
 
     rates: list[tuple[int, float]]
     calls: deque[tuple[float, int]] = field(default_factory=deque)
@@ -273,7 +273,7 @@ class _Moving:
         return seconds
 
     def told(self, left: int | None, reset: float | None, now: float) -> None:
-        # When it starts anew says nothing about a window that moves.
+        # A reset time has no meaning for a sliding window.
         if left != 0 or reset is not None:
             return
         free = min(limit - self._used(interval, now) for limit, interval in self.rates)

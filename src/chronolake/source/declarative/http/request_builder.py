@@ -1,10 +1,8 @@
-"""Requests built from a requester's templates and injected options.
+"""Requests built from a requester's templates and from injected options.
 
-What is put into a request besides what its requester says: cursors, pages, partitions, keys.
-
-Requests, as a requester's templates and what is injected make them.
-
-`request_of` says what to ask for, `encoded` how that is spelled on the wire; nothing is sent here.
+Cursors, the paginator, partitions and authenticators inject values in addition to the requester's
+own. `request_of` builds a request, `encoded` converts it to URL, headers and body; this module
+sends nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ _AGAIN = "Put each value into a request once."
 
 @dataclass
 class Injection:
-    """Values for the four places of a request.
+    """Values for the four parts of a request: parameters, headers, form data and JSON body.
 
     Attributes:
-        place: who puts them there, as an error message says it, e.g. "the paginator".
+        place: the component that injects them, as named in error messages, e.g. "the paginator".
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -57,15 +55,15 @@ class Injection:
     def put(
         self, option: RequestOption, value: Any, config: Mapping[str, Any] | None = None
     ) -> None:
-        """Puts a value where an option says.
+        """Put a value into the part of the request that an option names.
 
         Args:
-            option: the place; names in it may be templates.
-            value: any value; None stays None and is not sent.
+            option: the target; its names may be templates.
+            value: any value; None is stored as None and is not sent.
             config: for templates in the option.
 
         Raises:
-            ConfigurationError: the option's path leads through something that is no object, or
+            ConfigurationError: the option's path leads through a value that is not an object, or
                 its name is a template and there is no config.
         """
         target = self._target(option)
@@ -90,14 +88,14 @@ class Injection:
 
 
 def merged(injections: Iterable[Injection]) -> Injection:
-    """All of them in one.
+    """Return several injections merged into one.
 
     Args:
-        injections: in the order in which their keys are to be sent; none of them is changed.
+        injections: in the order in which their keys are sent; they are not changed.
 
     Raises:
-        ConfigurationError: two put the same key in the same place. In JSON bodies two may say the
-            same, and objects are merged.
+        ConfigurationError: two set the same key in the same part. In JSON bodies, equal values are
+            allowed and objects are merged.
     """
     result = Injection()
     places: dict[str, dict[str, str]] = {"params": {}, "headers": {}, "body_data": {}}
@@ -164,7 +162,7 @@ def _add_json(
 
 
 def _first(taken: Mapping[str, str], path: tuple[str, ...]) -> str:
-    """Who put the value of a path: the one that put it, or an object around it."""
+    """Return the component that set the value at a path, or the closest object around it."""
     return next(
         taken[".".join(path[:end])]
         for end in range(len(path), 0, -1)
@@ -183,20 +181,20 @@ def _text_and_more(first: str, second: str) -> ConfigurationError:
     )
 
 
-#: What a parameter's value may be; other literals stay text ("2.10" is no number).
+#: The types that a parameter's value may have; other literals remain text ("2.10" is not a number).
 _VALUES: Final = (str, list)
 _REQUESTER: Final = "the requester"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. Parameters, headers and bodies are not encoded yet.
+    """A request before its parameters, headers and body are encoded.
 
     Attributes:
-        origins: where all of it may be sent; elsewhere only the URL is. None: the URL itself comes
-            from the configuration.
-        is_mixed: whether the URL has values of the configuration beside what an answer says.
-        is_public: whether what proves who sends it was left out, because of where it goes.
+        origins: origins that may receive the whole request; others receive only the URL. None: the
+            URL itself is from the configuration.
+        is_mixed: whether the URL combines values of the configuration with values of a response.
+        is_public: whether credentials were omitted because of the request's target.
     """
 
     method: str
@@ -210,10 +208,10 @@ class Request:
     is_public: bool = False
 
     def with_injection(self, injection: Injection) -> Request:
-        """This request with more values in it.
+        """Return this request with more values.
 
         Raises:
-            ConfigurationError: the request has one of the keys already.
+            ConfigurationError: the request already has one of the keys.
         """
         own = Injection(
             params=dict(self.params),
@@ -234,10 +232,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A request as it goes over the wire.
+    """A request as it is sent: URL, headers and body.
 
     Attributes:
-        is_public: whether what proves who sends it was left out, because of where it goes.
+        is_public: whether credentials were omitted because of the request's target.
     """
 
     method: str
@@ -258,21 +256,20 @@ def request_of(
     is_mixed: bool = False,
     trusted: frozenset[Origin] = frozenset(),
 ) -> Request:
-    """The request for one page, without credentials.
+    """Return the request for one page, without credentials.
 
     Args:
-        requester: whose templates are evaluated.
+        requester: the component whose templates are evaluated.
         config: the connection's configuration.
         stream_slice: the part of the stream that is read.
-        next_page_token: what the paginator has for templates.
-        injected: what the paginator, the cursor and the partitions add.
-        path: the next page's path or URL, in place of the requester's own path.
+        next_page_token: the paginator's values for templates.
+        injected: the values added by the paginator, the cursor and the partitions.
+        path: the next page's path or URL; replaces the requester's own path.
         is_mixed: whether the manifest puts values of the configuration into that path.
-        trusted: origins besides the requester's own that may get all of the request.
+        trusted: origins that may receive the whole request, in addition to the requester's own.
 
     Raises:
-        ConfigurationError: a template fails, a key comes from two places, or a parameter is an
-            object.
+        ConfigurationError: a template fails, a key is set twice, or a parameter is an object.
     """
     context: dict[str, Any] = {
         **({} if stream_slice is None else stream_slice.extra_fields),
@@ -309,14 +306,14 @@ def request_of(
 
 
 def encoded(request: Request) -> Encoded:
-    """The request's spelling on the wire.
+    """Return a request encoded as it is sent.
 
-    Parameters that the URL has already with the same value are left out, as are values that are
-    None. A GET has its body, too.
+    Parameters that the URL already contains with the same value are omitted, and so are values that
+    are None. A GET request keeps its body.
 
     Raises:
-        ConfigurationError: there are two bodies, a body that is no JSON, or a header that cannot
-            be sent, or the URL is none.
+        ConfigurationError: there are two bodies, a body that JSON cannot represent, a header that
+            cannot be sent, or an invalid URL.
     """
     headers = _header_fields(request.headers)
     try:
@@ -341,9 +338,9 @@ def _url(requester: HttpRequester, context: Context, path: str | None) -> str:
 
 
 def as_sent(url: str) -> str:
-    """Return a URL with everything percent-encoded that RFC 3986 reserves no place for.
+    """Return a URL with all characters percent-encoded that RFC 3986 does not reserve.
 
-    What is encoded already stays so. A URL that is not one comes back as it is.
+    Characters that are already encoded do not change. An invalid URL is returned unchanged.
     """
     prepared = requests.PreparedRequest()
     try:
@@ -354,7 +351,7 @@ def as_sent(url: str) -> str:
 
 
 def _mixes(requester: HttpRequester, path: str | None) -> bool:
-    """Whether templates put both the configuration and what an answer says into a URL."""
+    """Return whether templates put both configuration and response values into a URL."""
     base = variables_of(requester.url_base or requester.url or "")
     own = frozenset[str]() if path else variables_of(requester.path or "")
     others = (base | own) - {"config", "parameters"}
@@ -447,7 +444,7 @@ def _named(inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
 
 
 def _sent(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """What is sent of names and values: a template that gives nothing takes its name with it."""
+    """Return the pairs to send; a pair whose value is None is omitted."""
     return {str(name): value for name, value in values.items() if value is not None}
 
 
@@ -470,7 +467,7 @@ def _with_params(url: str, params: Mapping[str, Any]) -> str:
 
 
 def _header_fields(headers: Mapping[str, Any]) -> dict[str, str]:
-    """Headers by their names; names that differ in case only are one, and the last one counts."""
+    """Return headers by name; names are case-insensitive, and the last value wins."""
     fields: dict[str, tuple[str, str]] = {}
     for name, value in headers.items():
         text = str(value).strip(" \t")
@@ -485,7 +482,7 @@ def _header_fields(headers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _body(request: Request) -> tuple[bytes | None, str | None]:
-    """The body and its content type; a body of text has none of its own."""
+    """Return the body and its content type; a text body has no default content type."""
     if request.json and request.data:
         raise ConfigurationError(
             "A request has a JSON body and another one.",

@@ -1,10 +1,7 @@
-"""Responses, their JSON within memory bounds, and the response cache.
+"""HTTP responses: JSON parsing within a memory limit, and the response cache.
 
-JSON of an API, and how much memory its values take, which is known before they are made.
-
-What a server answers.
-
-Answers that are asked for again within one run, e.g. a parent stream's by each of its children.
+The memory that JSON values need is estimated before they are created. The cache keeps responses
+that are requested repeatedly within one run, e.g. a parent stream's by each of its children.
 
 Source: `specs/airbyte-declarative.md` (2.5).
 """
@@ -32,22 +29,23 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-#: Bytes that the values of one answer may take.
+#: Default memory limit, in bytes, of the values of one response.
 MEMORY: Final = 512 << 20
-#: Bytes for each of these signs. Measured: `{},` takes 72, `[],` 85, `"ab",` 62, `{"a":"bc"},` 253.
+#: Bytes for each of these characters. Measured: `{},` takes 72, `[],` 85, `"ab",` 62, `{"a":"bc"},`
+#: 253.
 _SIGNS: Final = {b"{": 190, b"{}": -118, b"[": 64, b",": 58, b":": 40}
 _OF_TEMPLATES: Final = 32 << 20
-#: A string, or what stands between two.
+#: A string, or the text between two strings.
 _PARTS: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"|[^"]++|"', re.DOTALL)
 
 
 def size_of(text: bytes, limit: int = MEMORY) -> int:
-    """Return about how many bytes the values of a JSON text take; more than the limit: too many.
+    """Return the estimated memory, in bytes, of a JSON text's values.
 
     Args:
-        text: the text, which need not be good JSON.
-        limit: what matters; a text that may take more is looked at a second time, without the signs
-            that stand within strings.
+        text: the text, which need not be valid JSON.
+        limit: threshold in bytes. A text above it is measured a second time, ignoring the
+            structural characters within strings; that measurement stops above the limit.
     """
     size = _size(text) + len(text) * _width(text)
     if size <= limit:
@@ -62,12 +60,12 @@ def size_of(text: bytes, limit: int = MEMORY) -> int:
 
 
 def parsed(text: bytes, limit: int = MEMORY) -> Any:
-    """Return the value of a JSON text; NaN, Infinity and half surrogate pairs count as JSON.
+    """Return the value of a JSON text; NaN, Infinity and lone surrogates are accepted.
 
     Raises:
-        ValueError: it is not JSON.
-        RecursionError: values stand within too many others.
-        SourceError: its values take more than the limit, in bytes; nothing has been made of it.
+        ValueError: the text is not valid JSON.
+        RecursionError: values are nested too deeply.
+        SourceError: the values need more memory than the limit, in bytes; nothing was created.
     """
     expect_small(text, limit)
     try:
@@ -77,10 +75,10 @@ def parsed(text: bytes, limit: int = MEMORY) -> Any:
 
 
 def loads(text: str) -> Any:
-    """Return the value of a JSON text that a template has.
+    """Return the value of a JSON text for a template.
 
     Raises:
-        ValueError: it is not JSON, or its values take more than 32 MiB.
+        ValueError: the text is not valid JSON, or its values need more than 32 MiB.
     """
     data = text.encode()
     if size_of(data, _OF_TEMPLATES) > _OF_TEMPLATES:
@@ -89,7 +87,7 @@ def loads(text: str) -> Any:
 
 
 def expect_small(text: bytes, limit: int = MEMORY) -> None:
-    """Refuse a JSON text whose values take more than the limit, in bytes.
+    """Raise if the values of a JSON text need more memory than the limit, in bytes.
 
     Raises:
         SourceError: they do.
@@ -99,7 +97,7 @@ def expect_small(text: bytes, limit: int = MEMORY) -> None:
 
 
 def too_large(limit: int) -> SourceError:
-    """Return the error for an answer whose values do not fit."""
+    """Return the error for a response whose values need too much memory."""
     return SourceError(
         f"An answer holds more values than fit into {limit >> 20} MiB.",
         hint="Ask for smaller pages, or raise the source's response_memory_mib.",
@@ -111,30 +109,30 @@ def _size(text: bytes) -> int:
 
 
 def _width(text: bytes) -> int:
-    """The most bytes that a byte of a string takes, once it is a character."""
+    """Return the most bytes of memory that one byte of a string needs after decoding."""
     if text.isascii():
         return 4 if b"\\ud" in text or b"\\uD" in text else 2 if b"\\u" in text else 1
-    # Characters beyond Latin-1 begin with such bytes, and widen the whole string.
+    # Characters beyond Latin-1 begin with these bytes; one of them widens the whole string.
     return 4 if max(text) >= 0xF0 else 2 if max(text) >= 0xC4 else 1  # noqa: PLR2004 - UTF-8
 
 
-#: A body that is read as a whole has so many bytes at most.
+#: Largest body, in bytes, that is read as a whole.
 MOST_AT_ONCE: Final = 512 << 20
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer.
+    """A complete HTTP response.
 
     Attributes:
-        headers: case does not matter in their names.
-        body: after what `Content-Encoding` says has been undone; empty if it is in a file.
-        url: where it came from in the end, after redirects.
-        file: where the body is if it may be too large for memory; `close` removes it.
-        may_lack_records: whether the manifest's error handler accepts it as it is, so that records
-            are not missed where they should be.
-        is_public: whether the request had no credentials, because of where it went.
-        memory: bytes that the values in it may take.
+        headers: names are case-insensitive.
+        body: the decompressed body; empty if it is in a file.
+        url: the final URL, after redirects.
+        file: contains the body if it may be too large for memory; `close` removes it.
+        may_lack_records: whether the manifest's error handler accepted the response as it is, so
+            that missing records are not an error.
+        is_public: whether the request was sent without credentials because of its target.
+        memory: memory limit of the values in the response, in bytes.
     """
 
     status: int
@@ -149,29 +147,29 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether the status tells of no error."""
+        """Return True if the status is not an error."""
         return self.status < httpx.codes.BAD_REQUEST
 
     def json(self) -> Any:
-        """The body's value.
+        """Return the value of the JSON body.
 
         Raises:
-            ValueError: the body is no JSON.
-            SourceError: its values take too much memory.
+            ValueError: the body is not valid JSON.
+            SourceError: its values need too much memory.
         """
         return parsed(self.body, self.memory)
 
     def opened(self) -> io.BufferedReader[Any]:
-        """The body from its beginning, to be read piece by piece."""
+        """Return a stream of the body from its beginning."""
         return io.BufferedReader(
             io.BytesIO(self.body) if self.file is None else _Reading(self.file)
         )
 
     def whole(self) -> bytes:
-        """The body, wherever it is.
+        """Return the body, from memory or from its file.
 
         Raises:
-            SourceError: it is too large for memory.
+            SourceError: the body is too large for memory.
         """
         if self.file is None:
             return self.body
@@ -183,13 +181,13 @@ class Answer:
         return self.opened().read()
 
     def close(self) -> None:
-        """Removes the file, if there is one."""
+        """Remove the file, if there is one."""
         if self.file is not None:
             self.file.close()
 
     @cached_property
     def links(self) -> dict[str, dict[str, str]]:
-        """The `Link` header's links by their `rel`, or by their URL where there is none."""
+        """Return the `Link` header's links by their `rel`, or by their URL if they have none."""
         response = httpx.Response(self.status, headers=self._only_links())
         return {key: dict(link) for key, link in response.links.items() if key is not None}
 
@@ -198,7 +196,7 @@ class Answer:
 
 
 class _Reading(io.RawIOBase):
-    """A file from its beginning, at a place of its own; closing it leaves the file open."""
+    """A reader of a file with its own position; closing it does not close the file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -228,10 +226,10 @@ _LIMIT: Final = 64 << 20
 
 
 class AnswerCache:
-    """The answers used last; any number of threads may use it.
+    """A cache of the most recently used responses; thread-safe.
 
     Args:
-        limit: bytes that all bodies together may have.
+        limit: total size of all bodies in bytes.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -241,7 +239,7 @@ class AnswerCache:
         self._lock = threading.Lock()
 
     def kept(self, key: Hashable) -> Answer | None:
-        """The answer to a request, if it is still there."""
+        """Return the cached response to a request, or None."""
         with self._lock:
             answer = self._answers.get(key)
             if answer is not None:
@@ -249,7 +247,7 @@ class AnswerCache:
             return answer
 
     def keep(self, key: Hashable, answer: Answer) -> None:
-        """Keeps an answer, in place of those that were not used for longest."""
+        """Store a response; evict the least recently used ones if the cache is full."""
         with self._lock:
             before = self._answers.pop(key, None)
             self._size += len(answer.body) - (len(before.body) if before else 0)
@@ -259,7 +257,7 @@ class AnswerCache:
                 self._size -= len(oldest.body)
 
     def forget(self) -> None:
-        """Keep none of them any more."""
+        """Remove all responses."""
         with self._lock:
             self._answers.clear()
             self._size = 0

@@ -1,4 +1,4 @@
-"""Sessions: a login gives a token, which proves who sends the requests after it.
+"""Session tokens: a login returns a token, which authenticates later requests.
 
 Source: `specs/airbyte-declarative.md` (1.7).
 """
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     )
 
 _SESSION: Final = "a session's expiration_duration"
-#: A login's token is asked for anew after a day, if nothing says how long it is good for.
+#: Seconds until the next login if no lifetime of the token is configured: a day.
 _DAY: Final = 86_400.0
 
 
 @dataclass
 class SessionAuthentication(Authentication):
-    """A login's token, for as long as it is good; without a duration each request logs in.
+    """Authentication with the token of a login; without a lifetime, each request logs in.
 
     Attributes:
-        sender: sends the login.
-        now: of the network.
+        sender: sends the login request.
+        network: provides the time.
     """
 
     component: SessionTokenAuthenticator
@@ -53,11 +53,11 @@ class SessionAuthentication(Authentication):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def injection(self) -> Injection:
-        """The token, from a login if need be.
+        """Return the token as credentials; log in first if there is no valid token.
 
         Raises:
-            SourceError: the login fails, or gives no token.
-            ConfigurationError: the login cannot be made as the manifest has it.
+            SourceError: the login fails, or its response contains no token.
+            ConfigurationError: the login request cannot be built from the manifest.
         """
         token = self._current()
         wanted = self.component.request_authentication
@@ -74,7 +74,7 @@ class SessionAuthentication(Authentication):
         return credentials
 
     def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
-        """Logs in anew with the next request."""
+        """Mark the token as expired, so that the next request logs in again."""
         with self._lock:
             self._until = 0.0
         return True
@@ -106,10 +106,10 @@ class SessionAuthentication(Authentication):
 
 @dataclass
 class LegacySessionAuthentication(Authentication):
-    """The config's session token while the API takes it, else the one that a login gives.
+    """Authentication with the config's session token, or with a login's if the API rejects it.
 
     Attributes:
-        api_url: what the login's path is put behind.
+        api_url: the URL that the login's path is appended to.
     """
 
     component: LegacySessionTokenAuthenticator
@@ -122,11 +122,11 @@ class LegacySessionAuthentication(Authentication):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def injection(self) -> Injection:
-        """The token in its header.
+        """Return credentials with the token in its header.
 
         Raises:
             SourceError: neither the token nor the login is accepted.
-            ConfigurationError: the config has neither.
+            ConfigurationError: the config contains neither a valid token nor a user and password.
         """
         with self._lock:
             now = self.network.now()
@@ -136,7 +136,7 @@ class LegacySessionAuthentication(Authentication):
         return Injection(headers={self._text(self.component.header): self._token}, place=PLACE)
 
     def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the next login gives another
-        """Logs in anew with the next request."""
+        """Mark the token as expired, so that the next request logs in again."""
         with self._lock:
             self._until = 0.0
         return True
@@ -174,5 +174,5 @@ class LegacySessionAuthentication(Authentication):
 
 
 def _first(decoder: Decoder, answer: Answer | None) -> Any:
-    """The first body of a login's answer, or None if there is none."""
+    """Return the first value of a login's response, or None if it is empty."""
     return next(iter(decoded(decoder, answer)), None) if answer is not None else None

@@ -1,15 +1,11 @@
-"""A pool of tokens, with the remaining quota of each.
+"""A pool of API tokens that counts the remaining quota of each token.
 
-How many calls each of several tokens has left, as the API tells it and as they are counted here.
+`CountedQuotas` is shared by all readers of an API and holds the counts. It fetches the quotas from
+the API at first and when all tokens are exhausted; in between, it counts calls and learns from
+response headers.
 
-The numbers are one for all who read an API at once; who has to wait does so by itself (`rotation`).
-An API tells them when it is asked for them, at first and when all tokens are spent; between that
-each call is counted, and answers may tell them, too.
-
-Requests that go by one of several tokens, whichever has calls left.
-
-Which one that is, `quotas` knows for all who read the API. Here is what each of them does by
-itself: to find the quota that a request counts for, to wait, and to read what answers tell.
+`TokenRotation` belongs to one reader: it finds the quota that a request counts against, waits, and
+reports what responses contain.
 """
 
 from __future__ import annotations
@@ -41,25 +37,27 @@ if TYPE_CHECKING:
     )
 
 
-#: Longer numbers count no seconds since 1970.
+#: A longer number is not a time in seconds since 1970.
 _EPOCH_DIGITS: Final = 10
-#: The last calls are spread over the time that is left, with so many seconds between two at most.
+#: The last calls are spread over the time until the reset, with pauses of at most 10 seconds.
 _LONGEST_PAUSE: Final = 10.0
 _SHORTEST_PAUSE: Final = 0.1
 _RESERVE: Final = 50
 _FRACTION: Final = 0.1
-#: The endpoint and the answers of an API may disagree by so many seconds about one window's end.
+#: The largest difference, in seconds, between the reset times that the quota endpoint and responses
+#: report for the same window.
 _SKEW: Final = 60.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What comes of asking for a token.
+    """The result of requesting a token.
 
     Attributes:
-        token: its number, and a call of it is taken; None: all tokens are spent.
-        seconds: to wait: before the request is made, or until the first token has calls again.
-        asked: how often the API had been asked for the quotas by then.
+        token: the token's number; one of its calls is already counted. None: all tokens are
+            exhausted.
+        seconds: time to wait before the request is sent, or until the first token has calls again.
+        asked: number of times that the quotas had been fetched from the API.
     """
 
     token: int | None
@@ -69,13 +67,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Report:
-    """What an answer tells of a quota; None: nothing.
+    """The values that a response reports about a quota; None means not reported.
 
     Attributes:
-        left: the calls that are left.
-        limit: the calls of a whole window.
-        reset: when the next window begins, in seconds since 1970.
-        refused: the answer says that there are no calls left.
+        left: number of remaining calls.
+        limit: number of calls in a whole window.
+        reset: start of the next window, in seconds since 1970.
+        refused: whether the response means that no calls remain.
     """
 
     left: int | None
@@ -85,30 +83,30 @@ class Report:
 
 
 class Quotas(Protocol):
-    """The calls that tokens have left; tokens have numbers, their quotas names."""
+    """The remaining calls of tokens; tokens are identified by number, quotas by name."""
 
     def turn(self, quota: str, waited: int | None) -> Turn:
-        """Takes a call of a token, if there is one.
+        """Take a call from a token that has calls left.
 
         Args:
-            quota: whose calls.
-            waited: `asked` of the turn that was waited for, if the call before this one gave no
-                token.
+            quota: the quota's name.
+            waited: the `asked` of the previous turn, if that turn gave no token and the caller
+                waited for it.
         """
 
     def reported(self, token: int, quota: str, report: Report) -> None:
-        """Learns what an answer to a request of a token tells."""
+        """Apply the quota that a response to a token's request reports."""
 
     def others(self, token: int, quota: str) -> bool:
-        """Whether a token is spent and another is not."""
+        """Return whether a token is exhausted and another one is not."""
 
 
 @dataclass
 class Left:
-    """One token's calls of one quota.
+    """The remaining calls of one token for one quota.
 
     Attributes:
-        reset: when there are more, in seconds since 1970.
+        reset: when the quota is reset, in seconds since 1970.
     """
 
     calls: int
@@ -116,17 +114,17 @@ class Left:
     reset: float
 
 
-#: One token's quotas, by name; None: the API counts none of its calls.
+#: One token's quotas, by name; None: the API does not count its calls.
 Counts = dict[str, Left] | None
 
 
 class CountedQuotas:
-    """The calls that are made from this process; any number of threads may use it.
+    """The remaining calls as counted in this process; thread-safe.
 
     Args:
-        component: as the manifest has it.
-        fetched: asks the API for the quotas of all tokens.
-        now: the time in seconds since 1970.
+        component: the manifest's component.
+        fetched: fetches the quotas of all tokens from the API.
+        now: returns the time in seconds since 1970.
     """
 
     def __init__(
@@ -147,15 +145,15 @@ class CountedQuotas:
         self._asking = threading.Lock()
 
     def turn(self, quota: str, waited: int | None) -> Turn:
-        """Takes a call of a token, if there is one.
+        """Take a call from a token that has calls left.
 
         Args:
-            quota: whose calls.
-            waited: `asked` of the turn that was waited for, if the call before this one gave no
-                token.
+            quota: the quota's name.
+            waited: the `asked` of the previous turn, if that turn gave no token and the caller
+                waited for it.
 
         Raises:
-            SourceError: the API does not tell the quotas.
+            SourceError: the API does not report the quotas.
         """
         if self._asked == 0 or waited is not None:
             self._ask(quota, waited)
@@ -165,7 +163,7 @@ class CountedQuotas:
                 number = (self._active + step) % len(of_all)
                 one = of_all[number]
                 if one is None:
-                    # Nothing tells these tokens apart, so each has its turn.
+                    # These tokens have no counts, so they are used in turn.
                     self._active = (number + 1) % len(of_all)
                     return Turn(number, 0, self._asked)
                 if one.calls > 0:
@@ -176,14 +174,14 @@ class CountedQuotas:
             return Turn(None, soonest - self._now(), self._asked)
 
     def reported(self, token: int, quota: str, report: Report) -> None:
-        """Learns what an answer to a request of a token tells."""
+        """Apply the quota that a response to a token's request reports."""
         with self._lock:
             found = self._of_all(quota)[token]
             if found is not None:
                 _learn(found, report)
 
     def others(self, token: int, quota: str) -> bool:
-        """Whether a token is spent and another is not."""
+        """Return whether a token is exhausted and another one is not."""
         with self._lock:
             of_all = self._of_all(quota)
             sender = of_all[token]
@@ -194,7 +192,7 @@ class CountedQuotas:
             )
 
     def _ask(self, quota: str, waited: int | None) -> None:
-        """Asks the API, unless another thread has done so meanwhile, or a token has calls."""
+        """Fetch the quotas, unless another thread has just done so, or a token has calls left."""
         with self._asking:
             with self._lock:
                 spent = all(one is not None and one.calls <= 0 for one in self._of_all(quota))
@@ -209,7 +207,7 @@ class CountedQuotas:
         return [None if counts is None else counts[quota] for counts in self._counts]
 
     def _pause(self, one: Left, of_all: Sequence[Left | None]) -> float:
-        """The seconds before a call, so that the last ones reach until there are more."""
+        """Return the seconds to wait before a call, so that the last calls last until the reset."""
         tracked = [each for each in of_all if each is not None]
         if len(tracked) < len(of_all) or any(
             each.calls > max(self._least, each.limit * self._fraction) for each in tracked
@@ -223,13 +221,13 @@ class CountedQuotas:
 
 
 class QuotaStatus:
-    """Asks an API for the quotas of its tokens.
+    """A client of the API's endpoint for the quotas of its tokens.
 
     Args:
-        component: as the manifest has it.
+        component: the manifest's component.
         config: for its templates.
-        sends: one function for each token that sends a request with its credentials and
-            `handler_of` as error handler; None: an error that is ignored.
+        sends: one function per token that sends a request with the token's credentials and the
+            error handler of `handler_of`; it returns None for an ignored error.
 
     Raises:
         ConfigurationError: a template fails.
@@ -258,10 +256,10 @@ class QuotaStatus:
         self._sends = sends
 
     def fetched(self) -> list[Counts]:
-        """The quotas of each token.
+        """Return the quotas of each token.
 
         Raises:
-            SourceError: the API does not tell them.
+            SourceError: the API does not report them.
         """
         return [self._counts(send) for send in self._sends]
 
@@ -277,7 +275,7 @@ class QuotaStatus:
 
 
 def handler_of(source: QuotaStatusSource) -> DefaultErrorHandler | None:
-    """What to do about errors of the endpoint: some mean that nothing is counted."""
+    """Return the quota endpoint's error handler; some errors mean that calls are not counted."""
     if not source.unavailable_status_codes:
         return None
     passed_over = HttpResponseFilter(
@@ -287,7 +285,7 @@ def handler_of(source: QuotaStatusSource) -> DefaultErrorHandler | None:
 
 
 def whole(value: Any) -> int | None:
-    """The whole number that a value spells, or None."""
+    """Return a value as an integer, or None if it is not one."""
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):
@@ -295,7 +293,7 @@ def whole(value: Any) -> int | None:
 
 
 def moment(value: Any) -> float | None:
-    """The time that a value spells, in seconds since 1970 or in ISO 8601, or None."""
+    """Return a time, given in seconds since 1970 or as ISO 8601, or None if it is invalid."""
     text = str(value).strip()
     if text.isdecimal():
         return float(text) if len(text) <= _EPOCH_DIGITS else None
@@ -307,10 +305,10 @@ def moment(value: Any) -> float | None:
 
 
 def _left(quota: TokenQuota, body: Any) -> Left:
-    """What a status tells of one quota.
+    """Return one quota from a response of the quota endpoint.
 
     Raises:
-        SourceError: it lacks a part.
+        SourceError: a value is missing.
     """
     calls = whole(looked_up(body, quota.remaining_path))
     if calls is None:
@@ -336,7 +334,7 @@ def _omitted(quota: TokenQuota, what: str, path: Sequence[str]) -> SourceError:
 def _learn(known: Left, told: Report) -> None:
     left = 0 if told.left is None and told.refused else told.left
     reset = told.reset
-    # An answer may be late, and tell of a window that is over.
+    # A late response may describe a window that is already over.
     if told.limit is not None and told.limit > 0 and (reset is None or reset >= known.reset):
         known.limit = told.limit
     if reset is not None and reset > known.reset:
@@ -345,24 +343,24 @@ def _learn(known: Left, told: Report) -> None:
     elif left is not None and (
         reset is None or reset >= known.reset - _SKEW or (left <= 0 and told.refused)
     ):
-        # Others may be on their way, which the server has not counted yet.
+        # Other requests may be in flight that the server has not counted yet.
         known.calls = min(known.calls, left)
 
 
 _WHERE: Final = "an authenticator's quotas"
-#: Seconds after which another token is tried, in place of waiting for the one that is spent.
+#: Seconds until another token is tried, instead of waiting for the exhausted one.
 _ROTATION: Final = 0.1
-#: A server's clock may be late, so it is not asked anew at once.
+#: A server's clock may be late, so the next query waits at least this many seconds.
 _LEAST_WAIT: Final = 5.0
 
 
 def credentials_of(
     component: RateLimitedMultipleTokenAuthenticator, config: Mapping[str, Any]
 ) -> list[Injection]:
-    """The credentials of each token, in the order of the tokens.
+    """Return the credentials of each token, in the order of the tokens.
 
     Raises:
-        ConfigurationError: there are none, or a template fails.
+        ConfigurationError: there are no tokens, or a template fails.
     """
     context = {"config": config, "parameters": component.parameters}
     if isinstance(component.tokens, str):
@@ -380,21 +378,21 @@ def credentials_of(
 
 
 class TokenRotation(Authentication):
-    """Gives each request the credentials of a token that has calls left.
+    """An authenticator that gives each request a token that has calls left.
 
     Args:
-        component: as the manifest has it.
+        component: the manifest's component.
         config: for its templates.
-        network: waits, and has the time.
-        credentials: of each token.
-        quotas: what the tokens have left.
+        network: waits, and provides the time.
+        credentials: one for each token.
+        quotas: the tokens' remaining calls.
 
     Attributes:
-        credentials: of each token; none of them may be shown.
-        quotas: what the tokens have left.
+        credentials: one for each token; no message may contain them.
+        quotas: the tokens' remaining calls.
 
     Raises:
-        ConfigurationError: a matcher or the longest wait is none.
+        ConfigurationError: a matcher or the longest wait is invalid.
     """
 
     def __init__(
@@ -420,7 +418,7 @@ class TokenRotation(Authentication):
         )
 
     def injection(self) -> Injection:
-        """Return a token for a request that nothing is known about; raises as `prepare` does."""
+        """Return a token for an unknown request; raise the same errors as `prepare`."""
         return self._turn(self._default.name)
 
     @property
@@ -432,14 +430,14 @@ class TokenRotation(Authentication):
         """Return a request with a token that has calls left for it; wait until there is one.
 
         Raises:
-            SourceError: all tokens are spent for longer than the manifest wants to wait, the API
-                does not report the quotas, or the reading is cancelled.
+            SourceError: all tokens stay exhausted for longer than the manifest's `max_wait_time`,
+                the API does not report the quotas, or the read is cancelled.
         """
         credentials = self._turn(self._quota(encoded(request)).name)
         return encoded(request.with_injection(credentials)), credentials
 
     def observe(self, request: Encoded, credentials: Injection, answer: Answer) -> None:
-        """Note what a response reports about the quota that its request counts for."""
+        """Record what a response reports about the quota that its request counts against."""
         quota = self._quota(request)
         report = Report(
             left=whole(_header(answer, quota.remaining_header)),
@@ -451,7 +449,7 @@ class TokenRotation(Authentication):
             self.quotas.reported(self.credentials.index(credentials), quota.name, report)
 
     def retry_after(self, request: Encoded, credentials: Injection) -> float | None:
-        """Return a short wait if the token of a request is spent and another is not."""
+        """Return a short wait if the request's token is exhausted and another one is not."""
         token = self.credentials.index(credentials)
         return _ROTATION if self.quotas.others(token, self._quota(request).name) else None
 

@@ -1,11 +1,9 @@
-"""HTTP transport: decompression and limits of response size.
+"""HTTP transport: address checks, redirects, cookies, decompression and response size limits.
 
-Bodies as servers compress them, undone piece by piece so that none grows beyond bounds.
+Bodies are decompressed chunk by chunk, so that no body can exceed its limit in memory.
 
-The network as a source uses it: where requests may go, how much an answer may hold.
-
-Redirects are followed here and not by the client: each hop has to go where the source may go, and
-what proves who sends a request stays with the origin it is meant for. So do cookies.
+Redirects are followed here and not by the httpx client: each hop must lead to an allowed host, and
+credentials and cookies are sent only to the origin that they belong to.
 """
 
 from __future__ import annotations
@@ -44,31 +42,31 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.http.request_builder import Encoded
 
 
-#: What requests say they understand, in this order.
+#: Value of the `Accept-Encoding` header, in order of preference.
 ACCEPTED: Final = "gzip, deflate"
 _PIECE: Final = 1 << 20
-#: Texts are seldom a hundred times as large as what they are packed in; so many bytes may be.
+#: Text is rarely compressed by a factor of 100. A higher ratio than this one is suspicious.
 _RATIO: Final = 200
 _SUSPICIOUS: Final = 64 << 20
 
 
 class CodingError(Exception):
-    """A body is not what its `Content-Encoding` says, or ends too early."""
+    """A body does not match its `Content-Encoding`, or ends too early."""
 
 
 class UnknownCodingError(CodingError):
-    """A body is compressed in a way nobody asked for."""
+    """A body has a `Content-Encoding` that was not requested."""
 
 
 class Decompression:
-    """One body on its way.
+    """Incremental decompression of one response body.
 
     Args:
-        coding: the answer's `Content-Encoding`, or nothing.
-        limit: bytes after which no more are made.
+        coding: the response's `Content-Encoding`, or None.
+        limit: bytes after which decompression stops.
 
     Raises:
-        UnknownCodingError: the coding is neither gzip nor deflate nor none.
+        UnknownCodingError: the encoding is not gzip, deflate or identity.
     """
 
     def __init__(self, coding: str | None, limit: int) -> None:
@@ -84,25 +82,26 @@ class Decompression:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the body is larger than the limit."""
+        """Return True if the body is larger than the limit."""
         return len(self.body) > self._limit
 
     def is_bomb(self, packed: int) -> bool:
-        """Return whether the body is suspiciously large for so many bytes that have come."""
+        """Return whether the body is suspiciously large for the number of bytes received."""
         size = len(self.body)
         return not self._plain and size > _SUSPICIOUS and size > _RATIO * packed
 
     def take(self, data: bytes) -> None:
-        """Undoes one piece; stops where the limit is exceeded.
+        """Decompress one chunk; stop where the limit is exceeded.
 
         Raises:
-            CodingError: the piece is not compressed as announced.
+            CodingError: the chunk is not compressed as announced.
         """
         if self._plain:
             self.body += data
             return
         if not (self._begun or self._gzip) and data and data[0] & 0x0F != zlib.DEFLATED:
-            # "deflate" is zlib's form, which begins with its method; some leave the head out.
+            # "deflate" means the zlib format, which begins with its method; some servers omit the
+            # header.
             self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
         self._begun = self._begun or bool(data)
         try:
@@ -113,15 +112,15 @@ class Decompression:
             raise CodingError(str(error)) from error
 
     def drained(self) -> bytes:
-        """What there is of the body; it is not kept any longer."""
+        """Return the bytes decompressed so far, and forget them."""
         body, self.body = bytes(self.body), bytearray()
         return body
 
     def end(self) -> bytes:
-        """The whole body, or what has come of it since it was drained.
+        """Return the whole body, or the part since the last call of `drained`.
 
         Raises:
-            CodingError: it ends too early.
+            CodingError: the body ends too early.
         """
         if self._begun and not self._plain:
             self.body += self._stream.flush()
@@ -130,7 +129,7 @@ class Decompression:
         return bytes(self.body)
 
     def _next_member(self) -> bytes:
-        """What follows a gzip member, if it is one, too."""
+        """Return the bytes after a gzip member if they begin another member, else nothing."""
         rest = self._stream.unused_data
         if not self._gzip or not rest.startswith(b"\x1f\x8b"):
             return b""
@@ -140,29 +139,29 @@ class Decompression:
 
 _HIDDEN: Final = "****"
 _LIMIT: Final = 512 << 20
-#: So many bytes of an answer go into a file, where one is asked for.
+#: Largest size, in bytes, of a response that is written to a file.
 _FILE_LIMIT: Final = 256 << 30
 _HOPS: Final = 30
-#: Nobody waits longer for a server than a day.
+#: The longest wait for a server, in seconds: a day.
 _LONGEST: Final = 86_400.0
 _TO_GET: Final = frozenset({301, 302, 303})
 _REDIRECTS: Final = _TO_GET | {307, 308}
-#: The headers that another origin gets to see, too.
+#: The headers that are also sent to other origins.
 _PUBLIC: Final = frozenset({"accept", "accept-language", "content-type", "user-agent"})
 TIMEOUT: Final = httpx.Timeout(300, connect=30)
-#: Seconds that a whole answer may take, where nothing else is set.
+#: Default limit, in seconds, for receiving a whole response.
 RESPONSE_TIMEOUT: Final = 900.0
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request that was made, as a log shows it.
+    """One request that was sent, as it appears in a log.
 
     Attributes:
-        url: without secrets.
-        status: of the answer, or None if there was none.
-        attempt: 1 for a request's first.
-        failure: why there was no answer.
+        url: the URL without secrets.
+        status: status code of the response, or None if there was no response.
+        attempt: number of the attempt, from 1.
+        failure: why there was no response.
     """
 
     method: str
@@ -174,35 +173,36 @@ class Exchange:
 
 
 class Cookies:
-    """The cookies of each origin; any number of threads may use them."""
+    """Cookies by origin; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._of: dict[Origin | None, httpx.Cookies] = {}
 
     def of(self, url: str) -> httpx.Cookies:
-        """Return the cookies that servers of a URL's origin have set, and no others."""
+        """Return the cookies that were set by servers of a URL's origin."""
         with self._lock:
             return self._of.setdefault(origin_of(url), httpx.Cookies())
 
 
 @dataclass(frozen=True)
 class Network:
-    """What all requests of a source share.
+    """The settings and state that all requests of a source share.
 
     Attributes:
-        client: that does not follow redirects by itself; see `http_client`.
-        allowed_hosts: names that requests may go to (`*.example.com` means all below it), and
-            origins, which get the credentials as well; or None.
-        limit: bytes an answer may have, compressed and not.
-        longest: seconds that a whole answer may take; one that goes into a file may take a day.
-        mask: hides the configuration's secrets in a text.
-        log: is told each request that was made.
-        cancelled: ends waits, and the next request is not made.
-        sleep: waits; None waits for `cancelled`.
-        memory: bytes that the values of an answer may take.
-        now: the time in seconds since 1970.
-        cookies: that servers have set, by origin.
+        client: an HTTP client that does not follow redirects; see `http_client`.
+        allowed_hosts: hosts that requests may be sent to (`*.example.com` means all subdomains),
+            and origins, which also receive the credentials; None allows all hosts.
+        limit: largest size of a response in bytes, both compressed and decompressed.
+        longest: seconds that a whole response may take; a response that is written to a file may
+            take a day.
+        mask: replaces the configuration's secrets in a text.
+        log: called with each request that was sent.
+        cancelled: when set, ends waits and prevents further requests.
+        sleep: waits for a number of seconds; None waits on `cancelled`.
+        memory: largest size in bytes of a response's parsed values.
+        now: returns the time in seconds since 1970.
+        cookies: the cookies that servers have set, by origin.
     """
 
     client: httpx.Client
@@ -218,10 +218,10 @@ class Network:
     cookies: Cookies = field(default_factory=Cookies, repr=False)
 
     def wait(self, seconds: float) -> None:
-        """Waits, at most until the reading is cancelled.
+        """Wait, at most until the read is cancelled.
 
         Raises:
-            SourceError: it is cancelled, or the wait would take longer than a day.
+            SourceError: the read is cancelled, or the wait would be longer than a day.
         """
         self.go_on()
         if seconds > _LONGEST:
@@ -236,23 +236,23 @@ class Network:
         self.go_on()
 
     def go_on(self) -> None:
-        """Does nothing.
+        """Raise if the read is cancelled.
 
         Raises:
-            SourceError: the reading is cancelled.
+            SourceError: the read is cancelled.
         """
         if self.cancelled.is_set():
             raise SourceError("The reading was cancelled.")
 
     def trusts(self, origin: Origin) -> bool:
-        """Return whether `allowed_hosts` names an origin, which then gets credentials."""
+        """Return whether `allowed_hosts` lists an origin, which therefore receives credentials."""
         return is_origin_listed(self.allowed_hosts or (), origin)
 
     def expect_no_downgrade(self, url: str) -> None:
-        """Refuse to go on over http with what was asked for over https.
+        """Raise if a request that began with https would continue with http.
 
         Raises:
-            SourceError: the URL has http, and `allowed_hosts` does not list its host.
+            SourceError: the URL's scheme is http, and `allowed_hosts` does not list its host.
         """
         origin = origin_of(url)
         if origin is None or origin.scheme != "http":
@@ -266,14 +266,14 @@ class Network:
             )
 
     def holds_secret(self, url: str, secrets: Collection[str] = ()) -> bool:
-        """Return whether a secret of the configuration, or one of these, is in a URL."""
+        """Return whether a URL contains one of these secrets or a secret of the configuration."""
         return any(
             self.mask(text) != text or any(secret in text for secret in secrets)
             for text in (url, unquote(url), unquote_plus(url))
         )
 
     def shown(self, url: str, hidden: Collection[str] = ()) -> str:
-        """A URL for people: without secrets, and without the values of some parameters."""
+        """Return a URL for messages, without secrets and the values of hidden parameters."""
         if may_show_password(url):
             return f"{url.partition('://')[0]}://{_HIDDEN}"
         parts = urlsplit(url)
@@ -286,22 +286,22 @@ class Network:
         return f"{shown}?{query}" if query else shown
 
     def path(self, url: str) -> str:
-        """A URL's path for people: without secrets."""
+        """Return a URL's path for messages, without secrets."""
         return self.mask(urlsplit(url).path or "/")
 
 
 def http_client(allowed_hosts: Collection[str] | None = None) -> httpx.Client:
-    """A client for a `Network`; the caller closes it.
+    """Return a client for a `Network`; the caller closes it.
 
     Args:
-        allowed_hosts: the same as the network's: addresses that it names are not refused.
+        allowed_hosts: the same value as the network's; the addresses that it lists are allowed.
     """
     client = httpx.Client(
         follow_redirects=False,
         timeout=TIMEOUT,
         limits=httpx.Limits(max_connections=100, max_keepalive_connections=20),
         headers={"User-Agent": "chronolake"},
-        # It sorts cookies by domain: each origin's are kept by `Cookies`.
+        # httpx keeps cookies by domain; `Cookies` keeps them by origin.
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
     )
     return guarded(client, allowed_hosts or ())
@@ -317,22 +317,24 @@ def exchanged(
     timeout: httpx.Timeout = TIMEOUT,
     in_file: bool = False,
 ) -> Answer:
-    """Makes a request, once, and follows where it is redirected to.
+    """Send a request once, and follow its redirects.
 
     Args:
-        network: how and where to.
-        request: with its credentials.
-        attempt: for the log.
-        hidden: parameters whose values are nobody's business.
-        secrets: what is in the credentials; no redirect may lead it to another origin.
-        timeout: for connecting, and for each piece that is read or written.
-        in_file: the body of a good answer goes into a file, which the caller closes.
+        network: the shared settings and state.
+        request: the request, with its credentials.
+        attempt: number of the attempt, for the log.
+        hidden: parameters whose values are masked in the log.
+        secrets: the credentials' values; a redirect that would send one to another origin is
+            refused.
+        timeout: for connecting, and for reading or writing each chunk.
+        in_file: whether to write the body of a successful response to a file, which the caller
+            closes.
 
     Raises:
-        httpx.RequestError: there was no answer, or not a whole one; the next attempt may get it.
-        ConfigurationError: the URL is none, or goes where requests may not go.
-        SourceError: a redirect goes where requests may not go, or an answer is too large or takes
-            too long.
+        httpx.RequestError: there was no response, or an incomplete one; a retry may succeed.
+        ConfigurationError: the URL is invalid, or its host is not allowed.
+        SourceError: a redirect leads to a host that is not allowed, or a response is too large or
+            takes too long.
     """
     _check(network, request.url, ConfigurationError)
     for _ in range(_HOPS + 1):
@@ -346,8 +348,9 @@ def exchanged(
 
 
 def _check(network: Network, url: str, refusal: type[ConfigurationError | SourceError]) -> None:
-    """Raises unless requests may go to the URL."""
-    # Neither the query, which may hold credentials, nor what no URL can be read from is shown.
+    """Raise unless the URL is valid and its host is allowed."""
+    # Messages contain neither the query, which may hold credentials, nor text that cannot be
+    # parsed.
     try:
         parsed = httpx.URL(url)
         shown = network.shown(url.partition("?")[0])
@@ -405,7 +408,7 @@ def _to_no_url(network: Network, request: Encoded) -> SourceError:
 
 
 def public_headers(headers: Mapping[str, Any], mask: Callable[[str], str]) -> dict[str, Any]:
-    """Return the headers that another origin gets to see."""
+    """Return the headers that may also be sent to other origins."""
     return {
         name: text
         for name, text in headers.items()
@@ -446,8 +449,8 @@ def _logged(
 
 
 def told(error: httpx.RequestError) -> str:
-    """What a failure is, without what was sent."""
-    # A protocol error of our side quotes the header it is about.
+    """Return a failure's text without any part of the request."""
+    # A local protocol error quotes the header that caused it.
     if isinstance(error, httpx.LocalProtocolError) or not str(error):
         return type(error).__name__
     return f"{type(error).__name__}: {error}"
@@ -462,7 +465,7 @@ def _answered(
         with deadline(longest):
             return _streamed(network, request, headers, timeout, in_file=in_file)
     except httpx.InvalidURL as error:
-        # The request's own URL has been checked: httpx reads where a redirect leads.
+        # The request's own URL is already checked; httpx also parses the redirect's target.
         raise _to_no_url(network, request) from error
     except DeadlineError as error:
         raise SourceError(
@@ -513,7 +516,7 @@ def _streamed(
 def _whole_body(
     network: Network, request: Encoded, response: httpx.Response, file: IO[bytes] | None
 ) -> bytes:
-    """The body as far as it is not in the file."""
+    """Return the body, or an empty body if it was written to the file."""
     limit = network.limit if file is None else _FILE_LIMIT
     size = 0
     try:
