@@ -45,7 +45,7 @@ __all__ = [
     "sync",
 ]
 
-#: Names that need Spark, with the modules that they are loaded from.
+#: Names that need Spark, with the module that defines each.
 _LOADED: Final = {
     "Lake": ("chronolake.lake", "Lake"),
     "LakeFrame": ("chronolake.lake_table", "LakeFrame"),
@@ -56,12 +56,12 @@ _LOADED: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is slow to load when it is first used: commands without Spark start at once."""
+    """Import names that load slowly on first use, so that commands without Spark start at once."""
     if name in _LOADED:
         module, attribute = _LOADED[name]
         return getattr(import_module(module), attribute)
     if name == "__version__":
-        from importlib.metadata import version  # noqa: PLC0415 - it reads files
+        from importlib.metadata import version  # noqa: PLC0415 - reads files
 
         return version("chronolake")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Rows that Spark's tasks read into Arrow: what follows in the same task costs no way to the JVM.
+"""Fused Arrow tasks: Python functions of one Spark task pass Arrow batches on directly.
 
-Between two Python functions of a plan, Spark takes every value out of Arrow and puts it back. Rows
-that are read in Python, from a server or from files, and written in Python again, need not go that
-way: the functions become one.
+Between two Python functions of a plan, Spark converts every value from Arrow to the JVM and back.
+Rows that Python reads from a server or from files, and that Python writes again, do not need that
+conversion: the functions are composed into one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArrowRows:
-    """Rows that tasks read.
+    """Rows that Spark tasks read as Arrow batches.
 
     Attributes:
-        places: where the rows are, in `read`'s own terms; each partition is a task.
-        read: gives the rows at some places; it goes to the executors.
-        schema: the columns of the rows, as a Spark schema.
+        places: where the rows are located, in the terms of `read`; each partition is a task.
+        read: reads the rows at some places; it is serialized to the executors.
+        schema: the columns of the rows, as a Spark schema (DDL).
     """
 
     places: DataFrame
@@ -36,33 +36,34 @@ class ArrowRows:
     schema: str
 
     def then(self, step: Step, schema: str) -> ArrowRows:
-        """What a further step makes of the rows, in the same tasks."""
+        """Return the rows after a further step, which runs in the same tasks."""
         return ArrowRows(self.places, partial(_after, self.read, step), schema)
 
 
 def to_spark(rows: ArrowRows | DataFrame) -> DataFrame:
-    """Rows as Spark has them."""
+    """Return the rows as a Spark DataFrame."""
     if not isinstance(rows, ArrowRows):
         return rows
     return in_tasks(rows.places, rows.read, rows.schema)
 
 
 def in_tasks(rows: DataFrame, step: Step, schema: str | StructType) -> DataFrame:
-    """What a step makes of rows, whatever their columns are called.
+    """Return the result of a step over the rows; column names may contain any characters.
 
     Args:
-        rows: the rows.
-        step: gets each partition's rows as they are; it goes to the executors.
-        schema: the columns of what it makes.
+        rows: the step's input.
+        step: reads each partition's rows with their own column names; it is serialized to the
+            executors.
+        schema: the columns of the result.
     """
     names = rows.columns
-    # `mapInArrow` looks its input up by name, and some names with backticks it does not find.
+    # `mapInArrow` resolves its input columns by name and fails on some names with backticks.
     numbered = rows.toDF(*(f"c{number}" for number in range(len(names))))
     return numbered.mapInArrow(partial(_after, partial(_named, names), step), schema)
 
 
 def to_arrow(rows: ArrowRows | DataFrame) -> ArrowRows:
-    """Rows as the tasks that read them have them."""
+    """Return the rows as Arrow batches of the tasks that read them."""
     return rows if isinstance(rows, ArrowRows) else ArrowRows(rows, iter, rows.schema.toDDL())
 
 

@@ -1,7 +1,7 @@
-"""Cancellation of calls: work whose caller has gone stops before it changes anything.
+"""Cancellation of calls: work for a caller that has disconnected stops before it changes anything.
 
-The work of a call runs in one thread, within `cancelled_when`. It asks between its steps, the last
-time right before a commit; what is committed stays.
+A call runs in one thread, within `cancelled_when`. It checks for cancellation between its steps,
+the last time right before a commit. Committed changes stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _is_cancelled: ContextVar[Callable[[], bool] | None] = ContextVar("is_cancelled"
 
 @contextmanager
 def cancelled_when(is_cancelled: Callable[[], bool]) -> Iterator[None]:
-    """Run a block as the work of a call, which is cancelled once `is_cancelled` returns True."""
+    """Run a block as a call that is cancelled once `is_cancelled` returns True."""
     token = _is_cancelled.set(is_cancelled)
     try:
         yield
@@ -32,10 +32,10 @@ def cancelled_when(is_cancelled: Callable[[], bool]) -> Iterator[None]:
 
 
 def raise_if_cancelled() -> None:
-    """Give up here if this thread works for a call that was cancelled.
+    """Raise if the call of this thread was cancelled.
 
     Raises:
-        CallCancelledError: it does. Nothing has been committed since the last question.
+        CallCancelledError: it was. Nothing has been committed since the last check.
     """
     is_cancelled = _is_cancelled.get()
     if is_cancelled is not None and is_cancelled():
@@ -47,10 +47,10 @@ def raise_if_cancelled() -> None:
 
 @contextmanager
 def holding(lock: threading.RLock) -> Iterator[None]:
-    """Hold a lock during a block; a cancelled call stops waiting for it, and does not begin.
+    """Hold a lock during a block; a cancelled call stops waiting for it.
 
     Raises:
-        CallCancelledError: the call was cancelled.
+        CallCancelledError: the call was cancelled, and the block was not entered.
     """
     while not lock.acquire(timeout=_STEP_SECONDS):
         raise_if_cancelled()

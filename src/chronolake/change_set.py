@@ -1,40 +1,45 @@
-"""The change set: what a batch asks of a table, as one Spark DataFrame.
+"""The change set: the changes that a batch requests for a table, as one Spark DataFrame.
 
-A change set has one row per row of the batch's files. Three columns come first:
+A change set has one row for each row of the batch's files. Its first three columns are:
 
-* `OP` (int): what to do, an `Op`.
-* `SEQ` (bigint): the row's place in the request, file ordinal * 2**40 + row in the file, from 0.
-  Within one `Op`, a greater one came later. Files are numbered through the request's lists in the
-  order earliest, replace, update, delete.
-* `UNMODIFIED` (array<bigint>): null, or bit words. Bit `i % 64` of word `i // 64` says that the
-  `i`-th data column keeps its stored value; the cell itself is null.
+* `OP` (int): the operation, an `Op`.
+* `SEQ` (bigint): the row's position in the request, file ordinal * 2**40 + row in the file, from 0.
+  Within one `Op`, the row with the greater position is later. Files are numbered through the
+  request's lists in the order earliest, replace, update, delete.
+* `UNMODIFIED` (array<bigint>): null, or bit words. If bit `i % 64` of word `i // 64` is set, the
+  `i`-th data column keeps its stored value, and the cell is null.
 
-Then come the data columns, under their own names and in their stored Spark types.
+The data columns follow, with their own names and stored Spark types.
 
-What a source gives that is pulled are *record versions* instead: one row for each time that a state
-of a record was landed. Beside the data columns they have
+Pipelines produce *record versions* instead: one row for each landed state of a record. They have
+the
+data columns and these:
 
-* `MODIFIED` (bigint): when the record became so, in microseconds since 1970. Key and `MODIFIED`
-  identify a version.
-* `SEQUENCE` (string): of several rows of a version the greatest counts; a longer one is greater,
-  equal lengths compare by bytes.
+* `MODIFIED` (bigint): when the record changed to this state, in microseconds since 1970. The key
+and
+  `MODIFIED` identify a version.
+* `SEQUENCE` (string): of the rows of one version, the row with the greatest sequence wins. A longer
+  sequence is greater; sequences of equal length compare by bytes.
 * `DELETED_AT`, `PURGED_AT` (bigint): when the record was deleted or purged, in microseconds since
   1970, or null.
-* `PROVIDES_DATA` (boolean): whether the row says what the record was. One that does not is a
-  *mark*: it says that the record was purged (`PURGED_AT`), or deleted at the time `MODIFIED`
-  (`DELETED_AT` is the same), and its data columns besides the key are null.
-* `OMITTED` (array<string>): null, or the data columns of which the row says nothing, and which are
-  null in it: they are as they were in the version before. There is one, and it was not deleted or
-  purged before the row's own time: the first row of a record's life tells everything.
-* `LANDED_FILE` (string), `LANDED_ROW` (bigint): where the row stands. Between rows of one sequence
-  the later counts; file names are ordered like sequences.
+* `PROVIDES_DATA` (boolean): whether the row contains the record's data. A row without data is a
+  *tombstone*: the record was purged (`PURGED_AT`), or was deleted at `MODIFIED` (`DELETED_AT` has
+      the
+  same value), and all data columns except the key are null.
+* `OMITTED` (array<string>): null, or the data columns that the row does not provide, which are null
+  in it. They keep the values of the previous version. A previous version exists, and was not
+  deleted
+  or purged before the row's own time: the first row after an insert provides all columns.
+* `LANDED_FILE` (string), `LANDED_ROW` (bigint): the file and row number where the row is stored.
+  Of the rows with one sequence, the later one wins; file names are ordered like sequences.
 
-Versions that are landed in our own raw lake have no file yet. They may do without `PROVIDES_DATA`,
-where only purges are marks, and without `OMITTED`, and they may have
+Versions that are about to be landed in Chronolake's own raw lake have no file yet. They may lack
+`PROVIDES_DATA`, if only purges are tombstones, and `OMITTED`. They may have these columns:
 
-* `OPERATED` (string): what the source did, in its own words, for those who read the lake.
-* `FOLLOWS` (string): null, or the `SEQUENCE` of a mark. The row's record is that one under another
-  key, and `OMITTED` columns are as they were there. They are filled in before the row lands.
+* `OPERATED` (string): the source's name of the operation, for readers of the raw lake.
+* `FOLLOWS` (string): null, or the `SEQUENCE` of a tombstone. The row's record is the tombstone's
+  record under another key, and `OMITTED` columns keep their values from it. They are filled in
+  before the row is landed.
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ from chronolake.errors import SchemaError
 if TYPE_CHECKING:
     from chronolake.types import TableName
 
-#: Names of columns and schemas that begin so, in any case, are Chronolake's own.
+#: Prefix, in any case, of the columns and schemas that are reserved for Chronolake.
 RESERVED: Final = "__chronolake_"
 OP: Final = "__chronolake_op"
 SEQ: Final = "__chronolake_seq"
@@ -79,7 +84,7 @@ BITS_PER_WORD: Final = 64
 
 
 class Op(IntEnum):
-    """The kind of file that a change came in."""
+    """The kind of batch file that a change was read from."""
 
     EARLIEST = 0
     REPLACE = 1
@@ -88,7 +93,7 @@ class Op(IntEnum):
 
 
 def expect_unreserved(name: TableName) -> None:
-    """Raise if a table's schema is one of Chronolake's own, such as that of scratch tables.
+    """Raise if a table's schema is reserved for Chronolake, such as the one of scratch tables.
 
     Raises:
         SchemaError: it is.

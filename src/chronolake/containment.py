@@ -1,4 +1,4 @@
-"""The boundary of an open lake: what lies outside it is neither written nor deleted."""
+"""Containment: checks that a process writes and deletes only inside the opened lake."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from chronolake.iceberg import Catalog, IcebergTable
     from chronolake.types import TableName
 
-#: Table properties by which another engine may put a table's files somewhere else.
+#: Table properties with which another engine may store a table's files in other locations.
 _PATHS: Final = (
     "write.data.path",
     "write.metadata.path",
     "write.folder-storage.path",
     "write.object-storage.path",
 )
-#: Iceberg's metadata tables that list files, and the columns that name these.
+#: Iceberg's metadata tables that list files, and the column of each that contains the paths.
 _LISTINGS: Final = (
     ("all_files", "file_path"),
     ("all_manifests", "path"),
     ("snapshots", "manifest_list"),
     ("metadata_log_entries", "file"),
 )
-#: Limit of files in other folders that are returned.
+#: Maximum number of returned files that are stored in other folders.
 _REMEMBERED: Final = 100
-#: Number of tables that one statement looks through.
+#: Number of tables that one statement checks.
 _AT_ONCE: Final = 50
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a table's metadata says about places.
+    """The locations that a table's metadata contains.
 
     Attributes:
         location: the table's folder.
-        elsewhere: files that it lists outside of that.
+        elsewhere: files that the metadata lists outside of this folder.
     """
 
     location: str
@@ -56,26 +56,22 @@ class Listing:
 
 
 class Containment:
-    """Raises before a process writes to a lake or a table that is not in the opened place.
-
-    Args:
-        config: the opened lake.
-    """
+    """Checks before writes that the lake or table is inside the opened location."""
 
     def __init__(self, config: LakeConfig) -> None:
         self._config = config
         self._lock = Lock()
         self._is_claimed = False
         self._lake_id: str | None = None
-        # Folders that the executors share with the driver.
+        # Folders that executors share with the driver.
         self._shared: set[str] = set()
         self._listings: dict[str, Listing] = {}
-        # Tables whose properties and files were looked through by this process.
+        # Tables whose properties and files this process has checked.
         self._checked: set[str] = set()
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """The properties of a table that `expect_inside` has let pass."""
+        """Return the properties to set on a table that passed `expect_inside`."""
         lake_id = self.expect_writable()
         return {} if lake_id is None else {LAKE_PROPERTY: lake_id}
 
@@ -87,7 +83,7 @@ class Containment:
 
         Raises:
             LakeLocationError: the lake was copied or moved.
-            LakeError: the catalog's database does not answer.
+            LakeError: the catalog's database is not reachable.
         """
         with self._lock:
             if not self._is_claimed:
@@ -100,19 +96,21 @@ class Containment:
 
         Raises:
             LakeLocationError: it was.
-            LakeError: the catalog's database does not answer.
+            LakeError: the catalog's database is not reachable.
         """
         identity.expect_here(self._config)
 
     def expect_inside(self, table: IcebergTable) -> None:
-        """Raise if a table's metadata or data lie outside the opened lake.
+        """Raise if a table's metadata or data are located outside the opened lake.
 
-        The table's folder and its current metadata are looked at each time. Properties, and the
-        number of its metadata file, are looked at once in a process; data files once in a lake's
-        life, before the first write (`LAKE_PROPERTY`), and before each maintenance.
+        The table's folder and its current metadata are checked each time. Properties and the
+        version of
+        its metadata file are checked once in a process. Data files are checked once in a lake's
+        lifetime,
+        before the first write (`LAKE_PROPERTY`), and before each maintenance.
 
         Raises:
-            LakeLocationError: they do, or the lake was copied or moved.
+            LakeLocationError: they are, or the lake was copied or moved.
             LakeError: executors do not share the warehouse's folder.
         """
         lake_id = self.expect_writable()
@@ -129,23 +127,23 @@ class Containment:
             self._expect_inside(table, places)
 
     def expect_shared(self, spark: SparkSession, folder: str) -> None:
-        """Raise if an executor does not share a folder; asked once in a process (`presence`).
+        """Raise if an executor does not share a folder; checked once in a process (`presence`).
 
         Raises:
-            LakeError: one does not.
+            LakeError: an executor does not.
         """
         if folder not in self._shared:
             expect_shared(spark, folder)
             self._shared.add(folder)
 
     def expect_files_inside(self, table: IcebergTable) -> list[str]:
-        """Raise if a file that a table's metadata lists lies outside the opened lake.
+        """Raise if a file that a table's metadata lists is located outside the opened lake.
 
         Returns:
-            The first files that lie inside, but not in the table's own folder.
+            The first files that are inside the lake, but not in the table's own folder.
 
         Raises:
-            LakeLocationError: one does.
+            LakeLocationError: a file is outside.
         """
         found: list[str] = []
         for _, file in files_elsewhere([table]):
@@ -155,13 +153,13 @@ class Containment:
         return found
 
     def listings(self, catalog: Catalog, names: Iterable[TableName]) -> list[Listing]:
-        """Return what the current metadata of tables says about places.
+        """Return the locations in the current metadata of tables.
 
-        Metadata files never change, so that each is looked through once in a process.
+        Metadata files never change, so each is checked once in a process.
 
         Raises:
             LakeError: a table's metadata cannot be read.
-            PySparkException: the same, for the files that it lists.
+            PySparkException: the files that it lists cannot be read.
         """
         places = identity.places(self._config)
         now = {name: places.get(name) or _metadata_file(catalog, name) for name in names}
@@ -175,7 +173,7 @@ class Containment:
             for table in tables
         }
         self._listings |= read
-        # One that has changed since its place was read has another one now.
+        # A table that has changed since its path was read has another metadata file now.
         wanted = {*read, *(file for file in now.values() if file is not None)}
         return [self._listings[file] for file in wanted if file in self._listings]
 
@@ -202,16 +200,16 @@ def _metadata_file(catalog: Catalog, name: TableName) -> str | None:
 
 
 def expect_newest(table: IcebergTable, newest: int | None) -> None:
-    """Raise if a table's folder has metadata that is newer than what the catalog names.
+    """Raise if a table's folder has metadata that is newer than the catalog's.
 
     Args:
-        table: the table.
-        newest: the number of the newest metadata file in its folder, or None: not known.
+        table: the table as the catalog names it.
+        newest: version of the newest metadata file in its folder; None if unknown.
 
     Raises:
         LakeLocationError: the catalog is older than the table's files, or another one writes them.
     """
-    # A write that has not finished, or never did, is one ahead.
+    # An unfinished or failed write is one version ahead.
     if newest is None or not _is_behind(table, newest) or not _is_behind(table.refreshed(), newest):
         return
     raise LakeLocationError(
@@ -235,21 +233,21 @@ def files_elsewhere(tables: Sequence[IcebergTable]) -> Iterator[tuple[IcebergTab
     """Yield the files that tables' current metadata lists outside of each table's own folder.
 
     Args:
-        tables: tables of one catalog, as they were loaded.
+        tables: loaded tables of one catalog.
     """
     for begin in range(0, len(tables), _AT_ONCE):
         part = tables[begin : begin + _AT_ONCE]
         statement = " UNION ALL ".join(map(_listed_elsewhere, part, range(len(part))))
-        # No file but those of a table that another engine made, or that was moved, is found.
+        # Only tables that another engine created, or that were moved, have such files.
         for row in part[0].catalog.spark.sql(statement).toLocalIterator():
             table = part[row["number"]]
-            # Spelled in another way, it may lie in the folder all the same.
+            # A path in another spelling may still be inside the folder.
             if not is_inside(row["file"], table.location):
                 yield table, row["file"]
 
 
 def _listed_elsewhere(table: IcebergTable, number: int) -> str:
-    """Return SQL for the files that a table lists, and whose names do not begin as its folder's."""
+    """Return SQL for the files that a table lists and whose paths do not begin with its folder."""
     name = f"{CATALOG}.{table.name.sql}"
     inside = literal(f"{table.location.rstrip('/')}/")
     return " UNION ALL ".join(

@@ -1,4 +1,4 @@
-"""Where the operational store is: the catalog's database, to be written or only read."""
+"""The database of the operational store: engines on the catalog's database, to write or to read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _UNGIVEN: Final = "no password supplied"
 
 
 def refusal(failure: BaseException) -> str | None:
-    """Return why a server refuses a connection, such as a wrong password, in its own words.
+    """Return why a server refuses a connection, such as a wrong password, in the server's words.
 
     Returns:
-        None if no server has answered.
+        None if the failure is not a response of the server.
     """
-    # What a server says has its severity, in the server's language, and two spaces before it.
+    # The server's message follows its severity, in the server's language, and two spaces.
     answered = _ANSWER.search(str(failure))
     if answered is not None:
         return answered[1]
@@ -40,11 +40,11 @@ def refusal(failure: BaseException) -> str | None:
 
 
 def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
-    """Return the error for what a database raised; it has no part of an address.
+    """Return the error for a database failure; it does not contain any part of an address.
 
     Args:
-        failure: what was raised.
-        what: what the database holds, such as "The lake's catalog".
+        failure: the driver's error.
+        what: what the database stores, such as "The lake's catalog".
     """
     if stored := storage_error(failure):
         return stored
@@ -53,7 +53,7 @@ def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
             f"The catalog's database refuses the connection: {refused}",
             hint="Check user, password and database in `lake.catalog.uri`.",
         )
-    # The driver's message may quote the address, and with it a password.
+    # The driver's message may quote the address with its password.
     return LakeError(
         f"{what} does not answer: {type(failure).__name__}.",
         hint="Check the catalog's database, and that it can be written.",
@@ -61,14 +61,14 @@ def unanswered(failure: SQLAlchemyError, what: str) -> LakeError:
 
 
 def writing(config: LakeConfig) -> sql.Engine:
-    """The database of a lake's store; a SQLite file's folder is made.
+    """Return an engine that writes to the store's database; create a SQLite file's folder.
 
     Raises:
         LakeError: the catalog is a REST service.
         StorageError: the folder cannot be created.
     """
     if config.catalog.kind is CatalogKind.REST:
-        # Leases have to be where every process of the lake sees them.
+        # Leases must be visible to every process of the lake.
         raise LakeError(
             "Pipelines need a catalog in SQLite or PostgreSQL: a REST catalog has no place for "
             "their runs and leases.",
@@ -86,7 +86,7 @@ def writing(config: LakeConfig) -> sql.Engine:
 
     @sql.event.listens_for(engine, "begin")
     def _begin(connection: sql.Connection) -> None:
-        # What is read in a transaction decides what it writes: no other writer may come between.
+        # A transaction's writes depend on its reads, so no other writer may run in between.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     _leave_transactions_to_us(engine)
@@ -94,7 +94,7 @@ def writing(config: LakeConfig) -> sql.Engine:
 
     @sql.event.listens_for(engine, "connect")
     def _sync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # Some builds of SQLite leave out the sync of a commit by default.
+        # Some builds of SQLite do not sync on commit by default.
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA synchronous = {level}")
         cursor.close()
@@ -103,10 +103,10 @@ def writing(config: LakeConfig) -> sql.Engine:
 
 
 def reading(config: LakeConfig) -> sql.Engine | None:
-    """The same database for those who only look: nothing is made or written, and nobody waits.
+    """Return an engine that only reads the store: it creates nothing and never blocks a writer.
 
     Returns:
-        None: there is none, because nothing was ever written, or the catalog is a REST service.
+        None if the catalog is a REST service, or if nothing was ever written.
     """
     if config.catalog.kind is CatalogKind.REST:
         return None
@@ -130,7 +130,7 @@ def reading(config: LakeConfig) -> sql.Engine | None:
 
     @sql.event.listens_for(engine, "begin")
     def _begin(connection: sql.Connection) -> None:
-        # All that is read in a transaction is of one moment.
+        # All reads of a transaction use one snapshot.
         connection.exec_driver_sql("BEGIN")
 
     _leave_transactions_to_us(engine)
@@ -144,5 +144,5 @@ def _postgresql(uri: str) -> sql.URL:
 def _leave_transactions_to_us(engine: sql.Engine) -> None:
     @sql.event.listens_for(engine, "connect")
     def _connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # Otherwise the driver begins transactions by itself, and later.
+        # Without this, the driver begins transactions itself, and later.
         connection.isolation_level = None

@@ -1,4 +1,4 @@
-"""What a table is: its declared columns, key and mode, kept beside the Iceberg schema."""
+"""Descriptions of tables: declared columns, key and mode, stored beside the Iceberg schema."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A table as its sender knows it.
+    """The declared schema of a table.
 
     Attributes:
         name: schema and table.
-        columns: in table order, with their declared types.
-        history_since: since when a history table has history, in microseconds since 1970; None if
-            it was a history table from the beginning, or is none.
+        columns: the columns in table order, with their declared types.
+        history_since: microseconds since 1970 from which a history table has history; None if it
+            was
+            a history table from the beginning, or is not a history table.
         epsilon: microseconds between a version's end and the start of the next.
     """
 
@@ -60,31 +61,31 @@ class TableDescription:
 
     @cached_property
     def mode(self) -> Mode:
-        """Live, soft-delete or history, by the system columns."""
+        """Return the mode (live, soft-delete or history), which follows from the system columns."""
         return mode_of(column.name for column in self.columns)
 
     @cached_property
     def primary_key(self) -> tuple[str, ...]:
-        """The names of all key columns; a history table's include `_fivetran_start`."""
+        """Return the names of all key columns; a history table's include `_fivetran_start`."""
         return tuple(column.name for column in self.columns if column.primary_key)
 
     @cached_property
     def record_key(self) -> tuple[str, ...]:
-        """The key columns that identify a record: the primary key without `_fivetran_start`."""
+        """Return the columns that identify a record: the key without `_fivetran_start`."""
         if self.mode is Mode.HISTORY:
             return tuple(name for name in self.primary_key if name != START)
         return self.primary_key
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
-        """The columns by their names."""
+        """Return the columns by name."""
         return {column.name: column for column in self.columns}
 
 
 def describe_loaded(table: IcebergTable) -> TableDescription:
-    """The description of a loaded table.
+    """Return the description of a loaded table.
 
-    A column that another engine added has no declared type; one is inferred from its Iceberg type.
+    The type of a column that another engine added is inferred from its Iceberg type.
     """
     declared = _declared(table.property_of(COLUMNS_PROPERTY) or "[]")
     columns = [

@@ -1,4 +1,4 @@
-"""Lengths of time that people write: `30s`, `5m`, `12h`, `10d`, or ISO 8601 such as `P1M`."""
+"""Durations in configuration and flags: `30s`, `5m`, `12h`, `10d`, or ISO 8601 such as `P1M`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from isodate import Duration, parse_duration
 
 _SHORT: Final = re.compile(r"(\d+)([smhd])", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-#: A day from which a length of months is measured, to see whether it has any.
+#: Date to which a duration is added to check that it is positive.
 _EXAMPLE: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - the offset makes no difference
 
 
 def iso_duration(text: str) -> timedelta | Duration:
-    """Return what an ISO 8601 duration spells, which may be zero.
+    """Parse an ISO 8601 duration, which may be zero.
 
     Returns:
-        A `timedelta`, or with years or months an `isodate.Duration`.
+        A `timedelta`, or an `isodate.Duration` if it has years or months.
 
     Raises:
-        ValueError: the text is not a duration, or longer than any time.
-        TypeError: it is not a text.
+        ValueError: the text is not a duration, or the duration is too long.
+        TypeError: the argument is not a string.
     """
     try:
         return cast("timedelta | Duration", parse_duration(text))
@@ -31,17 +31,18 @@ def iso_duration(text: str) -> timedelta | Duration:
 
 
 def length_of(text: str) -> timedelta | Duration:
-    """Return a length of time.
+    """Parse a positive duration.
 
     Args:
         text: a number of seconds, minutes, hours or days such as `5m`, or an ISO 8601 duration.
 
     Returns:
-        A `timedelta`, or with years or months an `isodate.Duration`, whose length depends on the
-        day that it is added to. It is greater than zero.
+        A `timedelta`, or an `isodate.Duration` if it has years or months: the length of those
+            depends
+        on the day that it is added to.
 
     Raises:
-        ValueError: the text is anything else, or the length is zero, negative or too great.
+        ValueError: the text is not a duration, or the duration is zero, negative or too long.
     """
     try:
         if short := _SHORT.fullmatch(text):
@@ -57,14 +58,14 @@ def length_of(text: str) -> timedelta | Duration:
 
 
 def seconds_of(text: str) -> float:
-    """Return a length of time in seconds; months and years are as long as the next ones.
+    """Return a duration in seconds; months and years are counted from today.
 
     Raises:
-        ValueError: as for `length_of`.
+        ValueError: the text is not a duration, as for `length_of`.
     """
     length = length_of(text)
     if isinstance(length, Duration):
-        length = length.totimedelta(start=datetime.now())  # noqa: DTZ005 - any day will do
+        length = length.totimedelta(start=datetime.now())  # noqa: DTZ005 - any day is good enough
     return length.total_seconds()
 
 

@@ -1,7 +1,7 @@
-"""The environment variables that are no settings of a lake, by those who read them.
+"""Environment variables that are not settings of a lake.
 
-Settings have theirs from `chronolake.config`. Every other name that begins with `CHRONOLAKE_` is
-refused there, so a variable that is not in this list does not work.
+`chronolake.config` reads the variables of settings. It rejects every other name with the prefix
+`CHRONOLAKE_`, so a variable must be in this list to work.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Final
 
 PREFIX: Final = "CHRONOLAKE_"
 
-#: Stand for `--lake` and `--project`.
+#: Defaults of `--lake` and `--project`.
 LAKE: Final = "CHRONOLAKE_LAKE"
 PROJECT: Final = "CHRONOLAKE_PROJECT"
-#: Where Spark's jars are kept, and the Ivy settings by which they are fetched.
+#: Folder of Spark's jars, and the Ivy settings for downloading them.
 JARS: Final = "CHRONOLAKE_JARS"
 IVY_SETTINGS: Final = "CHRONOLAKE_IVY_SETTINGS"
-#: The page's token, where it is to stay the same.
+#: Fixed token of the web UI.
 UI_TOKEN: Final = "CHRONOLAKE_UI_TOKEN"  # noqa: S105 - a name
-#: Where a test stops the process.
+#: Failpoint where a test stops the process, and the file that a pause waits for.
 FAILPOINT: Final = "CHRONOLAKE_FAILPOINT"
 FAILPOINT_FILE: Final = "CHRONOLAKE_FAILPOINT_FILE"
-#: Read by tests and benchmarks alone, which start processes that inherit them.
+#: Read only by tests and benchmarks; the processes that they start inherit them.
 SEED: Final = "CHRONOLAKE_SEED"
 COMPAT_PYTHON: Final = "CHRONOLAKE_COMPAT_PYTHON"
 

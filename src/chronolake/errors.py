@@ -1,44 +1,44 @@
-"""Every error that Chronolake raises on purpose, in one tree.
+"""The tree of all errors that Chronolake raises on purpose.
 
 ```
 ChronolakeError
 ├── ConfigurationError        chronolake.yml, a flag or an environment variable is wrong
 ├── ScenarioError             a scenario for `test-destination` is invalid
-├── MissingRequirementError   Java, a jar or an optional package is not there
+├── MissingRequirementError   Java, a jar or an optional package is missing
 ├── LakeError                 the lake's catalog or folder cannot be used
 │   ├── StorageError          a disk is full, or a folder cannot be written
-│   └── LakeLocationError     the lake, or a table, is not where it belongs: copied or moved
+│   └── LakeLocationError     the lake or a table was copied or moved
 ├── TableNotFoundError
 ├── TableExistsError
-├── QueryError                a question in SQL that reads nothing, or cannot be answered
-├── SchemaError               the wanted columns make no table
+├── QueryError                a SQL statement is not read-only, or fails
+├── SchemaError               the requested columns are not a valid table schema
 │   ├── UnknownColumnError
 │   ├── UnsupportedTypeError
 │   ├── TypeChangeError       stored values do not fit the new type
 │   └── DuplicateKeyError     a new primary key would not be unique
-├── SourceError               a source cannot be read, or gives what cannot be kept
-│   └── BadFileError          files of a data lake cannot be read, or hold what cannot be kept
+├── SourceError               a source cannot be read, or its data cannot be stored
+│   └── BadFileError          files of a data lake cannot be read, or contain unsupported rows
 ├── PipelineBusyError         another process runs the pipeline (retryable)
-├── LeaseLostError            another process took the pipeline over
-├── CallCancelledError        the caller of the destination has gone (retryable)
-├── StoppingError             the server is stopping and gave a call up (retryable)
-├── BatchError                a request that no table state could satisfy
+├── LeaseLostError            another process took over the pipeline
+├── CallCancelledError        the caller of the destination has disconnected (retryable)
+├── StoppingError             the server is stopping and aborted a call (retryable)
+├── BatchError                a request that is invalid for every state of the table
 │   ├── IncompleteRowsError   landed rows lack their key, time or sequence
 │   └── BatchFileError        a batch file cannot be read; nothing was written
 │       ├── FileAccessError   missing or unreadable
-│       │   └── RefusedPathError  outside the files root, or no regular file
-│       ├── DecryptionError   no key, wrong key, or a truncated file
+│       │   └── RefusedPathError  outside the files root, or not a regular file
+│       ├── DecryptionError   missing key, wrong key, or a truncated file
 │       ├── DecompressionError
-│       ├── MalformedFileError  not the CSV or Parquet that was promised
-│       ├── OversizeError       more in one piece than memory is kept for
-│       └── ValueRefusedError   one value does not fit its column
+│       ├── MalformedFileError  not in the announced format (CSV or Parquet)
+│       ├── OversizeError       a row or file is larger than the memory limit
+│       └── ValueRefusedError   a value does not fit its column
 └── CommitError
-    ├── CommitConflictError   another writer was first (retryable)
-    └── CommitUnknownError    the catalog's answer was lost, the outcome is unknown (retryable)
+    ├── CommitConflictError   another writer committed first (retryable)
+    └── CommitUnknownError    the catalog's response was lost, the outcome is unknown (retryable)
 ```
 
-An error says what was wrong (`message`), where (`table`, `batch`, `file`, `row`, `column`) and what
-to do (`hint`). Messages never hold keys, credentials or cell values.
+An error contains what was wrong (`message`), where (`table`, `batch`, `file`, `row`, `column`) and
+what to do (`hint`). Messages never contain keys, credentials or cell values.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 
 
 class ChronolakeError(Exception):
-    """The root of the tree.
+    """The root of the error tree.
 
     Attributes:
         message: what was wrong, one sentence.
         hint: what to do about it, or None.
-        table: `schema.table` the error is about, or None.
+        table: the affected table as `schema.table`, or None.
         batch: identity of the batch, or None.
-        file: path of the batch file as the request spelled it, or None.
+        file: path of the batch file as it was spelled in the request, or None.
         row: 1-based number of the data row in the file (the header is row 0), or None.
         column: name of the column, or None.
-        retryable: whether the same call may succeed later without anybody changing anything.
+        retryable: whether the same call may succeed later without any change by the caller.
     """
 
     retryable: ClassVar[bool] = False
@@ -87,7 +87,7 @@ class ChronolakeError(Exception):
 
     @property
     def place(self) -> dict[str, str | int]:
-        """Where it happened: the known ones of table, batch, file, row and column."""
+        """Return the known ones of table, batch, file, row and column."""
         named = {
             "table": self.table,
             "batch": self.batch,
@@ -99,7 +99,7 @@ class ChronolakeError(Exception):
 
     @property
     def statement(self) -> str:
-        """What was wrong and where, without what to do."""
+        """Return the message and the place, without the hint."""
         where = ", ".join(f"{name} {value!r}" for name, value in self.place.items())
         return f"{self.message} ({where})" if where else self.message
 
@@ -123,7 +123,7 @@ class ScenarioError(ChronolakeError):
 
 
 class MissingRequirementError(ChronolakeError):
-    """Java, a jar or an optional package is not there."""
+    """Java, a jar or an optional package is missing."""
 
 
 class LakeError(ChronolakeError):
@@ -135,7 +135,7 @@ class StorageError(LakeError):
 
 
 class LakeLocationError(LakeError):
-    """The lake or a table is not where it belongs: it was copied or moved; nothing was changed."""
+    """The lake or a table was copied or moved; nothing was changed."""
 
 
 class TableNotFoundError(ChronolakeError):
@@ -143,23 +143,23 @@ class TableNotFoundError(ChronolakeError):
 
 
 class TableExistsError(ChronolakeError):
-    """The table exists already."""
+    """The table already exists."""
 
 
 class QueryError(ChronolakeError):
-    """A question in SQL would not only read, or cannot be answered."""
+    """A SQL statement is not read-only, or fails."""
 
 
 class SchemaError(ChronolakeError):
-    """The wanted columns make no table."""
+    """The requested columns are not a valid table schema."""
 
 
 class UnknownColumnError(SchemaError):
-    """A column is named that the table does not have."""
+    """A column does not exist in the table."""
 
 
 class UnsupportedTypeError(SchemaError):
-    """A column's type cannot be kept."""
+    """A column's type is not supported."""
 
 
 class TypeChangeError(SchemaError):
@@ -171,21 +171,21 @@ class DuplicateKeyError(SchemaError):
 
 
 class SourceError(ChronolakeError):
-    """A source cannot be read, or gives what cannot be kept; the table is unchanged."""
+    """A source cannot be read, or its data cannot be stored; the table is unchanged."""
 
 
 class BadFileError(SourceError):
-    """Files of a data lake cannot be read, or hold rows that cannot be kept.
+    """Files of a data lake cannot be read, or contain rows that cannot be stored.
 
     Attributes:
-        files: each of them: `mark`, `reason` and `column`.
+        files: one mapping for each file, with `mark`, `reason` and `column`.
     """
 
     files: Sequence[Mapping[str, Any]] = ()
 
 
 class ReplicationProtocolError(SourceError):
-    """A server's stream of changes is not understood."""
+    """A server's change stream violates the replication protocol."""
 
 
 class PipelineBusyError(ChronolakeError):
@@ -195,30 +195,30 @@ class PipelineBusyError(ChronolakeError):
 
 
 class LeaseLostError(ChronolakeError):
-    """Another process took the pipeline over; what this one had not published is not there."""
+    """Another process took over the pipeline; unpublished changes were discarded."""
 
 
 class CallCancelledError(ChronolakeError):
-    """The caller cancelled the call, or its deadline has passed; the table is as it was."""
+    """The caller cancelled the call, or its deadline has passed; the table is unchanged."""
 
     retryable = True
 
 
 class StoppingError(ChronolakeError):
-    """The server is stopping and gave a call up; the table is as it was."""
+    """The server is stopping and aborted a call; the table is unchanged."""
 
     retryable = True
 
 
 class BatchError(ChronolakeError):
-    """A request that no table state could satisfy; the table is unchanged."""
+    """A request is invalid for every state of the table; the table is unchanged."""
 
 
 class IncompleteRowsError(BatchError):
     """Rows of files lack their key, their time or their sequence.
 
     Attributes:
-        files: the names of the first thousand of these files.
+        files: the names of up to 1,000 of these files.
     """
 
     files: Sequence[str] = ()
@@ -233,27 +233,27 @@ class FileAccessError(BatchFileError):
 
 
 class RefusedPathError(FileAccessError):
-    """The file lies outside the files root, or is no regular file."""
+    """The file is outside the files root, or is not a regular file."""
 
 
 class DecryptionError(BatchFileError):
-    """No key, a wrong key, or a truncated file."""
+    """The key is missing or wrong, or the file is truncated."""
 
 
 class DecompressionError(BatchFileError):
-    """The file is not a whole stream of the announced compression."""
+    """The file is not a complete stream of the announced compression."""
 
 
 class MalformedFileError(BatchFileError):
-    """The content is not the CSV or Parquet that was promised."""
+    """The content is not valid for the announced format (CSV or Parquet)."""
 
 
 class OversizeError(BatchFileError):
-    """A row, or a file that has to be held as a whole, is larger than memory is kept for."""
+    """A row, or a file that must be read as a whole, is larger than the memory limit."""
 
 
 class ValueRefusedError(BatchFileError):
-    """One value does not fit its column."""
+    """A value does not fit its column."""
 
 
 class CommitError(ChronolakeError):
@@ -263,16 +263,16 @@ class CommitError(ChronolakeError):
 
 
 class CommitConflictError(CommitError):
-    """Another writer was first, more often than the write was willing to start again."""
+    """Another writer committed first, and the write's retries are used up."""
 
 
 class CommitUnknownError(CommitError):
-    """The catalog's answer was lost, and the table does not tell what became of the change."""
+    """The catalog's response was lost, and the table does not show the outcome of the change."""
 
 
 class HistoryWarning(UserWarning):
-    """A question about a time from before a table kept history: the answer may lack records."""
+    """A query reads a time before a table kept history: its result may lack records."""
 
 
 class LakeLocationWarning(UserWarning):
-    """A table that is read lies outside the opened lake: the lake was copied or moved."""
+    """A table that is read is outside the opened lake: the lake was copied or moved."""

@@ -1,9 +1,10 @@
-"""Named points in the write path where a test can stop the process.
+"""Failpoints: named points in the write path where a test can stop the process.
 
 `reach("staged.after-delete")` does nothing unless the environment variable `CHRONOLAKE_FAILPOINT`
 names it: `staged.after-delete=kill` ends the process with SIGKILL there, `=raise` raises, `=pause`
-waits for as long as the file named by `CHRONOLAKE_FAILPOINT_FILE` exists. A number after the action
-(`=kill:3`) acts at the third time the point is reached.
+waits as long as the file named by `CHRONOLAKE_FAILPOINT_FILE` exists. With a number after the
+action
+(`=kill:3`), it applies only the third time that the point is reached.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 from chronolake import env
 from chronolake.errors import ChronolakeError
 
-#: Every name that `reach` is called with; a crash test goes through all of them.
+#: Every name that `reach` is called with; a crash test covers all of them.
 FAILPOINTS: Final = (
     "create.committed",
     "write.planned",
@@ -54,11 +55,11 @@ class FailpointError(ChronolakeError):
 
 
 def reach(name: str) -> None:
-    """Say that the code has come to the failpoint `name`.
+    """Run the configured action if the failpoint `name` is active.
 
     Raises:
         FailpointError: the failpoint is set to `raise`.
-        ValueError: `name` is not in `FAILPOINTS`.
+        ValueError: `name` is not in `FAILPOINTS`, or the configured action is unknown.
     """
     if name not in FAILPOINTS:
         raise ValueError(f"{name} is not a failpoint")

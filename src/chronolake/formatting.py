@@ -1,10 +1,9 @@
-"""Cell values as text: for people, for JSON and for one line of a terminal.
+"""Formatting of cell values as text: for people, for JSON and for one line of a terminal.
 
-Cells as text: values of tables for people and JSON, and a key's text as a typed value.
+The other direction is here, too: `typed` parses a key's text into a stored value.
 
-Times stay integers until they are text: Python's own datetime overflows near both ends of time.
-
-Values on one line of a terminal, which none of them can break or steer.
+Times stay integers until they are formatted, because Python's datetime overflows near both ends of
+the supported range. Values for the terminal can neither break its layout nor control it.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 
-#: What a cell is in JSON: decimals, times, dates and binary values are strings.
+#: A cell in JSON; decimals, times, dates and binary values are strings.
 Cell: TypeAlias = str | int | float | bool | None
 
 _WITHOUT_JSON = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-#: A value of each kind but texts, as it is written.
+#: Example of a value of each kind except strings.
 EXAMPLES = {
     Kind.BOOLEAN: "true",
     Kind.SHORT: "42",
@@ -48,28 +47,28 @@ EXAMPLES = {
 
 
 def instant(micros: int, *, zone: str = "Z") -> str:
-    """Microseconds since 1970-01-01T00:00:00 UTC as ISO 8601, without trailing zeros.
+    """Format microseconds since 1970-01-01T00:00:00 UTC as ISO 8601, without trailing zeros.
 
     Args:
-        micros: any point of time from the year 1 to 9999 and beyond.
-        zone: what follows the digits; the empty string for a time of no zone.
+        micros: any time from the year 1 to 9999 and beyond.
+        zone: suffix after the digits; the empty string for a time without a time zone.
     """
     text = str(np.datetime64(micros, "us"))
     whole, _, fraction = text.partition(".")
     fraction = fraction.rstrip("0")
     if fraction:
-        # Milliseconds are written in full, as in the batch files.
+        # Milliseconds are written with three digits, as in the batch files.
         return f"{whole}.{fraction.ljust(3, '0')}{zone}"
     return whole + zone
 
 
 def date(days: int) -> str:
-    """Days since 1970-01-01 as ISO 8601."""
+    """Format days since 1970-01-01 as ISO 8601."""
     return str(np.datetime64(days, "D"))
 
 
 def cells(values: pa.ChunkedArray | pa.Array) -> list[Cell]:
-    """A column of any stored type, ready for JSON and for people."""
+    """Convert a column of any stored type to cells."""
     kind = values.type
     if pa.types.is_timestamp(kind):
         zone = "Z" if kind.tz else ""
@@ -86,12 +85,12 @@ def cells(values: pa.ChunkedArray | pa.Array) -> list[Cell]:
 
 
 def single(value: float) -> Cell:
-    """A float of four bytes by its shortest text: 0.1, not 0.10000000149011612."""
+    """Convert a four-byte float by its shortest text: 0.1, not 0.10000000149011612."""
     return plain(float(str(np.float32(value))))
 
 
 def plain(value: object) -> Cell:
-    """A value that is neither a date nor a time, as a cell; bytes become base64."""
+    """Convert a value that is neither a date nor a time to a cell; bytes become base64."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, bytes | bytearray):
@@ -102,10 +101,10 @@ def plain(value: object) -> Cell:
 
 
 def typed(column: Column, text: str, *, table: str) -> str | int | float | bool | bytes | Decimal:
-    """The stored value that a text stands for: times as microseconds, dates as days.
+    """Parse a text into the stored value: times in microseconds, dates in days since 1970.
 
     Raises:
-        ValueRefusedError: the text is no value of the column's type.
+        ValueRefusedError: the text is not a valid value of the column's type.
     """
     kind = column.type.kind
     try:
@@ -126,13 +125,13 @@ def typed(column: Column, text: str, *, table: str) -> str | int | float | bool 
     return result
 
 
-#: Characters of a value that are shown.
+#: Number of characters of a value that are shown.
 LONGEST: Final = 120
 _LONGEST_NAME: Final = 1_000
 
 
 def cell(value: Cell) -> Text:
-    """A cell on one line, as `label`; texts that would look like no value stand in quotes."""
+    """Format a cell on one line, as `label`; strings that look like null or nothing are quoted."""
     if value is None:
         return Text("null", style="dim italic")
     if isinstance(value, bool):
@@ -143,13 +142,13 @@ def cell(value: Cell) -> Text:
 
 
 def name_of(table: TableName) -> str:
-    """A table's name as commands take it, on one line; whole, because it is copied from here."""
+    """Format a table's name in full, as commands accept it, on one line."""
     return label(str(table), longest=_LONGEST_NAME).plain
 
 
 def label(text: str, *, longest: int = LONGEST) -> Text:
-    """A text on one line: unprintable characters spelled out, long texts cut short."""
-    # Spelled out, a value can neither break the layout nor steer the terminal.
+    """Format a text on one line: escape unprintable characters and truncate long texts."""
+    # Escaped, a value can neither break the layout nor control the terminal.
     shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text[:longest]

@@ -1,4 +1,4 @@
-"""Words for people: the known name that an unknown one is nearest to, things counted, and bytes."""
+"""Text for people: suggestions for unknown names, counts of things, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _STEP: Final = 1024
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint for a name that nobody knows.
+    """Return a hint for an unknown name.
 
     Args:
-        name: the name.
-        known: the names that are known.
-        otherwise: what is said where none of them is near.
+        name: the unknown name.
+        known: the valid names.
+        otherwise: the hint if no valid name is similar.
     """
     near = _nearest(name, known)
     return otherwise if near is None else f"Did you mean {near!r}?"
 
 
 def table_to_find(name: str, known: Iterable[str]) -> str:
-    """A hint for a table that is not there.
+    """Return a hint for a table that does not exist.
 
     Args:
         name: the table's name as it is printed.
         known: the names of the lake's tables.
     """
     near = _nearest(name, known)
-    # Without quotes around it, as commands take it.
+    # Without quotes, as commands accept it.
     reported = "" if near is None else f"Did you mean {near}? "
     return f"{reported}`chronolake tables` lists the tables; names are case-sensitive."
 
@@ -45,12 +45,12 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def counted(number: int, thing: str) -> str:
-    """So many of a thing: "1 stream", "2 streams", "1,000 records"."""
+    """Format a count: "1 stream", "2 streams", "1,000 records"."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def size(count: int) -> str:
-    """Bytes in words: 1.5 MiB."""
+    """Format a number of bytes: 1.5 MiB."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < _STEP:

@@ -1,11 +1,13 @@
-"""A lake's identity and its recorded location, kept in the database of its catalog.
+"""The lake's identity and its recorded location, stored in the catalog's database.
 
-Iceberg metadata holds absolute paths. A copied lake therefore points to the files of its original,
-and whoever writes to the copy, or maintains it, changes or deletes the original's files. So the
-first write records where the lake is, and every process compares that with what it has opened
-before it writes. A lake from before there was a record gets one if all of its tables lie inside it.
+Iceberg metadata contains absolute paths. A copied lake therefore points to the files of its
+original:
+writing to the copy, or maintaining it, changes or deletes the original's files. So the first write
+records the lake's location, and every process compares it with the opened location before it
+writes.
+A lake that is older than this record gets one if all of its tables are inside it.
 
-A REST catalog has no place for a record; there, only each table's own location is checked.
+A REST catalog cannot store the record; there, only each table's own location is checked.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
 
 _metadata: Final = sql.MetaData()
-#: One row: whose the catalog is. Later versions may add columns that can be null.
+#: One row: the owner of the catalog. Later versions may add nullable columns.
 _LAKE: Final = sql.Table(
     "chronolake_lake",
     _metadata,
@@ -48,7 +50,7 @@ _TABLES: Final = sql.table(
     sql.column("metadata_location"),
 )
 _CATALOG: Final = "chronolake"
-#: Any number that nobody else is likely to lock.
+#: Key of the advisory lock: any number that no other program is likely to lock.
 _CLAIMING: Final = 0x6368726C616B
 _METADATA_FILE: Final = re.compile(r"(\d+)-[0-9a-f-]+(?:\.gz)?\.metadata\.json(?:\.gz)?")
 _NAMED: Final = 3
@@ -56,10 +58,11 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose a catalog is.
+    """The owner of a catalog.
 
     Attributes:
-        lake_id: a random identity; tables that were made in the lake, or checked, carry it.
+        lake_id: a random identity; it is a property of tables that were created or checked in the
+            lake.
         folder: the lake's folder, or None: the catalog is a server's, and machines share it.
         warehouse: the root of the tables' storage.
     """
@@ -76,17 +79,18 @@ def opened(config: LakeConfig, lake_id: str = "") -> Identity:
 
 
 def claim(config: LakeConfig) -> str | None:
-    """Return the lake's identity, if it may be written to where it was opened.
+    """Return the lake's identity if the lake may be written to at the opened location.
 
-    The first time, the identity and the location are recorded.
+    The first call records the identity and the location.
 
     Returns:
         The identity; None with a REST catalog.
 
     Raises:
-        LakeLocationError: the lake was copied or moved, the folder does not hold its tables, or its
+        LakeLocationError: the lake was copied or moved, the folder does not contain its tables, or
+            its
             catalog is not the one that its tables were written with.
-        LakeError: the catalog's database does not answer, or cannot be written.
+        LakeError: the catalog's database is not reachable or not writable.
     """
     if config.catalog.kind is CatalogKind.REST:
         return None
@@ -100,8 +104,8 @@ def expect_here(config: LakeConfig) -> None:
     """Raise as `claim` does, without recording anything.
 
     Raises:
-        LakeLocationError: the lake was copied or moved, or the folder does not hold its tables.
-        LakeError: the catalog's database does not answer.
+        LakeLocationError: the lake was copied or moved, or the folder does not contain its tables.
+        LakeError: the catalog's database is not reachable.
     """
     if config.catalog.kind is CatalogKind.REST:
         return
@@ -119,7 +123,7 @@ def expect_here(config: LakeConfig) -> None:
 
 
 def _recorded(config: LakeConfig) -> str | None:
-    """Return the recorded identity, or None if there is no record, or one of another place."""
+    """Return the recorded identity, or None if there is no record for the opened location."""
     engine = database.reading(config)
     if engine is None:
         return None
@@ -132,7 +136,7 @@ def _recorded(config: LakeConfig) -> str | None:
 
 
 def _record(config: LakeConfig) -> str:
-    """Record the lake's location, or raise."""
+    """Record the lake's location, or raise if it belongs to another one."""
     with database.writing(config).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_CLAIMING)))
@@ -152,10 +156,10 @@ def _record(config: LakeConfig) -> str:
 
 
 def places(config: LakeConfig) -> dict[TableName, str]:
-    """Return where the metadata of every table is, scratch tables included; none for REST catalogs.
+    """Return the metadata file of every table, including scratch tables; empty for REST catalogs.
 
     Raises:
-        LakeError: the catalog's database does not answer.
+        LakeError: the catalog's database is not reachable.
     """
     try:
         engine = database.reading(config)
@@ -170,15 +174,15 @@ def places(config: LakeConfig) -> dict[TableName, str]:
 def raise_if_elsewhere(
     config: LakeConfig, recorded: Identity | None, tables: Mapping[TableName, str]
 ) -> None:
-    """Raise if a catalog is not that of the opened lake.
+    """Raise if a catalog belongs to another lake than the opened one.
 
     Args:
         config: the opened lake.
-        recorded: what the catalog has recorded of another place, or None: nothing.
-        tables: where the metadata of the catalog's tables is.
+        recorded: the catalog's record if it is for another location; None if there is no record.
+        tables: the metadata files of the catalog's tables.
 
     Raises:
-        LakeLocationError: writing would change another lake's files, or lose what was written.
+        LakeLocationError: writing would change another lake's files, or lose written data.
     """
     if not tables:
         raise_if_unlisted(config)
@@ -206,10 +210,10 @@ def raise_if_elsewhere(
 
 
 def raise_if_unlisted(config: LakeConfig) -> None:
-    """Raise if a catalog without tables has a folder full of them.
+    """Raise if a catalog has no tables, but its warehouse contains files of tables.
 
     Raises:
-        LakeLocationError: it has.
+        LakeLocationError: it does.
     """
     if config.catalog.kind is CatalogKind.REST or not (found := unlisted(config)):
         return
@@ -231,7 +235,7 @@ def raise_if_unlisted(config: LakeConfig) -> None:
 def unlisted(config: LakeConfig) -> list[Path]:
     """Return the folders below a local warehouse in which a table was written.
 
-    A folder in which a table was only created does not count: a crash leaves such.
+    Folders in which a table was only created do not count, because crashes leave them behind.
     """
     warehouse = local_path(config.warehouse_location)
     folder = None if warehouse is None else warehouse / "tables"
@@ -241,7 +245,7 @@ def unlisted(config: LakeConfig) -> list[Path]:
 
 
 def newest_version(location: str) -> int | None:
-    """Return the number of the newest metadata file of a table, or None: none, or not local.
+    """Return the version of a table's newest metadata file; None if it is missing or not local.
 
     Args:
         location: the table's folder.
@@ -257,7 +261,7 @@ def newest_version(location: str) -> int | None:
 
 
 def version_of(metadata_file: str) -> int | None:
-    """Return the number in a metadata file's name or location; None for other files."""
+    """Return the version in a metadata file's name or location; None for other files."""
     found = _METADATA_FILE.fullmatch(metadata_file.rpartition("/")[2])
     return None if found is None else int(found[1])
 
@@ -272,7 +276,7 @@ def _is_here(config: LakeConfig, identity: Identity) -> bool:
 
 
 def _expect_tables_here(config: LakeConfig, tables: Mapping[TableName, str]) -> None:
-    """Raise if the folder is at the recorded place, and holds not one of the lake's tables."""
+    """Raise if the folder is at the recorded location, but contains none of the lake's tables."""
     local = [path for path in map(local_path, tables.values()) if path is not None]
     if not local or any(path.parent.is_dir() for path in local):
         return
@@ -291,7 +295,7 @@ def _read(connection: sql.Connection) -> Identity | None:
 
 
 def _tables(connection: sql.Connection) -> dict[TableName, str]:
-    """Return where the metadata of every table is, scratch tables included."""
+    """Return the metadata file of every table, including scratch tables."""
     if not sql.inspect(connection).has_table(_TABLES.name):
         return {}
     rows = connection.execute(sql.select(_TABLES).where(_TABLES.c.catalog_name == _CATALOG))
@@ -328,7 +332,7 @@ def _pointing(strays: Sequence[TableName], tables: int) -> str:
 
 
 def _to_do(place: str, config: LakeConfig) -> str:
-    """What can be done about a lake that belongs elsewhere."""
+    """Return the hint for a lake that belongs to another location."""
     if local_path(place) is None:
         return (
             f"Open it with lake.warehouse: {place}, in the folder and on the catalog that it "

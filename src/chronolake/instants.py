@@ -1,6 +1,6 @@
-"""Times that people write: options of commands, arguments of `as_of` and `diff`, the web UI, RPCs.
+"""Parser of user-supplied times: command options, `as_of` and `diff`, the web UI, and RPCs.
 
-Cells of batch files and the formats of manifests have grammars of their own, which their documents
+Cells of batch files and formats of manifests have their own grammars, which their specifications
 define.
 """
 
@@ -28,16 +28,16 @@ def micros_of(at: str | date, *, table: str | None = None) -> int:
     """Return the microseconds since 1970 (UTC) of an instant.
 
     Args:
-        at: ISO 8601 text such as `2024-05-02T00:00:00Z`, where a date, a month or a year is its
-            first instant; or a `datetime` or `date`. Without an offset it is in UTC. Digits finer
-            than a microsecond are cut off.
-        table: the table that the instant is about, for the error.
+        at: ISO 8601 text such as `2024-05-02T00:00:00Z`; a date, month or year means its first
+            instant. Or a `datetime` or `date`. Without an offset it is in UTC. Digits beyond
+            microseconds are truncated.
+        table: the table that the error names.
 
     Returns:
         The instant; with an offset it may be up to a day outside the years 1 to 9999.
 
     Raises:
-        ValueRefusedError: `at` is anything else.
+        ValueRefusedError: `at` is not a valid time.
     """
     if isinstance(at, datetime):
         aware = at if at.tzinfo else at.replace(tzinfo=UTC)
@@ -65,5 +65,5 @@ def _micros(parts: re.Match[str]) -> int | None:
     if offset > _GREATEST_OFFSET_MINUTES:
         return None
     micros = (whole - _EPOCH) // _MICROSECOND + int((parts["fraction"] or "0").ljust(6, "0")[:6])
-    # Integers: in UTC the instant may be outside the years of Python's datetime.
+    # Computed with integers: in UTC the instant may be outside the range of Python's datetime.
     return micros - (-1 if parts["sign"] == "-" else 1) * offset * 60_000_000

@@ -1,9 +1,10 @@
-"""What finished statements leave behind in the JVM, and when Python lets go of it.
+"""Garbage collection of Java objects that finished statements leave in the JVM.
 
-Python's side of a Java object refers to itself in a circle, so that only Python's garbage collector
-frees it. That runs by the number of Python's own objects, in a large process almost never, and does
-not know that behind a proxy of some hundred bytes a plan keeps megabytes of broadcast rows: without
-help, a server's JVM fills up.
+Python's proxy of a Java object is part of a reference cycle, so only Python's garbage collector
+frees
+it. The collector is triggered by the number of Python objects, which in a large process happens
+rarely. It does not know that a proxy of some hundred bytes keeps a plan with megabytes of broadcast
+rows alive. Without explicit collections, a server's JVM fills up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from typing import Final
 
-#: Garbage of so many seconds is small, and collecting it costs up to a tenth of one.
+#: Seconds between collections: the garbage stays small, and a collection takes up to 0.1 seconds.
 _INTERVAL: Final = 2.0
 
 _lock: Final = threading.Lock()
@@ -21,7 +22,7 @@ _last = 0.0
 
 
 def let_go() -> None:
-    """Free Java objects that nobody uses any more, unless that was done just now."""
+    """Free unused Java objects, unless that was done in the last two seconds."""
     global _last  # noqa: PLW0603 - the process has one heap
     with _lock:
         now = time.monotonic()
@@ -32,9 +33,10 @@ def let_go() -> None:
 
 
 def settle() -> None:
-    """Take what the process holds now for permanent, so that collecting looks at new objects only.
+    """Exclude all current objects of the process from later collections.
 
-    For processes that are all ours: what is garbage later among these objects stays.
+    Only for Chronolake's own processes: those of the objects that become garbage later are never
+    freed.
     """
     gc.collect()
     gc.freeze()

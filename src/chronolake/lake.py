@@ -1,4 +1,4 @@
-"""A lake: a folder (or bucket) of Iceberg tables, their catalog, and the Spark session for them."""
+"""The lake: a folder (or bucket) of Iceberg tables, their catalog, and its Spark session."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: Up to these, planning a batch takes longer than running it.
+#: Up to these sizes, planning a batch takes longer than running it.
 _LIGHT_ROWS: Final = 200_000
 _LIGHT_BYTES: Final = 256 * 2**10
-#: A file of a few rows has as much for each column; code for a wide row takes seconds to compile.
+#: Bytes per column, the minimum size of a file with few rows; wide rows take seconds to compile.
 _LIGHT_BYTES_OF_COLUMN: Final = 512
-#: Up to this, a few tasks shuffle what a batch and its records' versions are.
+#: Up to this size, a few tasks can shuffle the batch and its records' versions.
 _MODERATE_BYTES: Final = 16 * 2**20
 _SQLITE_OPTIONS: Final = "journal_mode=WAL&busy_timeout=30000"
-#: A server that says nothing for a minute is given up: a call would wait for it for ever.
+#: Without a timeout, a call would wait forever for a server that does not respond.
 _POSTGRESQL_OPTIONS: Final = {"socketTimeout": "60", "tcpKeepAlive": "true"}
 
 
@@ -57,15 +57,15 @@ class Lake:
 
     @classmethod
     def open(cls, path: str | Path, *, config: LakeConfig | str | Path | None = None) -> Self:
-        """Open the lake in a folder, and make the folder if it is missing.
+        """Open the lake in a folder, and create the folder if it is missing.
 
         Args:
             path: the lake's folder; `chronolake.yml` in it (or in the working directory) is read.
-            config: another file to read, or a configuration to use instead of reading one.
+            config: another file to read, or a configuration to use instead of a file.
 
         Raises:
-            ConfigurationError: chronolake.yml or the environment is wrong.
-            MissingRequirementError: no Java, or no jars.
+            ConfigurationError: chronolake.yml or the environment is invalid.
+            MissingRequirementError: Java or a jar is missing.
             StorageError: the folder cannot be written.
             LakeError: the catalog cannot be used.
         """
@@ -89,7 +89,7 @@ class Lake:
         return f"<Lake {self.config.path}, catalog: {where}>"
 
     def close(self) -> None:
-        """Stop nothing that others may use: the JVM lives as long as the process."""
+        """Keep the shared Spark session: the JVM runs as long as the process."""
 
     def __enter__(self) -> Self:
         return self
@@ -104,25 +104,26 @@ class Lake:
 
     @property
     def warehouse(self) -> str:
-        """Where the tables' files lie: a folder or an object-store address, with its scheme."""
+        """Return the root of the tables' files: a folder or object-store URL, with its scheme."""
         return as_url(self.config.warehouse_location)
 
     def new_location(self) -> str:
-        """A folder for a new table; unique, and not derived from the table's name."""
+        """Return a folder for a new table; it is unique and does not depend on the table's name."""
         return f"{self.warehouse.rstrip('/')}/tables/{uuid4().hex}"
 
     def made_location(self, location: str) -> bool:
-        """Whether a folder is one that `new_location` gives, so that no other table lies in it."""
+        """Return whether `new_location` created a folder, so that it contains only one table."""
         folder, _, name = location.rpartition("/")
         tables = f"{self.config.warehouse_location.rstrip('/')}/tables"
-        # Earlier versions gave folders without their scheme.
+        # Earlier versions stored folders without their scheme.
         return plain(folder) == plain(tables) and _is_hexadecimal(name)
 
     def tables(self) -> list[TableName]:
-        """Every table of the lake, sorted by schema and name.
+        """Return every table of the lake, sorted by schema and name.
 
         Raises:
-            LakeLocationError: the catalog lists none, but the lake's folder is full of them.
+            LakeLocationError: the catalog has no tables, but the lake's folder contains files of
+                tables.
         """
         found = self.catalog.tables()
         if not found:
@@ -130,14 +131,14 @@ class Lake:
         return found
 
     def table(self, name: str | TableName) -> LakeTable:
-        """A table to read.
+        """Return a table for reading.
 
         Args:
-            name: `schema.table`; a part that holds a dot stands in backticks.
+            name: `schema.table`; a part that contains a dot is in backticks.
 
         Raises:
-            TableNotFoundError: it does not exist.
-            SchemaError: `name` does not name a table.
+            TableNotFoundError: the table does not exist.
+            SchemaError: `name` is not a valid table name.
         """
         parsed = TableName.parse(name) if isinstance(name, str) else name
         found = self.catalog.find(parsed)
@@ -155,20 +156,20 @@ class Lake:
     def sql(self, statement: str, **parameters: Any) -> LakeFrame:
         """Run a statement of Spark SQL in which tables are `schema.table`.
 
-        Tables that Chronolake writes must not be changed this way: their invariants are its own.
+        Do not change tables that Chronolake writes this way: that would break their invariants.
 
         Args:
-            statement: the statement; `:name` stands for a parameter.
-            parameters: their values.
+            statement: the statement; `:name` is the placeholder of a parameter.
+            parameters: the parameters' values.
 
         Returns:
-            What the statement returns, unread.
+            The result as a DataFrame that has not been read.
         """
         with session.active(self.spark):
             return lake_frame(self.spark.sql(statement, args=parameters or None))
 
     def missing(self, name: TableName) -> TableNotFoundError:
-        """The error that a table is not there; it names the table that is nearest."""
+        """Return the error for a missing table; its hint suggests the most similar name."""
         return TableNotFoundError(
             "The table does not exist.",
             table=str(name),
@@ -176,16 +177,16 @@ class Lake:
         )
 
     def describe(self, name: TableName) -> TableDescription | None:
-        """The description of a table, or None if it does not exist."""
+        """Return the description of a table, or None if it does not exist."""
         table = self.catalog.find(name)
         return None if table is None else describe_loaded(table)
 
     def session_for(self, name: TableName, batch_bytes: int) -> SparkSession:
-        """The session in which a batch of files of so many bytes goes into a table."""
+        """Return the session for writing a batch of files of this total size to a table."""
         return self._fitting(name, batch_bytes, self._sessions.moderate, self._sessions.spark)
 
     def session_for_versions(self, name: TableName, landed_bytes: int) -> SparkSession:
-        """The session in which landed files of so many bytes become versions of a table."""
+        """Return the session for applying landed files of this total size to a table."""
         return self._fitting(name, landed_bytes, self._sessions.moderate_wide, self._sessions.wide)
 
     def _fitting(
@@ -207,10 +208,10 @@ class Lake:
 
     @contextmanager
     def writing(self, name: TableName) -> Iterator[None]:
-        """Hold a table: in this process, one thread at a time writes to it; may be nested.
+        """Lock a table, so that one thread of this process at a time writes to it; may be nested.
 
         Raises:
-            CallCancelledError: the call that this thread works for was cancelled.
+            CallCancelledError: the call of this thread was cancelled.
             LakeLocationError: the lake was copied or moved.
         """
         self.containment.expect_writable()
@@ -226,7 +227,7 @@ class Lake:
             jvm_gc.let_go()
 
     def is_written(self, name: TableName) -> bool:
-        """Whether a thread of this process writes to a table, or waits to."""
+        """Return whether a thread of this process writes to a table, or waits to."""
         with self._guard:
             return self._writers[name] > 0
 
@@ -251,11 +252,11 @@ def _is_hexadecimal(text: str) -> bool:
 
 
 def catalog_settings(config: LakeConfig) -> dict[str, str]:
-    """The Iceberg catalog's settings for Spark, without their prefix.
+    """Return the Iceberg catalog's settings for Spark, without their prefix.
 
-    SQLite in the lake's folder by default; a `postgresql://` address is a JDBC catalog there, an
-    `http(s)://` address an Iceberg REST catalog. The configuration's own properties come over
-    these.
+    The default is SQLite in the lake's folder; a `postgresql://` address is a JDBC catalog there,
+    an
+    `http(s)://` address an Iceberg REST catalog. The configuration's own properties override these.
     """
     return {**_address_settings(config), **config.catalog.properties}
 
@@ -270,7 +271,7 @@ def _address_settings(config: LakeConfig) -> dict[str, str]:
         return {"type": "rest", "uri": uri, "warehouse": warehouse}
     url = make_url(uri)
     port = f":{url.port}" if url.port else ""
-    # Such as sslmode, which the Java driver knows by the same name.
+    # Such as sslmode, which has the same name in the Java driver.
     options = urlencode({**_POSTGRESQL_OPTIONS, **url.normalized_query}, doseq=True)
     settings = _jdbc(
         f"jdbc:postgresql://{url.host or 'localhost'}{port}/{url.database}?{options}", warehouse

@@ -1,8 +1,6 @@
-"""A table of an open lake for reading: rows, history, as of a time, as Arrow, pandas or Polars.
+"""Tables of an open lake for reading: rows, history, state at a time, and differences.
 
-DataFrames of a lake's tables that become Arrow, pandas or Polars without losing a value.
-
-A table of an open lake, for reading: its rows, its history, its state at a time.
+Results are DataFrames that convert to Arrow, pandas or Polars without losing a value.
 """
 
 from __future__ import annotations
@@ -60,10 +58,11 @@ if TYPE_CHECKING:
 
 
 class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not read
-    """A Spark DataFrame with conversions that hold all times of a history table.
+    """A Spark DataFrame whose conversions support all times of a history table.
 
-    Active versions end in the year 9999 and converted ones may start in the year 1. Python's
-    `datetime` and pandas' nanoseconds hold neither everywhere; Arrow's microseconds hold both.
+    Active versions end in the year 9999, and versions may start in the year 1. Python's `datetime`
+    and
+    pandas' nanoseconds do not support this range everywhere; Arrow's microseconds do.
     """
 
     def to_arrow(self) -> pa.Table:
@@ -74,8 +73,9 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
     def to_pandas(self) -> pd.DataFrame:
         """Return all rows as a pandas DataFrame.
 
-        Timestamps are `datetime64[us, UTC]`. Whole numbers and booleans have pandas' nullable
-        types, so that a null does not make floats of them; decimals are `decimal.Decimal`.
+        Timestamps are `datetime64[us, UTC]`. Integers and booleans have pandas' nullable types, so
+        that
+        nulls do not turn them into floats; decimals are `decimal.Decimal`.
         """
         return self.to_arrow().to_pandas(types_mapper=_nullable().get)
 
@@ -99,11 +99,11 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
         """Return all rows as PySpark converts them.
 
         Raises:
-            ValueRefusedError: a time is beyond what pandas holds in nanoseconds.
+            ValueRefusedError: a time is outside the range of pandas' nanoseconds.
         """
         try:
             return super().toPandas()
-        # pandas' OutOfBoundsDatetime is a ValueError, and so is what Python's datetime raises.
+        # pandas' OutOfBoundsDatetime is a ValueError, as are the errors of Python's datetime.
         except (ValueError, OverflowError) as failure:
             raise ValueRefusedError(
                 "toPandas() cannot hold a time of this table in nanoseconds, such as the end of "
@@ -114,12 +114,12 @@ class LakeFrame(DataFrame):  # type: ignore[misc]  # PySpark's types are not rea
 
 def lake_frame(frame: AnyFrame) -> LakeFrame:
     """Return a DataFrame with the conversions of `LakeFrame`; nothing is computed."""
-    return LakeFrame(frame._jdf, frame.sparkSession)  # noqa: SLF001 - how PySpark makes them itself
+    return LakeFrame(frame._jdf, frame.sparkSession)  # noqa: SLF001 - as PySpark creates them
 
 
 def _nullable() -> dict[Any, Any]:
     import pandas as pd  # noqa: PLC0415 - slow to import
-    import pyarrow as pa  # noqa: PLC0415 - the same
+    import pyarrow as pa  # noqa: PLC0415 - slow to import, too
 
     return {
         pa.int8(): pd.Int8Dtype(),
@@ -147,7 +147,7 @@ class LakeTable:
 
     @property
     def df(self) -> LakeFrame:
-        """The table's rows, with all columns; a history table's are versions."""
+        """Return the table's rows with all columns; the rows of a history table are versions."""
         return lake_frame(self._spark.table(f"{CATALOG}.{self.name.sql}"))
 
     def to_arrow(self) -> pa.Table:
@@ -169,9 +169,10 @@ class LakeTable:
     def current(self) -> LakeFrame:
         """Return the records that exist now, without the columns that only describe their state.
 
-        Of a history table these are its active versions without `_fivetran_start`, `_fivetran_end`
-        and `_fivetran_active`; of a soft-delete table the rows that are not marked as deleted,
-        without `_fivetran_deleted`; of a live table all rows.
+        For a history table, these are its active versions without `_fivetran_start`,
+        `_fivetran_end` and
+        `_fivetran_active`; for a soft-delete table, the rows that are not deleted, without
+        `_fivetran_deleted`; for a live table, all rows.
         """
         mode, rows = self.describe().mode, self.df
         if mode is Mode.HISTORY:
@@ -182,7 +183,7 @@ class LakeTable:
         return rows
 
     def describe(self) -> TableDescription:
-        """The table's columns, key and mode."""
+        """Return the table's columns, key and mode."""
         table = self._catalog.find(self.name)
         if table is None:
             raise TableNotFoundError(
@@ -193,21 +194,25 @@ class LakeTable:
         return describe_loaded(table)
 
     def history(self, /, **key: Any) -> LakeFrame:
-        """Versions ordered by key and start; of one record, if its key columns are given.
+        """Return versions, ordered by key and start; of one record, if its key is given.
 
         Versions that were deleted before a table was switched to history begin and end in the year
-        1, which Python's `datetime` (so `collect()`) cannot hold everywhere: `to_arrow()`,
-        `to_pandas()` and `to_polars()` can.
+        1. Not
+        every such time fits Python's `datetime` (as in `collect()`): use `to_arrow()`,
+        `to_pandas()` or
+        `to_polars()`.
 
-        Where the table was switched to history mode, a `HistoryWarning` says since when it has any.
+        If the table was switched to history mode, a `HistoryWarning` reports the time from which it
+        has
+        history.
 
         Args:
-            key: values of key columns; None means null. A time of day may be spelled in any way.
+            key: values of key columns; None means null. A time of day may have any spelling.
 
         Raises:
             BatchError: the table is not in history mode.
-            UnknownColumnError: a column that is not part of the record's key.
-            ValueRefusedError: a value that is none of its column's type.
+            UnknownColumnError: a column is not part of the record's key.
+            ValueRefusedError: a value is not valid for its column's type.
         """
         description = self._history_description()
         self._warn_before(TMIN_MICROS, description)
@@ -226,25 +231,27 @@ class LakeTable:
             else:
                 found = cell.eqNullSafe(self._literal(value, of, column))
             if of.kind in {Kind.FLOAT, Kind.DOUBLE} and value == 0:
-                # One number, but not to the statistics of files.
+                # Equal numbers, but different values in the statistics of files.
                 found |= cell.eqNullSafe(F.lit(-0.0).cast(of.sql))
             rows = rows.where(found)
         order = (*description.record_key, START)
         return lake_frame(rows.orderBy(*(F.col(quoted(column)) for column in order)))
 
     def as_of(self, at: Instant) -> LakeFrame:
-        """Each record's version at an instant: start <= `at` < end + epsilon.
+        """Return each record's version at an instant: start <= `at` < end + epsilon.
 
-        The answer comes from the table's rows and not from Iceberg's snapshots, which expire. Where
-        the table was switched to history mode later than `at`, a `HistoryWarning` says so.
+        The result is computed from the table's rows, not from Iceberg's snapshots, which expire. If
+        the
+        table was switched to history mode after `at`, a `HistoryWarning` is issued.
 
         Args:
-            at: an instant; a naive datetime is taken as UTC, a text as ISO 8601, a date as its
-                first instant in UTC.
+            at: an instant; a naive datetime is in UTC, a text is ISO 8601, a date is its first
+                instant
+                in UTC.
 
         Raises:
             BatchError: the table is not in history mode.
-            ValueRefusedError: the text is no time.
+            ValueRefusedError: the text is not a valid time.
         """
         description = self._history_description()
         micros = micros_of(at, table=str(self.name))
@@ -252,25 +259,30 @@ class LakeTable:
         return lake_frame(self.df.where(_covers(micros, description.epsilon)))
 
     def diff(self, before: Instant, after: Instant) -> LakeFrame:
-        """The records that differ between two instants.
+        """Return the records that differ between two instants.
 
-        Records count as different by their values: `_fivetran_synced`, `_chronolake_version` and
-        the history columns do not, so that a version that changed nothing is no difference. Where
-        `as_of` tells two versions of a record at an instant, because it was deleted and came back
-        within epsilon, the later one counts.
+        Records are compared by their values, without `_fivetran_synced`, `_chronolake_version` and
+        the
+        history columns: a version that changed nothing is not a difference. If `as_of` returns two
+        versions
+        of a record at an instant, because it was deleted and inserted again within epsilon, the
+        later one
+        is used.
 
         Args:
             before: an instant, as for `as_of`.
             after: a later instant.
 
         Returns:
-            One row a record that differs: `key`, a struct of the key columns; `change`, one of
-            `inserted`, `changed` and `deleted`; `old` and `new`, structs of all columns but
-            these, null where there is no such record.
+            One row for each record that differs: `key`, a struct of the key columns; `change`, one
+                of
+            `inserted`, `changed` and `deleted`; `old` and `new`, structs of all compared columns,
+            which
+            are null if the record did not exist.
 
         Raises:
             BatchError: the table is not in history mode.
-            ValueRefusedError: a text is no time, or the first instant is after the second.
+            ValueRefusedError: a text is not a valid time, or the first instant is after the second.
         """
         description = self._history_description()
         first, second = (
@@ -302,8 +314,10 @@ class LakeTable:
                 }
             )
             .where(F.col(_BEFORE) | F.col(_AFTER))
-            # What was true at both times is no difference; unless another version was true then,
-            # too: this can be just before the first time or if it ended before the second.
+            # A version that was valid at both times is not a difference, unless another version was
+            # valid at
+            # one of them, too: just before the first time, or if this version ended before the
+            # second.
             .where(
                 ~(F.col(_BEFORE) & F.col(_AFTER))
                 | (F.col(START) > _instant_of(first - description.epsilon))
@@ -338,14 +352,14 @@ class LakeTable:
             f"{self.name} has history since {formatting.instant(since)}, when it was switched to "
             "history mode: what it was before is not known.",
             HistoryWarning,
-            # The caller of the method that asks.
+            # The caller of the public method.
             stacklevel=3,
         )
 
     def _literal(self, value: Any, of: ColumnType, column: str) -> Expression:
-        """A value as a literal of a column's type, checked now and not when Spark comes to it."""
+        """Return a value as a literal of a column's type; it is checked now, before Spark runs."""
         kind = of.sql
-        # As a text, a whole number of any size becomes a literal.
+        # Integers of any size become literals if they are passed as text.
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         literal = F.lit(str(value) if is_whole else value)
         if value is not None and not self._fits(value, literal, kind):
@@ -360,7 +374,7 @@ class LakeTable:
     def _fits(self, value: Any, literal: Expression, kind: str) -> bool:
         is_time, wants_time = isinstance(value, date), kind.startswith(("timestamp", "date"))
         if not isinstance(value, str) and kind != "string" and is_time != wants_time:
-            # No unit is theirs.
+            # Numbers would be cast to times without a defined unit.
             return False
         if isinstance(value, bool) and kind != "boolean":
             return False
@@ -369,7 +383,7 @@ class LakeTable:
         try:
             fits = given.try_cast(kind).isNotNull()
             if not isinstance(value, int | str) and kind != "float":
-                # What comes back as another value is another one: 1.5 is not 1.
+                # A cast that changes the value does not fit: 1.5 is not 1.
                 fits &= given.try_cast(kind).try_cast(row.schema[0].dataType).eqNullSafe(given)
             found = row.select(fits).first()
         except PySparkException:
@@ -389,9 +403,10 @@ class LakeTable:
 
 
 def _covers(micros: int, epsilon: int) -> Expression:
-    """Whether a version is true at an instant.
+    """Return the condition that a version is valid at an instant.
 
-    Both conditions compare a column with a constant, so that files and row groups are skipped by
+    Both comparisons are between a column and a constant, so that files and row groups are skipped
+    by
     their statistics.
     """
     return (F.col(START) <= _instant_of(micros)) & (F.col(END) > _instant_of(micros - epsilon))

@@ -1,4 +1,4 @@
-"""Which modes a stream can be in, and why not in the others.
+"""The modes that a stream supports, and the reasons against the others.
 
 Source: `seeds/history-mode.txt` ("Switching to history mode", "Limitations").
 """
@@ -11,22 +11,23 @@ from typing import Final
 from chronolake.errors import ConfigurationError
 from chronolake.types import Mode
 
-#: For tables of such a name, history is the only mode.
+#: Streams whose name has this suffix support only history mode.
 _HISTORY_SUFFIX: Final = "_history"
 
 
 @dataclass(frozen=True)
 class StreamCapabilities:
-    """What decides about the modes of a stream that is pulled from a source.
+    """The properties of a source's stream that determine its modes.
 
-    Tables that are pushed over gRPC are their sender's business.
+    The senders of destination tables (over gRPC) choose the modes of those.
 
     Attributes:
         name: the stream's name.
-        reports_changes: whether each change comes with a time that increases with every change: a
-            timestamp of the row, or the time in the source's log.
-        is_reimported: whether every sync brings the whole stream.
-        is_history_only: whether the source allows no other mode than history.
+        reports_changes: whether each change has a time that increases with every change: a
+            timestamp
+            of the row, or the time in the source's log.
+        is_reimported: whether every sync reads the whole stream.
+        is_history_only: whether the source supports only history mode.
     """
 
     name: str
@@ -36,23 +37,22 @@ class StreamCapabilities:
 
 
 def allowed_modes(stream: StreamCapabilities) -> list[Mode]:
-    """The modes that a pulled stream can be in."""
+    """Return the modes that a stream supports."""
     return [mode for mode in Mode if _reason_against(stream, mode) is None]
 
 
 def best_mode(stream: StreamCapabilities) -> Mode:
-    """Return the mode that `auto` stands for: history if the stream supports it."""
+    """Return the mode for `auto`: history if the stream supports it."""
     allowed = allowed_modes(stream)
     best = (mode for mode in (Mode.HISTORY, Mode.SOFT_DELETE, Mode.LIVE) if mode in allowed)
     return next(best, Mode.HISTORY)
 
 
 def check_mode(stream: StreamCapabilities, mode: Mode) -> None:
-    """Refuse a mode that a pulled stream cannot be in.
+    """Raise if a stream does not support a mode.
 
     Raises:
-        ConfigurationError: history mode for a stream that cannot have it, or another mode for one
-            that can have no other.
+        ConfigurationError: the mode is not supported.
     """
     reason = _reason_against(stream, mode)
     if reason is None:
@@ -66,7 +66,7 @@ def check_mode(stream: StreamCapabilities, mode: Mode) -> None:
 
 
 def _reason_against(stream: StreamCapabilities, mode: Mode) -> str | None:
-    """Why a pulled stream cannot be in a mode, or None: it can."""
+    """Return why a stream does not support a mode, or None if it does."""
     if mode is not Mode.HISTORY:
         if stream.name.endswith(_HISTORY_SUFFIX):
             return f"its name ends in {_HISTORY_SUFFIX}"

@@ -1,4 +1,4 @@
-"""Locations of files, as Iceberg metadata spells them: local paths, `file:` URLs, bucket URLs."""
+"""Locations of files in Iceberg metadata: local paths, `file:` URLs, bucket URLs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 _LOCAL: Final = re.compile(r"file:(?:/|///+)(?!/)(.*)", re.DOTALL)
 _S3: Final = re.compile(r"s3[an]?://")
-#: PyIceberg takes what follows one of these characters in a URL for something else than a path.
+#: Characters at which PyIceberg ends the path of a URL.
 _CUT_IN_URLS: Final = "#?"
 
 
@@ -29,7 +29,7 @@ def local_path(location: str) -> Path | None:
 def as_url(location: str) -> str:
     """Return a location with its scheme, so that it does not depend on Hadoop's `fs.defaultFS`.
 
-    A path with `#` or `?` is returned as it is: in a URL, PyIceberg would cut it there.
+    A path with `#` or `?` is returned unchanged, because PyIceberg would truncate it in a URL.
     """
     if location.startswith("/") and not any(letter in location for letter in _CUT_IN_URLS):
         return f"file://{location}"
@@ -37,21 +37,22 @@ def as_url(location: str) -> str:
 
 
 def plain(location: str) -> str:
-    """Return one spelling of a location: a local path, or a URL with the scheme `s3`."""
+    """Return a location's normal form: a local path, or a URL with the scheme `s3`."""
     path = local_path(location)
     return _bucket(location) if path is None else str(path)
 
 
 def is_inside(location: str, root: str) -> bool:
-    """Return whether a location is a folder's, or below it.
+    """Return whether a location is a folder or inside it.
 
-    Symbolic links are followed and bind mounts recognized: a lake opened through one is the same.
+    Symbolic links are followed and bind mounts are recognized, because a lake opened through one is
+    the same lake.
     """
     path, folder = local_path(location), local_path(root)
     if path is None or folder is None:
         return path is folder and _is_below(_bucket(location), _bucket(root))
     if _is_below(str(path), str(folder)) and ".." not in path.parts:
-        # No link within a lake is Chronolake's: the usual case costs no system call.
+        # Chronolake creates no links within a lake, so the usual case needs no system call.
         return True
     real = Path(os.path.realpath(path))
     if _is_below(str(real), os.path.realpath(folder)):
@@ -60,7 +61,7 @@ def is_inside(location: str, root: str) -> bool:
 
 
 def is_same_place(location: str, other: str) -> bool:
-    """Return whether two locations name one folder."""
+    """Return whether two locations are the same folder."""
     return is_inside(location, other) and is_inside(other, location)
 
 

@@ -1,4 +1,4 @@
-"""Secrets in names, texts and states: what looks like one is neither stored nor shown."""
+"""Masking of secrets in names, texts and states, so that they are neither stored nor shown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What stands in a secret's place.
+#: Replacement of a secret.
 MASKED: Final = "•••"
-#: What stands in the place of a secret that has changed.
+#: Replacement of a secret that has changed.
 CHANGED: Final = f"{MASKED} (another)"
 
 _MISSING: Final = object()
@@ -23,39 +23,39 @@ _WORDS: Final = (
 )
 _NAME: Final = re.compile(_WORDS, re.IGNORECASE)
 _KEY: Final = re.compile(r"(?<![a-z0-9])key(?![a-z0-9])", re.IGNORECASE)
-# Of bounded length, so that no text takes long.
+# Repetitions are bounded, so that no text takes long to match.
 _GIVEN: Final = re.compile(
     rf"((?:{_WORDS}|(?<=[?&])key)[\w.\-]{{0,40}}\\?[\"']?\s{{0,5}}[=:]\s{{0,5}})"
     r"(\\?\"[^\"]*\"?|'[^']*'?|[^&;,\s\"'#}]+)",
     re.IGNORECASE,
 )
 _BEARER: Final = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=\-]{6,}", re.IGNORECASE)
-#: One of these is in every text that gives a secret by its name: they are found at once.
+#: Every text with a named secret contains one of these, which are fast to find.
 _HINTS: Final = ("passw", "pwd", "passphrase", "secret", "token", "credential", "sig", "bearer",
                  "cookie", "assertion", "auth", "key", "string", "sas", "basic")  # fmt: skip
-#: Who asks, in an address: a password may hold what ends other parts of it.
+#: The user part of a URL: a password may contain characters that delimit other parts.
 _USER: Final = re.compile(r"(?<=://)(?:[^\s@:/?\"]{0,200}:[^\s\"]{1,300}|[^/@\s\"]{1,200})(?=@)")
 _ORACLE: Final = re.compile(r"(?<=thin:)[^\s@]{1,200}(?=@)")
 
 
 @lru_cache(maxsize=10_000)
 def is_secret(name: str, *, keys: bool = False) -> bool:
-    """Whether a name says that what it names is a secret.
+    """Return whether a name is the name of a secret.
 
     Args:
-        name: of a property, a parameter, or a place in a state.
-        keys: whether the word "key" by itself says so: in states it names a cursor.
+        name: the name of a property or parameter, or a path in a state.
+        keys: whether the word "key" alone means a secret; in states it names a cursor.
     """
     return bool(_NAME.search(name) or (keys and _KEY.search(name)))
 
 
 def holds_secret(text: str) -> bool:
-    """Whether a text gives a secret by its name, as `password=…` does."""
+    """Return whether a text contains a named secret, such as `password=…`."""
     return _hints(text) and bool(_GIVEN.search(text) or _BEARER.search(text))
 
 
 def masked_text(text: str) -> str:
-    """A text without the secrets in it: in addresses, and behind a name that says so."""
+    """Return a text with masked secrets: in URLs, and after the name of a secret."""
     if "@" in text:
         text = _ORACLE.sub(MASKED, _USER.sub(MASKED, text))
     if _hints(text):
@@ -64,10 +64,11 @@ def masked_text(text: str) -> str:
 
 
 def is_broken_by_password(address: str) -> bool:
-    """Return whether a URL's user or password has a sign that ends another part of it.
+    """Return whether a URL's user or password contains a delimiter of another part of it.
 
-    With `postgresql://user:p@ss@host/db` or `…:p/ss@host/db` a part of the password would be taken
-    for the host or the database, and shown as such.
+    In `postgresql://user:p@ss@host/db` or `…:p/ss@host/db`, a part of the password would be parsed
+    as
+    the host or the database, and shown.
     """
     rest = address.partition("://")[2]
     before, _, query = rest.partition("?")
@@ -78,7 +79,7 @@ def is_broken_by_password(address: str) -> bool:
 
 
 def may_show_password(url: str) -> bool:
-    """Return whether a URL of the web may show a part of a password where its host or path is."""
+    """Return whether an HTTP URL may contain a part of a password in its host or path."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -94,11 +95,11 @@ def _hints(text: str) -> bool:
 
 
 def masked(value: Any, before: Any = _MISSING) -> Any:
-    """A value of JSON's own types without its secrets.
+    """Return a JSON value with masked secrets.
 
     Args:
         value: the value.
-        before: what it was before, if that is known: a secret that has changed says so.
+        before: its previous value, if known: the mask of a changed secret shows that it changed.
     """
     return _masked(value, before, is_named=False)
 
@@ -110,7 +111,7 @@ def _masked(value: Any, before: Any, *, is_named: bool) -> Any:
             shown: _masked(
                 one,
                 others.get(name, _MISSING),
-                # An address may name a secret without that what stands there is one.
+                # A URL as a key may contain a secret's name without having a secret as its value.
                 is_named=is_named or (shown == name and is_secret(name)),
             )
             for name, one in value.items()

@@ -1,6 +1,6 @@
-"""Permissions of a lake's folders and files: its owner's only, unless `lake.shared` says otherwise.
+"""Permissions of a lake's folders and files: only the owner's, unless `lake.shared` is set.
 
-What exists keeps its permissions: who wants others to read a lake can let them in afterwards.
+Existing folders and files keep their permissions, so that the owner can grant access afterwards.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _FOLDER: Final = 0o700
 _FILE: Final = 0o600
-#: The bits that the JVM and its Python workers take from whatever they create.
+#: The permission bits that the JVM and its Python workers remove from files that they create.
 _UMASK: Final = 0o077
-#: What Hadoop takes from the files and folders that it creates: it does not follow the process.
+#: Hadoop has its own umask and ignores that of the process.
 HADOOP_UMASK: Final = {"spark.hadoop.fs.permissions.umask-mode": "077"}
 
 
 def make_lake(config: LakeConfig) -> None:
-    """Create a lake's folders and its catalog's file, if there is no such lake yet.
+    """Create a lake's folders and its catalog's file, if the lake does not exist yet.
 
     Raises:
         StorageError: one of them cannot be created.
@@ -36,7 +36,7 @@ def make_lake(config: LakeConfig) -> None:
     is_new = not (config.catalog_file if has_file else config.path).exists()
     make_folder(config.path, shared=config.shared)
     if not is_new:
-        # Whoever only reads it creates nothing.
+        # Readers of an existing lake create nothing.
         return
     make_folder(config.path / "raw", shared=config.shared)
     if config.local_warehouse is not None:
@@ -46,11 +46,12 @@ def make_lake(config: LakeConfig) -> None:
 
 
 def make_folder(folder: Path, *, shared: bool) -> None:
-    """Create a folder and those above it that are missing.
+    """Create a folder and its missing parents.
 
     Args:
         folder: an absolute path.
-        shared: whether the process's umask decides who may enter them; otherwise the owner may.
+        shared: whether the process's umask determines the permissions; otherwise only the owner
+            has access.
 
     Raises:
         StorageError: it cannot be created.
@@ -58,7 +59,7 @@ def make_folder(folder: Path, *, shared: bool) -> None:
     missing = []
     try:
         for place in (folder, *folder.parents):
-            # Raises where a folder above may not be searched.
+            # Raises if a parent folder is not searchable.
             if place.exists():
                 break
             missing.append(place)
@@ -71,7 +72,7 @@ def make_folder(folder: Path, *, shared: bool) -> None:
 
 
 def _make_file(file: Path) -> None:
-    """Create an empty file that its owner only may open. SQLite gives its log the same mode."""
+    """Create an empty file that only its owner may open. SQLite gives its log the same mode."""
     try:
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _FILE))
     except FileExistsError:
@@ -81,10 +82,11 @@ def _make_file(file: Path) -> None:
 
 
 def restrict(config: LakeConfig) -> None:
-    """Let this process create files for their owner only from now on, unless the lake is shared.
+    """Set the process's umask so that new files are only their owner's, unless the lake is shared.
 
-    For a process that is ours, such as a command. An application that opens a lake keeps its umask;
-    what it writes into a lake lies in folders that its owner only may enter.
+    For Chronolake's own processes, such as a command. An application that opens a lake keeps its
+    umask;
+    its files in the lake are in folders that only their owner may enter.
     """
     if not config.shared:
         os.umask(os.umask(_UMASK) | _UMASK)
@@ -92,7 +94,7 @@ def restrict(config: LakeConfig) -> None:
 
 @contextmanager
 def inherited(config: LakeConfig) -> Iterator[None]:
-    """Let processes that start in the block create files for their owner only."""
+    """Make processes that start within the block create files for their owner only."""
     before = os.umask(0)
     os.umask(before if config.shared else before | _UMASK)
     try:

@@ -1,7 +1,8 @@
-"""Files that executors write: a commit names only those that the driver finds where it reads.
+"""Checks that files written by executors exist in the driver's file system before a commit.
 
-An executor of a cluster writes to its own file system. If that is not the driver's, as on machines
-or in containers that do not share the lake's folder, a write succeeds and its files are nowhere.
+An executor of a cluster writes to its own file system. If the driver has another one, as on
+machines
+or in containers that do not share the lake's folder, a write succeeds, but its files are lost.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from chronolake.iceberg import IcebergTable
 
-#: Tasks per core that look for the folder: enough for every executor to run some of them.
+#: Probe tasks per core: enough for every executor to run some of them.
 _TASKS_PER_CORE: Final = 4
 _MOST_TASKS: Final = 1_000
 _HINT: Final = (
@@ -33,7 +34,7 @@ _HINT: Final = (
 
 
 def are_executors_elsewhere(spark: SparkSession) -> bool:
-    """Return whether executors are processes of their own, perhaps on other machines."""
+    """Return whether executors are separate processes, perhaps on other machines."""
     master = spark.sparkContext.master
     return master != "local" and not master.startswith("local[")
 
@@ -41,15 +42,17 @@ def are_executors_elsewhere(spark: SparkSession) -> bool:
 def expect_shared(spark: SparkSession, folder: str) -> None:
     """Raise if an executor does not share a local folder with the driver.
 
-    Each of some tasks on every executor reads a file of the driver's, and writes one that the
-    driver then looks for. An executor that starts later is not covered: `expect_stored` is.
+    Several tasks on every executor read a file that the driver wrote, and each writes one that the
+    driver
+    then checks. Executors that start later are covered by `expect_stored`.
 
     Args:
         spark: a session.
-        folder: the folder, or a bucket, which every executor shares.
+        folder: the folder; a bucket is shared by every executor and not checked.
 
     Raises:
-        LakeError: an executor cannot read or write in it, or has another folder of the name.
+        LakeError: an executor cannot read or write in the folder, or has another folder at this
+            path.
     """
     path = local_path(folder)
     if path is None or not are_executors_elsewhere(spark):
@@ -81,7 +84,7 @@ def expect_shared(spark: SparkSession, folder: str) -> None:
 
 
 def _probed(number: int, *, place: str, token: str) -> tuple[str, str, str]:
-    """Look for the driver's file and write another, in an executor."""
+    """Read the driver's file and write another one, on an executor."""
     name = f"{number}-{uuid4().hex}"
     try:
         if (Path(place) / "driver").read_text() != token:
@@ -95,15 +98,15 @@ def _probed(number: int, *, place: str, token: str) -> tuple[str, str, str]:
 def expect_stored(table: IcebergTable, snapshot_id: int | None, *, since: int | None) -> None:
     """Raise if a file that snapshots added is not in the driver's file system.
 
-    Only the files of executors of their own are looked for, and only those in folders.
+    Only files in local folders are checked, and only if executors are separate processes.
 
     Args:
         table: a state of the table that has the snapshots.
-        snapshot_id: the newest of them; None: there is none.
-        since: the snapshot before the oldest of them; None: all are looked at.
+        snapshot_id: the newest of the snapshots; None if there are none.
+        since: the snapshot before the oldest of them; None to check all.
 
     Raises:
-        LakeError: one is missing, or has another size; nothing may be committed that names it.
+        LakeError: a file is missing or has another size; the snapshots must not be committed.
     """
     spark = table.catalog.spark
     if local_path(table.location) is None or not are_executors_elsewhere(spark):
@@ -125,10 +128,10 @@ def expect_written(paths: Iterable[Path], *, table: str) -> None:
 
     Args:
         paths: the files.
-        table: what they are of.
+        table: the table of the files, for the error.
 
     Raises:
-        LakeError: one is missing.
+        LakeError: a file is missing.
     """
     for path in paths:
         if _size_of(path) is None:

@@ -1,10 +1,13 @@
-"""The sockets between Python and the JVM, without the pause that TCP makes.
+"""Sockets between Python and the JVM without delayed acknowledgements.
 
-The JVM writes what it sends in pieces, and its sockets keep a short last piece back, as sockets do
-by default, until the piece before it is acknowledged; Linux puts that off for 40 ms. py4j's answers
-of more than 8 KiB arrive so late: the columns of a wide table, or the sketch of what was written to
-a table this month, which every batch reads. So do the first rows of every task that is in Python.
-Therefore Python acknowledges at once what it receives.
+The JVM sends data in segments. By default, a socket holds a short last segment back until the
+previous
+one is acknowledged (Nagle's algorithm), and Linux delays acknowledgements by 40 ms. So py4j
+responses
+of more than 8 KiB arrive late, such as the columns of a wide table, or the sketch of a table's
+writes
+in this month, which every batch reads. So do the first rows of every Python task. Therefore Python
+acknowledges received data immediately.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: Linux only; others put no acknowledgement off that long.
+#: Only on Linux; other systems do not delay acknowledgements that long.
 _AT_ONCE: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
 _BUFFER: Final = 64 * 2**10
 
 
 class _Acknowledging(io.RawIOBase):
-    """What a socket receives, acknowledged at once."""
+    """A socket's received data, acknowledged immediately."""
 
     def __init__(
         self, connection: socket.socket, received: io.BufferedReader, at_once: int
@@ -42,7 +45,7 @@ class _Acknowledging(io.RawIOBase):
         return self._received.fileno()
 
     def readinto(self, buffer: Any, /) -> int | None:
-        # Linux takes it back by itself: it is asked for with every piece.
+        # Linux resets the option by itself, so it is set for every read.
         self._connection.setsockopt(socket.IPPROTO_TCP, self._at_once, 1)
         return self._received.raw.readinto(buffer)
 
@@ -53,14 +56,14 @@ class _Acknowledging(io.RawIOBase):
 
 
 def acknowledging(connection: socket.socket, received: io.BufferedReader) -> io.BufferedReader:
-    """A stream of what a socket receives, that acknowledges it at once.
+    """Return a stream of a socket's received data that acknowledges it immediately.
 
     Args:
         connection: the socket.
-        received: its stream, of which nothing is in its buffer; closed with the new one.
+        received: its stream, with an empty buffer; it is closed together with the new one.
 
     Returns:
-        The new stream; the old one where there is no such pause.
+        The new stream, or `received` if the system does not delay acknowledgements.
     """
     if _AT_ONCE is None or connection.family not in {socket.AF_INET, socket.AF_INET6}:
         return received
@@ -68,10 +71,10 @@ def acknowledging(connection: socket.socket, received: io.BufferedReader) -> io.
 
 
 def in_worker(serve: Callable[..., None]) -> Callable[..., None]:
-    """Spark's main function of a Python worker, that acknowledges at once what the JVM sends it.
+    """Wrap Spark's main function of a Python worker to acknowledge the JVM's data immediately.
 
     Args:
-        serve: gets the stream that the worker reads, and the one that it writes.
+        serve: the main function; its arguments are the streams to read and to write.
     """
 
     def served(received: io.BufferedReader, sent: Any) -> None:
@@ -82,9 +85,9 @@ def in_worker(serve: Callable[..., None]) -> Callable[..., None]:
 
 
 def acknowledge_at_once(session: SparkSession) -> None:
-    """Take the JVM's answers without delay, on the connections there are and all that are made.
+    """Receive the JVM's responses without delay, on existing and on new connections.
 
-    Every Python thread has one of its own. With another py4j nothing changes.
+    Every Python thread has its own connection. With an unknown version of py4j, nothing changes.
     """
     client: Any = getattr(session._jvm, "_gateway_client", None)  # noqa: SLF001
     make = getattr(client, "_create_new_connection", None)
@@ -96,7 +99,7 @@ def acknowledge_at_once(session: SparkSession) -> None:
 
 
 class _Making:
-    """py4j's way to make a connection, and what is done to each afterwards."""
+    """py4j's connection factory; new connections acknowledge immediately."""
 
     def __init__(self, make: Any) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""Questions to a lake in Spark SQL: only such as read, answered row by row."""
+"""Read-only queries of a lake in Spark SQL, with results read row by row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]*)\] *(.*)")
 _NAMES: Final = "`chronolake tables --json` lists the names of tables and columns."
-#: What to do, by how Spark's conditions begin.
+#: Hints by the prefix of Spark's error conditions.
 _HINTS: Final = {
     "PARSE_": "Write one statement of Spark SQL, such as SELECT * FROM schema.table LIMIT 10.",
     "TABLE_OR_VIEW_NOT_FOUND": _NAMES,
@@ -48,7 +48,7 @@ _HINTS: Final = {
     "DIVIDE_BY_ZERO": "With `try_divide` the result is NULL.",
 }
 _CASE: Final = "spark.sql.caseSensitive"
-# Statements that are no queries, but only tell about tables.
+# Statements that are not queries, but only describe tables.
 _TELLING: Final = frozenset(
     {
         "DescribeColumn",
@@ -73,23 +73,23 @@ _TELLING: Final = frozenset(
         "ShowViews",
     }
 )
-#: Times within arrays, structs and maps, with all the digits that they have.
+#: Times within arrays, structs and maps, with all of their digits.
 _JSON_TIMES: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 _NESTED: Final = (StructType, ArrayType, MapType)
-# Kinds of plan node that change something, or run statements of their own.
+# Classes of plan nodes that change something, or run nested statements.
 _DOING: Final = ("Command", "ParsedStatement", "CompoundPlanStatement")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows that a question is answered with.
+    """The result of a query.
 
     Attributes:
-        columns: their names; one that comes twice is numbered the second time.
-        frame: the rows as a Spark DataFrame, unread.
+        columns: the column names; duplicates are numbered from the second on.
+        frame: the rows as a Spark DataFrame that has not been read.
     """
 
     columns: tuple[str, ...]
@@ -97,22 +97,22 @@ class Answer:
 
     @property
     def nested(self) -> frozenset[str]:
-        """Names of the columns of structs, arrays and maps: their cells are texts in JSON."""
+        """Return the names of struct, array and map columns: their cells are JSON texts."""
         fields = zip(self.columns, self.frame.schema, strict=True)
         return frozenset(name for name, field in fields if isinstance(field.dataType, _NESTED))
 
     def rows(self, limit: int | None = None) -> Iterator[tuple[Cell, ...]]:
-        """The rows in their order, one partition in memory at a time.
+        """Yield the rows in order, with one partition in memory at a time.
 
         Args:
-            limit: at most so many rows; all by default.
+            limit: maximum number of rows; None for all.
 
         Raises:
-            QueryError: Spark fails while it computes them.
+            QueryError: Spark fails while it computes the rows.
         """
         frame = self.frame if limit is None else self.frame.limit(limit)
         forms = [_form(field.dataType) for field in frame.schema]
-        # By number, for names may be equal, and hold dots and backticks.
+        # Columns are numbered because names may be duplicates, or contain dots and backticks.
         numbered = frame.toDF(*(f"c{place}" for place in range(len(forms))))
         stored = numbered.select(
             *(form(F.col(f"c{place}")) for place, (form, _) in enumerate(forms))
@@ -128,14 +128,16 @@ class Answer:
 
 
 def ask(lake: Lake, question: str) -> Answer:
-    """Answer one question in Spark SQL; tables are `schema.table`.
+    """Run one read-only statement of Spark SQL; tables are `schema.table`.
 
-    Column names need not be spelled in their case unless that would be ambiguous. Only queries are
-    accepted, and the SHOW and DESCRIBE statements. This guards against mistakes: it is no boundary
-    against SQL that somebody else wrote, since Spark's functions can do more than read.
+    Column names are case-insensitive unless that would be ambiguous. Only queries, SHOW and
+    DESCRIBE are
+    accepted. This prevents mistakes, but it is not a security boundary against untrusted SQL,
+    because
+    Spark's functions can do more than read.
 
     Raises:
-        QueryError: the text is no such statement, or Spark refuses it.
+        QueryError: the text is not such a statement, or Spark rejects it.
     """
     text = question.strip().removesuffix(";").strip()
     _check(lake.spark, text)
@@ -144,11 +146,15 @@ def ask(lake: Lake, question: str) -> Answer:
 
 
 def _check(spark: SparkSession, text: str) -> None:
-    """Let Spark's own grammar decide whether the text is a query.
+    """Raise if the text is not a read-only statement by Spark's own grammar.
 
-    The session's parser takes any statement, for Iceberg's extension makes no difference between
-    queries and others. Spark's plain one does, but it may stop before the end of the text. So the
-    text has to be a query to the one, and to hold no command to the other.
+    The session's parser accepts any statement, because Iceberg's extension does not distinguish
+    queries
+    from others. Spark's plain parser does, but it may stop before the end of the text. So the plain
+    parser must accept the text as a query, and the session's plan must not contain commands.
+
+    Raises:
+        QueryError: the text is not such a statement.
     """
     jvm: Any = spark._jvm  # noqa: SLF001
     plain = getattr(jvm.org.apache.spark.sql.catalyst.parser, "CatalystSqlParser$").__getattr__(
@@ -173,7 +179,7 @@ def _check(spark: SparkSession, text: str) -> None:
 
 
 def _commands(jvm: Any, plan: Any) -> bool:
-    """Whether a parsed plan holds a node that does something."""
+    """Return whether a parsed plan contains a node that changes something."""
     logical = "org.apache.spark.sql.catalyst.plans.logical"
     kinds = [jvm.java.lang.Class.forName(f"{logical}.{kind}") for kind in _DOING]
     open_nodes = [plan]
@@ -191,7 +197,7 @@ def _commands(jvm: Any, plan: Any) -> bool:
 
 
 def _analysed(spark: SparkSession, text: str) -> DataFrame:
-    """The question's frame, names taken as spelled first, and then in any case."""
+    """Return the query's DataFrame; names are case-sensitive in the first attempt only."""
     kept = spark.conf.get(_CASE)
     try:
         spark.conf.set(_CASE, "true")
@@ -210,7 +216,8 @@ def _analysed(spark: SparkSession, text: str) -> DataFrame:
 
 def _failed(failure: PySparkException | Py4JJavaError) -> QueryError:
     if isinstance(failure, Py4JJavaError):
-        # It failed in a task: the innermost cause says what, the others say where.
+        # The failure occurred in a task: the innermost cause is the reason, the others are the
+        # context.
         cause = failure.java_exception
         while cause.getCause() is not None:
             cause = cause.getCause()
@@ -239,9 +246,9 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
 def _form(  # noqa: PLR0911 - one line a type
     kind: DataType,
 ) -> tuple[Callable[[Column], Column], Callable[..., Cell]]:
-    """How a column is fetched from Spark, and how each fetched value becomes a cell.
+    """Return how a column is read from Spark, and how each value is converted to a cell.
 
-    Times are fetched as integers: Python's datetime cannot hold the ends of time.
+    Times are read as integers, because Python's datetime does not support the ends of the range.
     """
     match kind:
         case TimestampType():

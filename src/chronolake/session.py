@@ -1,4 +1,4 @@
-"""The Spark session: Java, the jars, and the settings that a lake relies on."""
+"""Spark sessions of a lake: Java, the jars, and the settings that a lake relies on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CATALOG: Final = "chronolake"
 EXTENSIONS: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
-#: Maven coordinates, and the SHA-256 of the jar that they stand for.
+#: Maven coordinates, with the SHA-256 of the jar.
 JARS: Final[dict[str, str]] = {
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0": (
         "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
@@ -50,33 +50,35 @@ _JAVA_VERSIONS: Final = ("17", "21")
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
-# Settings of the process: they cannot change once the JVM runs.
+# Settings of the process, which cannot change once the JVM runs.
 _STATIC: Final[dict[str, str]] = {
     "spark.app.name": "chronolake",
     "spark.sql.extensions": EXTENSIONS,
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Shuffle and spill files hold decrypted rows: they must not lie on a disk in the clear.
+    # Shuffle and spill files contain decrypted rows, which must not be stored unencrypted.
     "spark.io.encryption.enabled": "true",
     "spark.sql.artifact.isolation.enabled": "false",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "false",
     "spark.cleaner.periodicGC.interval": "10min",
-    # Pages tell whether they are what was written, wherever they are kept.
+    # Pages have checksums that detect corruption on any storage.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.python.daemon.module": "chronolake.spark_worker_daemon",
-    # By default Spark forgets the code that it generated for a statement after 100 others: with a
-    # few tables in turns, every batch would compile all of its code again.
+    # By default Spark's cache of generated code has 100 entries: with a few tables in turns, every
+    # batch would compile all of its code again.
     "spark.sql.codegen.cache.maxEntries": "5000",
-    # Every sort, aggregate and broadcast takes at least one page of memory. By default that is up
-    # to 64 MiB, of which a batch of a hundred rows needs some kilobytes.
+    # Every sort, aggregate and broadcast allocates at least one page of memory. The default is up
+    # to
+    # 64 MiB, of which a batch of a hundred rows needs some kilobytes.
     "spark.buffer.pageSize": "2m",
-    # The JVM compiles the code of every statement. When the room for that is full, it compiles no
-    # more and can even fail; without optimisations it is 48 MiB, filled in half a minute.
+    # The JVM compiles the code of every statement. When its code cache is full, it stops compiling
+    # and
+    # can even fail; the size without optimisations is 48 MiB, which fill in half a minute.
     _JAVA_OPTIONS: "-XX:ReservedCodeCacheSize=512m",
 }
 
-#: What Spark reads while its JVM starts: all else can be told to it later.
+#: Settings that Spark reads while its JVM starts; all others can be set later.
 _AT_START: Final = (
     "spark.master",
     "spark.driver.",
@@ -88,7 +90,7 @@ _AT_START: Final = (
     "spark.yarn.",
     "spark.kubernetes.",
     "spark.kerberos.",
-    # Hadoop keeps its first file system, with the settings of that moment.
+    # Hadoop caches its first file system with the settings of that time.
     "spark.hadoop.fs.permissions.",
 )
 
@@ -97,8 +99,8 @@ _OPEN_FIRST: Final = (
     f"spark.sql.extensions={EXTENSIONS} and the jars of chronolake.session.jars()."
 )
 
-# Without a cluster nobody else has business with the driver, and Spark's ports ask for no password:
-# by default they would be open on the machine's network address.
+# Without a cluster, no other machine needs the driver. Spark's ports have no password, and by
+# default they are open on the machine's network address.
 _LOOPBACK: Final[dict[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -106,31 +108,32 @@ _LOOPBACK: Final[dict[str, str]] = {
 
 _WRITES_CHECKSUMS: Final = "org.apache.hadoop.fs.ChecksumFileSystem"
 
-# Settings of a session: every lake has its own.
+# Settings of a session; every lake has its own.
 _SESSION: Final[dict[str, str]] = {
     **RELIED_ON,
     "spark.sql.defaultCatalog": CATALOG,
-    # Rows go to Python in batches of so many bytes at most: large cells must not add up.
+    # Maximum size of batches that are sent to Python, so that large cells do not add up.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
-    # What is kept lives as long as a batch: to look for a way to compress each column takes more
-    # time than the room is worth.
+    # Cached rows are needed only for one batch: choosing a compression for each column takes more
+    # time than the space is worth.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
-    # Another process may have written since: always ask the catalog.
+    # Another process may have written in the meantime, so the catalog is always queried.
     f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
 }
 
-#: Settings for statements that carry wide rows through many steps. To find filters that nobody
-#: wrote, Spark keeps all that follows from the equality of columns: for an expression over n of
-#: them, which each get another name, these are 2^n conditions.
+#: Settings for statements that pass wide rows through many steps. To infer filters, Spark keeps all
+#: conditions that follow from equal columns: 2^n conditions for an expression over n columns that
+#: are
+#: each renamed.
 _WIDE: Final[dict[str, str]] = {"spark.sql.constraintPropagation.enabled": "false"}
 
-#: Settings for work whose size is known to be moderate: there is nothing to adapt to, and without
-#: adaptive execution the stages of a statement follow each other without the driver.
+#: Settings for work of a known moderate size: there is nothing to adapt to, and without adaptive
+#: execution, stages run one after another without the driver.
 _MODERATE: Final[dict[str, str]] = {"spark.sql.adaptive.enabled": "false"}
 _MODERATE_PARTITIONS: Final = 8
 
-#: Settings for a few rows: what Spark does to make much data quick costs more than it saves.
+#: Settings for a few rows: Spark's optimizations for large data cost more than they save.
 _LIGHT: Final[dict[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
@@ -141,8 +144,8 @@ _LIGHT: Final[dict[str, str]] = {
 
 
 def is_java_running() -> bool:
-    """Whether the JVM that this process has started is there; one of another process counts so."""
-    process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - nobody else tells
+    """Return whether the JVM of this process runs; a JVM of another process counts as running."""
+    process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - there is no public API
     return process is None or process.poll() is None
 
 
@@ -151,11 +154,11 @@ class Sessions:
     """The sessions of a lake, on one JVM and with one catalog each.
 
     Attributes:
-        spark: for everything that may be large.
-        wide: the same for statements that carry all columns of a table through many steps.
+        spark: for statements of any size.
+        wide: as `spark`, for statements that pass all columns of a table through many steps.
         moderate: for statements over a batch that a few tasks can shuffle.
-        moderate_wide: the same for statements that carry all columns through many steps.
-        light: for statements over a few rows, where most of the time goes into planning.
+        moderate_wide: as `moderate`, for statements that pass all columns through many steps.
+        light: for statements over a few rows, where planning takes most of the time.
     """
 
     spark: SparkSession
@@ -166,14 +169,15 @@ class Sessions:
 
 
 def jars() -> list[Path]:
-    """The jars that Spark needs, fetched once into a cache and checked by hash.
+    """Return the jars that Spark needs; download missing ones to a cache, and check their hashes.
 
     The cache is `$CHRONOLAKE_JARS`, or `chronolake/jars` in the user's cache folder. Spark's own
-    resolver fetches what is missing; `$CHRONOLAKE_IVY_SETTINGS` names an Ivy settings file for
-    those who use a mirror.
+    resolver downloads missing jars; `$CHRONOLAKE_IVY_SETTINGS` is the path of an Ivy settings file,
+    for
+    example for a mirror.
 
     Raises:
-        MissingRequirementError: a jar cannot be fetched, or is not the one that is pinned.
+        MissingRequirementError: a jar cannot be downloaded, or its hash is not the pinned one.
     """
     cache = Path(
         os.environ.get(env.JARS)
@@ -226,7 +230,7 @@ def _fetch(missing: list[str], cache: Path) -> None:
                     f"The fetched jar {coordinates} is not the pinned one (SHA-256 {digest}).",
                     hint="Do not use it; check the registry or mirror it came from.",
                 )
-            # A rename, so that a process that starts meanwhile never sees half a jar.
+            # Renamed, so that processes that start meanwhile never see an incomplete jar.
             shutil.move(found, cache / f".{name}.part")
             (cache / f".{name}.part").rename(cache / name)
 
@@ -237,12 +241,12 @@ def _last_words(text: str) -> str:
 
 
 def java_home() -> str:
-    """The folder of a Java 17 or 21.
+    """Return the folder of a Java 17 or 21.
 
-    Looked for in `$JAVA_HOME`, then behind `java` on the path, then in the system's usual places.
+    Searches `$JAVA_HOME`, then `java` on the path, then the system's usual folders.
 
     Raises:
-        MissingRequirementError: there is none.
+        MissingRequirementError: neither version is installed there.
     """
     candidates = [os.environ.get("JAVA_HOME", "")]
     if on_path := shutil.which("java"):
@@ -277,16 +281,16 @@ def _java_version(home: Path) -> str | None:
 
 
 def start(master: str, conf: Mapping[str, str], catalog: Mapping[str, str]) -> Sessions:
-    """Sessions for one lake, on the process's one JVM.
+    """Create the sessions of one lake, on the process's one JVM.
 
     Args:
-        master: Spark's master URL. It counts only for the first session of a process.
-        conf: Spark settings of the user; they win over ours.
+        master: Spark's master URL. Only the first call in a process uses it.
+        conf: Spark settings of the user; they override the defaults.
         catalog: settings of the Iceberg catalog, without their `spark.sql.catalog.…` prefix.
 
     Raises:
-        MissingRequirementError: no Java or no jars.
-        LakeError: a Spark session runs already that cannot serve a lake.
+        MissingRequirementError: Java or a jar is missing.
+        LakeError: a Spark session without Iceberg already runs in this process.
     """
     running = SparkContext._active_spark_context  # noqa: SLF001
     if running is None:
@@ -342,7 +346,7 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
         **conf,
     }
     if _JAVA_OPTIONS in conf:
-        # Of an option that is given twice, Java takes the last.
+        # Java uses the last of duplicate options.
         settings[_JAVA_OPTIONS] = f"{_STATIC[_JAVA_OPTIONS]} {conf[_JAVA_OPTIONS]}"
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -351,7 +355,7 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not _has_iceberg(session):
-        # A JVM outlives its sessions, and takes jars only when it starts.
+        # A JVM outlives its sessions, and loads jars only at its start.
         session.stop()
         raise LakeError("A Spark session ran in this process without Iceberg.", hint=_OPEN_FIRST)
     _write_no_checksum_files(session)
@@ -359,11 +363,11 @@ def _launch(master: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """Start the JVM with what it needs on its command line, which every user of the machine sees.
+    """Start the JVM with few settings, because all users of the machine can read its command line.
 
-    All other settings reach it afterwards, over the connection to it.
+    All other settings are sent afterwards, over the connection to the JVM.
     """
-    if SparkContext._gateway is None:  # noqa: SLF001 - nothing else starts it with less
+    if SparkContext._gateway is None:  # noqa: SLF001 - nothing else starts it with fewer settings
         conf = SparkConf(loadDefaults=False)
         conf.setAll(list(settings.items()))
         SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001
@@ -375,11 +379,12 @@ def _is_for_command_line(key: str, value: str) -> bool:
 
 
 def _write_no_checksum_files(session: SparkSession) -> None:
-    """Let a JVM of ours write local files without Hadoop's checksum file beside each of them.
+    """Make the driver's JVM write local files without Hadoop's checksum files.
 
     Hadoop starts a process (`chmod`) for every file that it writes, and a batch writes eleven: with
-    checksum files, a small batch takes 1.08 times as long. What they tell, pages of Parquet tell
-    themselves, also on an object store. Executors with a JVM of their own go on writing them.
+    checksum files, a small batch takes 1.08 times as long. Parquet's pages have their own
+    checksums,
+    also on an object store. Executors with their own JVM still write checksum files.
     """
     jvm = session._jvm  # noqa: SLF001
     hadoop = session._jsc.hadoopConfiguration()  # noqa: SLF001
@@ -397,8 +402,9 @@ def _has_iceberg(session: SparkSession) -> bool:
 def active(session: SparkSession) -> Iterator[None]:
     """Make a session this thread's active one.
 
-    Spark takes some settings from there and not from the session that a frame belongs to: without
-    it, columns that differ by case only are one column to a thread's first statement.
+    Spark reads some settings from the active session and not from the session of a DataFrame:
+    without
+    this, a thread's first statement does not distinguish columns that differ only by case.
     """
     sessions = getattr(session._jvm, "org.apache.spark.sql.classic.SparkSession")  # noqa: SLF001
     before = sessions.getActiveSession()

@@ -1,12 +1,12 @@
 """The process that Spark forks its Python workers from (`spark.python.daemon.module`).
 
-It is Spark's own daemon, made ready for this project's tasks:
+It is Spark's own daemon, prepared for Chronolake's tasks:
 
-* What it has imported, none of its workers has to import.
-* It imports PySpark from where it is installed, not from the archives that Spark puts first on the
-  path. At the begin of every task a worker forgets what it knows of importable files, and Python
-  reads the directory of every such archive again: a tenth of a second of each task.
-* What the JVM sends is acknowledged at once (`chronolake.py4j_nodelay`).
+* Its workers share the modules that it has imported.
+* It imports PySpark from the installed package, not from the archives that Spark prepends to the
+  path. At the start of every task a worker invalidates its import caches, and Python reads the
+  directory of every such archive again, which takes a tenth of a second of each task.
+* Data that the JVM sends is acknowledged immediately (`chronolake.py4j_nodelay`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chronolake.py4j_nodelay import in_worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Where the functions live that tasks run.
+#: Modules with the functions that tasks run.
 _PRELOADED: Final = (
     "chronolake.batch_files.task_packing",
     "chronolake.core.upsert_fold",
@@ -32,9 +32,10 @@ _PRELOADED: Final = (
 
 
 def archives_of_installed(path: Sequence[str]) -> set[str]:
-    """The archives on an import path that belong to the PySpark that is installed on it.
+    """Return the archives on an import path that belong to the PySpark that is installed on it.
 
-    Those of another PySpark do not: a cluster may run one that a machine has not installed.
+    Archives of another PySpark are not returned: a cluster may run one that a machine has not
+    installed.
     """
     folders = [entry for entry in path if not Path(entry).is_file()]
     found = PathFinder.find_spec("pyspark", folders)
@@ -51,7 +52,7 @@ def main() -> None:
     sys.path_importer_cache.clear()
     for name in _PRELOADED:
         import_module(name)
-    # Workers collect garbage after every task: what is here now need not be looked at.
+    # Workers collect garbage after every task; current objects are excluded from it.
     gc.freeze()
     daemon: Any = import_module("pyspark.daemon")
     daemon.worker_main = in_worker(daemon.worker_main)

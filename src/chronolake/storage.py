@@ -1,7 +1,7 @@
-"""Storage failures: a full disk, or a folder that cannot be written, with its path.
+"""Storage failures, such as a full disk or a read-only folder, with the affected path.
 
-Python, Arrow, SQLite, Java and Spark each report them in words and classes of their own, often
-without the path, and often as the cause of something else.
+Python, Arrow, SQLite, Java and Spark report them with different messages and classes, often without
+the path, and often as the cause of another error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Reason:
-    """A way in which storage fails.
+    """A kind of storage failure.
 
     Attributes:
-        message: what is wrong, in words for the user.
+        message: the message for the user.
         hint: what to do, before the path.
-        numbers: the numbers of the system's errors that mean it.
-        words: how messages of Java, SQLite and Arrow put it.
+        numbers: the system's error numbers of this kind.
+        words: the pattern of messages of Java, SQLite and Arrow.
         affects: returns whether a folder is affected, for messages without a path.
     """
 
@@ -42,7 +42,7 @@ class _Reason:
 
 def _is_full(folder: Path) -> bool:
     found = os.statvfs(folder)
-    # Below this, what a batch writes finds no room; a network drive may count in larger blocks.
+    # Less than a batch needs to write; network drives may report larger blocks.
     return found.f_bavail * found.f_frsize < _FULL_BYTES or (found.f_files > 0 == found.f_favail)
 
 
@@ -80,12 +80,12 @@ _REASONS: Final = (
         _is_denied,
     ),
 )
-#: Messages that do not tell which of the reasons it is.
+#: Messages that do not identify the reason.
 _UNCLEAR: Final = re.compile(
     r"mkdirs failed|attempt to write a readonly database|unable to open database file",
     re.IGNORECASE,
 )
-#: A path as the messages have it, right before or behind the reason.
+#: A path in a message, directly before or after the reason.
 _PATHS: Final = tuple(
     re.compile(pattern, re.IGNORECASE | re.MULTILINE)
     for pattern in (
@@ -99,15 +99,15 @@ _used: set[Path] = set()
 
 
 def uses(folder: Path) -> None:
-    """Remember a folder that this process writes to: errors that name no path may be about it."""
+    """Register a folder that this process writes to, as a candidate for errors without a path."""
     _used.add(folder)
 
 
 def storage_error(failure: BaseException) -> StorageError | None:
-    """Return the storage failure behind a failure, or None if it is another one.
+    """Return the storage failure that caused an error, or None if it had another cause.
 
     Args:
-        failure: what was raised, in Python, or through Py4J or Spark by Java.
+        failure: an error of Python, or of Java through Py4J or Spark.
     """
     for cause in _causes(failure):
         if isinstance(cause, StorageError):
@@ -122,10 +122,10 @@ def storage_error(failure: BaseException) -> StorageError | None:
 
 
 def raise_unless_writable(folder: Path) -> None:
-    """Write a file into a folder, sync it, and remove it again; the folder is created if missing.
+    """Write a file to a folder, sync it, and remove it; the folder is created if missing.
 
     Raises:
-        StorageError: that fails.
+        StorageError: one of these steps fails.
     """
     path = folder / f".chronolake-check-{uuid4().hex}"
     try:
@@ -142,7 +142,7 @@ def raise_unless_writable(folder: Path) -> None:
 
 
 def error_of(failure: OSError, path: Path) -> StorageError:
-    """Return the error that an operation on a path has failed."""
+    """Return the storage error for a failed operation on a path."""
     for reason in _REASONS:
         if failure.errno in reason.numbers:
             return _error(reason, str(path))
@@ -164,7 +164,7 @@ def _path_in(text: str) -> str | None:
 
 
 def _affected(reason: _Reason, path: str | None = None) -> str | None:
-    """Return the folder that a reason is true of: `path`, or one that this process writes to."""
+    """Return the folder that a reason applies to: `path`, or one that this process writes to."""
     known = [*sorted(_used), Path(tempfile.gettempdir())] if path is None else [Path(path)]
     for folder in known:
         place = next(place for place in (folder, *folder.parents) if place.exists())
@@ -190,7 +190,7 @@ def _causes(failure: BaseException) -> Iterator[BaseException]:
 
 
 def _told(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]]:
-    """Return what a failure says: its text, the system's number and the path, if it has them."""
+    """Yield a failure's message, error number and path; the last two may be None."""
     if isinstance(failure, OSError) and failure.errno is not None:
         yield (
             str(failure),
@@ -199,7 +199,7 @@ def _told(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]
         )
         return
     if isinstance(failure, ChronolakeError):
-        # Its own words are about something else; its cause is looked at, too.
+        # Its own message has another subject, but its cause is checked, too.
         return
     java: Any = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
     if java is None and type(failure).__module__.partition(".")[0] not in _SPEAKERS:
@@ -212,6 +212,6 @@ def _told(failure: BaseException) -> Iterator[tuple[str, int | None, str | None]
         java = java.getCause()
 
 
-#: Packages whose errors carry the system's words in a text alone.
+#: Packages whose errors contain the system's message only as text.
 _SPEAKERS: Final = frozenset({"pyarrow", "sqlalchemy", "sqlite3", "py4j", "pyspark"})
 _DEPTH: Final = 12

@@ -1,4 +1,4 @@
-"""The records of a table that differ between two times, column by column."""
+"""Records of a table that differ between two times, with their changed columns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DELETED: Final = "deleted"
 
 @dataclass(frozen=True)
 class Difference:
-    """One record that differs.
+    """A record that differs.
 
     Attributes:
-        key: its key.
+        key: values of the key columns.
         change: `inserted`, `changed` or `deleted`.
-        old: its values at the first time by column, without the key; None if it was not there.
-        new: its values at the second time; None if it was not there.
+        old: values of the other columns at the first time; None if the record did not exist.
+        new: values of the other columns at the second time; None if the record did not exist.
     """
 
     key: dict[str, Cell]
@@ -38,13 +38,13 @@ class Difference:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that differ; all of them where the record is new or gone."""
+        """Return the columns that differ; all of them for an inserted or deleted record."""
         if self.old is None or self.new is None:
             return tuple(self.old or self.new or ())
         return tuple(name for name, value in self.old.items() if self.new[name] != value)
 
     def as_json(self) -> dict[str, Any]:
-        """The difference as JSON's own types; of a changed record only what differs."""
+        """Return the difference as JSON types; a changed record has only changed columns."""
 
         def told(values: dict[str, Cell] | None) -> dict[str, Cell] | None:
             return None if values is None else {name: values[name] for name in self.columns}
@@ -59,20 +59,20 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The records that differ, not read yet."""
+    """The records that differ, as a result that has not been read."""
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
     answer: Answer
 
     def records(self, limit: int | None = None) -> Iterator[Difference]:
-        """The records, sorted by key, one partition in memory at a time.
+        """Yield the records sorted by key, with one partition in memory at a time.
 
         Args:
-            limit: at most so many; all by default.
+            limit: maximum number of records; None for all.
 
         Raises:
-            QueryError: Spark fails while it computes them.
+            QueryError: Spark fails while it computes the records.
         """
         keys, width = len(self.key), len(self.columns)
         for row in self.answer.rows(limit):
@@ -87,7 +87,7 @@ class Comparison:
 
 
 def compared(table: LakeTable, before: Instant, after: Instant) -> Comparison:
-    """Compare a history table with itself at another time.
+    """Compare a history table at two times.
 
     Args:
         table: a history table.
@@ -96,7 +96,7 @@ def compared(table: LakeTable, before: Instant, after: Instant) -> Comparison:
 
     Raises:
         BatchError: the table is not in history mode.
-        ValueRefusedError: a text is no time, or the first instant is after the second.
+        ValueRefusedError: a text is not a valid time, or the first instant is after the second.
     """
     found = table.diff(before, after)
     key = table.describe().record_key

@@ -27,32 +27,32 @@ START: Final = "_fivetran_start"
 END: Final = "_fivetran_end"
 ACTIVE: Final = "_fivetran_active"
 HISTORY_COLUMNS: Final = (START, END, ACTIVE)
-#: Tables that are pulled: which version of the source a row is (`core/scd2_sql.py`).
+#: Pipeline tables: the row's version in the source (`core/scd2_sql.py`).
 VERSION: Final = "_chronolake_version"
 #: Tables that are compared with snapshots of their source: a hash of the row (`core/row_hash.py`).
 HASH: Final = "_chronolake_hash"
 
 TMAX_TEXT: Final = "9999-12-31T23:59:59.999Z"
 TMIN_TEXT: Final = "0001-01-01T00:00:00Z"
-# Microseconds since 1970-01-01T00:00:00Z: Python's own datetime overflows near both ends.
+# Microseconds since 1970-01-01T00:00:00Z, because Python's datetime overflows near both ends.
 TMAX_MICROS: Final = 253_402_300_799_999_000
 #: An active version that ends in this second, or later, ends at Tmax.
 TMAX_SECOND_MICROS: Final = 253_402_300_799_000_000
 TMIN_MICROS: Final = -62_135_596_800_000_000
 LAST_MICROS: Final = 253_402_300_799_999_999
 
-#: Spark settings that nobody may set otherwise: with others, values would be other ones.
+#: Spark settings that users must not override, because they would change values.
 RELIED_ON: Final[dict[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.ansi.enabled": "true",
-    # Names may hold `${…}`: Spark would put settings and environment variables there.
+    # Names may contain `${…}`, which Spark would replace with settings and environment variables.
     "spark.sql.variable.substitute": "false",
-    # Parquet files of others may hold nanoseconds, for which Spark has no type.
+    # Foreign Parquet files may contain nanoseconds, for which Spark has no type.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
 }
 
-#: Iceberg's own columns of every table: a table that has one of these names cannot be read.
+#: Iceberg's own columns of every table. A table with a column of such a name cannot be read.
 METADATA_COLUMNS: Final = frozenset(
     {
         "_file",
@@ -65,23 +65,25 @@ METADATA_COLUMNS: Final = frozenset(
     }
 )
 
-#: Table property: since when a history table has history, in microseconds since 1970. It is set
-#: when a table that kept none was switched; without it, nothing is known to be missing.
+#: Table property: the time from which a history table has history, in microseconds since 1970. It
+#: is
+#: set when a table of another mode is switched to history; without it, no history is known to be
+#: missing.
 HISTORY_SINCE_PROPERTY: Final = "chronolake.history-since"
 
-#: Table property: the `pipeline/stream` that fills the table; it is nobody else's to change.
+#: Table property: the `pipeline/stream` that writes the table; no other writer may change it.
 STREAM_PROPERTY: Final = "chronolake.stream"
 
-#: Table property: the identity of the lake (`identity.py`) that made the table, or that has checked
-#: once that all of its files lie inside the lake.
+#: Table property: the identity of the lake (`identity.py`) that created the table, or that checked
+#: once that all of its files are inside the lake.
 LAKE_PROPERTY: Final = "chronolake.lake"
 
 #: Table properties: usage by month, such as `chronolake.usage.2026-11` (`core/usage.py`).
 USAGE_PREFIX: Final = "chronolake.usage."
 
-#: The distance between a version's end and the next version's start, where a table says no other.
+#: Default distance between a version's end and the next version's start.
 EPSILON_MICROS: Final = 1_000
-#: Table property: that distance, in microseconds, for tables of sources with finer times.
+#: Table property: that distance in microseconds, for tables of sources with finer times.
 EPSILON_PROPERTY: Final = "chronolake.epsilon-micros"
 
 MAX_PRECISION: Final = 38
@@ -110,7 +112,7 @@ class Kind(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a table keeps changes: decided by the system columns it has."""
+    """How a table stores changes; the system columns determine it."""
 
     LIVE = "live"
     SOFT_DELETE = "soft-delete"
@@ -134,8 +136,8 @@ _ARROW: Final[dict[Kind, pa.DataType]] = {
     Kind.NAIVE_TIME: pa.string(),
 }
 
-# Spark SQL type names; SHORT is kept as int and NAIVE_TIME as string, because Iceberg has no
-# two-byte integer and Spark 4.1 no time of day.
+# Spark SQL type names. SHORT is stored as int and NAIVE_TIME as string, because Iceberg has no
+# two-byte integer and Spark 4.1 has no time of day.
 _SPARK: Final[dict[Kind, str]] = {
     Kind.BOOLEAN: "boolean",
     Kind.SHORT: "int",
@@ -166,10 +168,11 @@ class ColumnType:
     scale: int | None = None
 
     def __post_init__(self) -> None:
-        """Fill in the default decimal, refuse an impossible one.
+        """Set the default precision and scale, and validate them.
 
         Raises:
-            UnsupportedTypeError: precision beyond 38 or 0, or a scale greater than the precision.
+            UnsupportedTypeError: the precision is not 1 to 38, or the scale is greater than the
+                precision.
         """
         if self.kind is not Kind.DECIMAL:
             object.__setattr__(self, "precision", None)
@@ -195,31 +198,31 @@ class ColumnType:
 
     @classmethod
     def parse(cls, text: str) -> ColumnType:
-        """The inverse of `str`.
+        """Parse the text that `str` returns.
 
         Raises:
-            ValueError: the text is no type.
+            ValueError: the text is not a valid type.
         """
         name, _, parameters = text.rstrip(")").partition("(")
         return cls(Kind(name), *(int(number) for number in filter(None, parameters.split(","))))
 
     @property
     def arrow(self) -> pa.DataType:
-        """The Arrow type of a column of this type."""
+        """Return the Arrow type of a column of this type."""
         if self.kind is Kind.DECIMAL:
             return pa.decimal128(self.precision, self.scale)
         return _ARROW[self.kind]
 
     @property
     def sql(self) -> str:
-        """The Spark SQL name of the type that such a column is stored in."""
+        """Return the Spark SQL name of the type that such a column is stored as."""
         if self.kind is Kind.DECIMAL:
             return f"decimal({self.precision},{self.scale})"
         return _SPARK[self.kind]
 
     @property
     def spark(self) -> DataType:
-        """The Spark type that such a column is stored in."""
+        """Return the Spark type that such a column is stored as."""
         from pyspark.sql import types  # noqa: PLC0415
 
         if self.kind is Kind.DECIMAL:
@@ -241,7 +244,7 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, in the words of the sender."""
+    """A column of a table with its declared type."""
 
     name: str
     type: ColumnType
@@ -250,31 +253,31 @@ class Column:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """A table in a schema; both parts may hold any characters."""
+    """A table in a schema; both parts may contain any characters."""
 
     schema: str
     table: str
 
     def __str__(self) -> str:
-        """`schema.table`, as `parse` reads it: what is printed can be given to a command."""
+        """Return `schema.table` in the form that `parse` and commands accept."""
         return ".".join(self.spelled)
 
     @property
     def spelled(self) -> tuple[str, str]:
-        """The parts of `str`: in backticks where a part would be read as another name."""
+        """Return the parts of `str`, in backticks if a part would otherwise be ambiguous."""
         return _part(self.schema), _part(self.table)
 
     @property
     def sql(self) -> str:
-        """The name as Spark SQL within the lake's catalog: two quoted identifiers."""
+        """Return the name as Spark SQL within the lake's catalog: two quoted identifiers."""
         return f"{quoted(self.schema)}.{quoted(self.table)}"
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """The inverse of `str`: a part that holds a dot stands in backticks.
+        """Parse the text that `str` returns; a part that contains a dot is in backticks.
 
         Raises:
-            SchemaError: the text is not two parts.
+            SchemaError: the text does not have two parts.
         """
         parts: list[str] = []
         rest = text
@@ -308,43 +311,44 @@ class TableName:
 
 
 def _part(part: str) -> str:
-    # Forms and scripts strip what they are given.
+    # Forms and scripts strip whitespace from their inputs.
     is_plain = "." not in part and not part.startswith("`") and part == part.strip()
     return part if is_plain else quoted(part)
 
 
 def now_micros() -> int:
-    """The time, in microseconds since 1970."""
+    """Return the current time in microseconds since 1970."""
     return time.time_ns() // 1_000
 
 
 def quoted(identifier: str) -> str:
-    """An identifier as Spark SQL: in backticks, backticks doubled."""
+    """Quote an identifier for Spark SQL: in backticks, with backticks doubled."""
     return "`" + identifier.replace("`", "``") + "`"
 
 
 def literal(value: str) -> str:
-    """A text as a literal of Spark SQL."""
+    """Quote a text as a literal of Spark SQL."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def stored_name(sent: str) -> str:
-    """The name under which a sender's column is stored: its own, unless Iceberg keeps that.
+    """Return the name under which a sender's column is stored.
 
-    Such a name gets one `_` more, and so do those that would then be taken: `_file` is stored as
-    `_file_`, `_file_` as `_file__`.
+    A name that Iceberg reserves gets one more `_`, and so do names that would then be duplicates:
+    `_file`
+    is stored as `_file_`, `_file_` as `_file__`. All other names are stored unchanged.
     """
     return f"{sent}_" if sent.rstrip("_") in METADATA_COLUMNS else sent
 
 
 def sent_name(stored: str) -> str:
-    """The name by which a sender knows a stored column: the inverse of `stored_name`."""
+    """Return the sender's name of a stored column, the inverse of `stored_name`."""
     return stored[:-1] if stored.rstrip("_") in METADATA_COLUMNS else stored
 
 
 def mode_of(columns: Iterable[str]) -> Mode:
-    """The mode that a table with these column names is in.
+    """Return the mode of a table with these column names.
 
     A table is in history mode if it has all three history columns, in soft-delete mode if it has
     `_fivetran_deleted`, and live otherwise.
