@@ -1,7 +1,7 @@
-"""What can be read: each kind of source in a room of its own.
+"""Sources: the places that pipelines read from.
 
-`protocol` says what every source tells of its streams, and what those do that keep no lake of their
-own: they bring record versions, which land in ours. `data_lake` is a Data Lake v2 that someone else
-writes; `postgres/` reads PostgreSQL's log, or its tables as a whole, as `jdbc/` does it with any
-database; `sqlserver/` reads what SQL Server keeps of changes.
+`protocol` defines the interface of all sources, and of those whose change batches land in the
+project's own lake. `data_lake` reads a Data Lake v2 that another writer maintains. `postgres/`
+reads PostgreSQL by logical replication or by snapshot diff. `jdbc` reads whole tables of any
+database over JDBC. `sqlserver/` reads SQL Server's CDC and change tracking.
 """

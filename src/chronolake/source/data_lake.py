@@ -1,4 +1,4 @@
-"""A Data Lake v2 as a source: what someone else writes is applied where it is."""
+"""A Data Lake v2 as a source: files of another writer, applied where they are stored."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class DataLake:
     config: DataLakeSource
 
     def discover(self) -> list[StreamDescriptor]:
-        """The objects that the configuration wants, or every one there is."""
+        """Return the configured objects, or all objects if none are configured."""
         file = self.project.file
         root = (file.parent / Path(self.config.path).expanduser()).resolve()
         there = objects_of(root, self.config.org)
         wanted = self.config.objects
         names = there if wanted is None else list(dict.fromkeys(wanted))
         for name in names:
-            # Nothing may have been written for an object yet; one that is nearly there is a slip.
+            # An object may not have any files yet. A name similar to an existing one is a typo.
             near = difflib.get_close_matches(name, set(there) - set(names), n=1, cutoff=0.8)
             if name not in there and near:
                 raise ConfigurationError(
@@ -44,9 +44,9 @@ class DataLake:
                 )
         return [
             StreamDescriptor(
-                # Each version of a Data Lake v2 has its time.
+                # Every version in a Data Lake v2 has a timestamp.
                 StreamCapabilities(name, reports_changes=True, is_reimported=False),
-                # A backup looks at its source now and then.
+                # The backup that writes it polls its source from time to time.
                 capture_method=CaptureMethod.OBSERVED_CHANGES,
                 epsilon_micros=EPSILON_MICROS,
                 folder=ObjectFolder(root, self.config.org, name),

@@ -1,16 +1,8 @@
-"""Databases that Spark reads over JDBC, each table as a whole.
+"""Any database that Spark can read over JDBC: each run reads every table completely.
 
-Databases that Spark reads over JDBC.
-
-What a database has, as Spark reads it over JDBC.
-
-Values have the types that Spark's reader gives them; what no column can hold (arrays, structures,
-intervals) is a text.
-
-Any database that Spark reads over JDBC: each run reads every table as a whole.
-
-Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). What differs from
-the table in the lake is brought, at the time of the run.
+Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). Rows that differ
+from the table in the lake land with the time of the run. Values have the types that Spark's reader
+returns. Values that no column type can hold (arrays, structures, intervals) are strings.
 """
 
 from __future__ import annotations
@@ -49,7 +41,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE: Final = 10_000
 
-#: The drivers of addresses that begin so.
+#: Driver classes by prefix of the JDBC URL.
 _DRIVERS: Final = {
     "jdbc:db2:": "com.ibm.db2.jcc.DB2Driver",
     "jdbc:mariadb:": "org.mariadb.jdbc.Driver",
@@ -60,10 +52,10 @@ _DRIVERS: Final = {
     "jdbc:sqlserver:": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
 }
 
-#: What a driver is told that would wait for locks without end, and without a word.
+#: Options for drivers that would otherwise wait for locks without a timeout or an error.
 _PATIENT: Final = {"jdbc:sqlserver:": {"lockTimeout": "300000"}}
 
-#: A number within the rows of one key, while they are counted.
+#: Column with the row number within the rows of one key.
 _PLACE: Final = f"{RESERVED}place"
 
 _KINDS: Final[dict[type[spark_types.DataType], Kind]] = {
@@ -83,40 +75,40 @@ _NESTED: Final = (spark_types.ArrayType, spark_types.MapType, spark_types.Struct
 
 
 class Reader(Protocol):
-    """Gives what a database has as DataFrames; each look at one asks the database."""
+    """A reader of tables as DataFrames. Each action on a DataFrame queries the database."""
 
     def table(self, spark: SparkSession, name: str, *, split_by: str | None = None) -> DataFrame:
-        """All rows of a table.
+        """Return all rows of a table.
 
         Args:
-            spark: the session that reads them.
-            name: the table, as SQL has it.
-            split_by: a column of numbers, dates or times, by whose ranges several tasks read.
+            spark: the session that reads the rows.
+            name: the table's name in SQL.
+            split_by: a column of numbers, dates or times; several tasks read ranges of it.
         """
         ...
 
     def query(self, spark: SparkSession, statement: str) -> DataFrame:
-        """What one SELECT gives."""
+        """Return the result of one SELECT."""
         ...
 
     def said(self, what: str, failure: Exception) -> SourceError:
-        """What Spark or the driver said, without what is nobody's business.
+        """Return an error with the message of Spark or the driver, without secrets.
 
         Args:
-            what: what could not be read, for the message.
-            failure: what was raised.
+            what: the object that could not be read, for the message.
+            failure: the exception that was raised.
         """
         ...
 
 
 @dataclass(frozen=True)
 class JdbcReader:
-    """A database at an address."""
+    """A reader of the database at a JDBC address."""
 
     address: JdbcAddress
 
     def table(self, spark: SparkSession, name: str, *, split_by: str | None = None) -> DataFrame:
-        """All rows of a table (see `Reader`)."""
+        """Return all rows of a table (see `Reader`)."""
         options = self._options
         if split_by is None:
             return spark.read.format("jdbc").options(dbtable=name, **options).load()
@@ -132,11 +124,11 @@ class JdbcReader:
         return spark.read.format("jdbc").options(dbtable=name, **options).load()
 
     def query(self, spark: SparkSession, statement: str) -> DataFrame:
-        """What one SELECT gives (see `Reader`)."""
+        """Return the result of one SELECT (see `Reader`)."""
         return spark.read.format("jdbc").options(query=statement, **self._options).load()
 
     def said(self, what: str, failure: Exception) -> SourceError:
-        """What Spark or the driver said (see `Reader`)."""
+        """Return an error with the message of Spark or the driver (see `Reader`)."""
         words = spark_words(failure) or type(failure).__name__
         address = self.address
         for secret in filter(None, [address.url, address.password, *address.properties.values()]):
@@ -170,10 +162,10 @@ class JdbcReader:
 def columns_of(
     fields: Iterable[spark_types.StructField], key: Sequence[str], name: str
 ) -> list[Column]:
-    """The data columns of what Spark has read.
+    """Return the data columns for the fields of a Spark schema.
 
     Raises:
-        SourceError: one of the key's is not among them.
+        SourceError: a key column is missing.
     """
     fields = list(fields)
     names = [field.name for field in fields]
@@ -190,11 +182,11 @@ def columns_of(
 
 
 def cell(field: spark_types.StructField, *, unless: str = "false") -> str:
-    """A column of what Spark has read, in the type that a table gives it, as SQL.
+    """Return a SQL expression that casts a field to its column type in the lake.
 
     Args:
-        field: the column.
-        unless: a condition under which it is null.
+        field: the field of Spark's schema.
+        unless: a SQL condition under which the value is null.
     """
     column = quoted(field.name)
     if isinstance(field.dataType, _NESTED):
@@ -205,11 +197,13 @@ def cell(field: spark_types.StructField, *, unless: str = "false") -> str:
 
 
 def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame:
-    """Rows that fail when they are read if two of them have one key: one of them would be lost.
+    """Return the rows with a check that fails at execution if two rows have the same key.
+
+    Without the check, one of the two rows would be lost.
 
     Args:
         rows: the rows.
-        key: the columns that tell them apart, as the configuration says.
+        key: the key columns from the configuration.
         name: the table, for the message.
     """
     names = ", ".join(map(quoted, key))
@@ -222,7 +216,7 @@ def expect_distinct(rows: DataFrame, key: Sequence[str], name: str) -> DataFrame
 
 
 def _bound(value: object) -> str:
-    # Where ranges begin and end matters to how tasks share the rows, and to nothing else.
+    # The bounds only decide how tasks share the rows; they do not filter any.
     return str(int(value)) if isinstance(value, Decimal | float) else str(value)
 
 
@@ -244,7 +238,7 @@ _EPSILON_MICROS: Final = 1
 def offered_by(
     project: Project, pipeline: str, config: JdbcAddress, capture_method: CaptureMethod
 ) -> list[StreamDescriptor]:
-    """A stream for each table that a configuration names."""
+    """Return a stream for each configured table."""
     return [
         StreamDescriptor(
             StreamCapabilities(name, reports_changes=True, is_reimported=False),
@@ -260,9 +254,10 @@ def offered_by(
 
 
 def latest_micros(told: Offset) -> int:
-    """The greatest time that a position tells, in microseconds since 1970; 0 if it tells none.
+    """Return the greatest time in an offset, in microseconds since 1970, or 0 if it has none.
 
-    A pipeline may change how it reads a database: what follows is later than what was brought.
+    A pipeline may change its method of reading a database. Later versions must have later times
+    than the ones that have landed.
     """
     return max((int(told[name]) for name in told if name.endswith("_micros")), default=0)
 
@@ -272,12 +267,12 @@ def each_table(
     positions: Mapping[str, Offset | None],
     read: Callable[[str, Offset], Iterator[ChangeBatch | Snapshot]],
 ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
-    """What tables bring one after the other; one that fails does not stop the others.
+    """Read tables one after the other. A table that fails does not stop the others.
 
     Args:
-        reader: what reads the database; it says what went wrong.
-        positions: how far each table is; None: nothing of it has landed.
-        read: gives what a table brings after a position, which is empty if nothing has landed.
+        reader: the database reader, which formats errors.
+        positions: the offset of each table; None if nothing of the table has landed.
+        read: reads a table from an offset, which is empty if nothing has landed.
     """
     for name, reported in positions.items():
         try:
@@ -297,10 +292,10 @@ def snapshot_of(
     sequence: str,
     position: Offset,
 ) -> Snapshot:
-    """All rows of a table, as a source brings them; reading them fails if two have one key.
+    """Return all rows of a table as a snapshot. Reading fails if two rows have the same key.
 
     Raises:
-        SourceError: the table has not all columns of the key.
+        SourceError: the table lacks a key column.
     """
     columns = columns_of(rows.schema, key, name)
     cells = map(cell, rows.schema)
@@ -310,14 +305,14 @@ def snapshot_of(
 
 @dataclass(frozen=True)
 class JdbcDatabase:
-    """The tables of a database, by the difference of complete reads."""
+    """The tables of a database, compared with the lake by complete reads."""
 
     project: Project
     pipeline: str
     config: JdbcSource
 
     def discover(self) -> list[StreamDescriptor]:
-        """The tables that the configuration names."""
+        """Return the configured tables."""
         return offered_by(self.project, self.pipeline, self.config, CaptureMethod.SNAPSHOT_DIFF)
 
     def read(
@@ -327,12 +322,12 @@ class JdbcDatabase:
         *,
         full_refresh: bool,  # noqa: ARG002 - every run reads everything
     ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
-        """All tables as they are; what changes while one is read may be in it or not."""
+        """Read all tables. Changes made while a table is read may be included or not."""
         reader = JdbcReader(self.config)
 
         def read(name: str, told: Offset) -> Iterator[Snapshot]:
             table = self.config.tables[name]
-            # Of a run that died, nothing but what has landed may tell how late it was.
+            # After a crash, only the landed files show the last time that was used.
             landed = landed_micros(raw_folder(self.project, self.pipeline, name))
             at = max(now_micros(), latest_micros(told) + 1, landed + 1)
             yield snapshot_of(
@@ -347,4 +342,4 @@ class JdbcDatabase:
         return each_table(reader, positions, read)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
-        """The database keeps nothing for a pipeline."""
+        """Do nothing: the database keeps no state for a pipeline."""

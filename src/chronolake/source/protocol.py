@@ -1,4 +1,4 @@
-"""What a pipeline reads: a source says which streams it has, and what can be known of them."""
+"""The interface between sources and pipelines: streams, offsets, change batches and snapshots."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from chronolake.limits import StreamCapabilities
     from chronolake.types import Column
 
-#: How far a stream has come in its source, in the source's own terms: what JSON can hold.
+#: A stream's offset in its source, in the source's own terms. JSON can represent it.
 Offset = Mapping[str, Any]
 
 
 class CaptureMethod(StrEnum):
-    """What a stream can see of the changes in its source."""
+    """Which changes in the source a stream captures."""
 
     #: Every change, from a log.
     EVERY_CHANGE = "every-change"
-    #: The state at each look: what changed back and forth between two looks is not seen.
+    #: The state at each poll: intermediate changes between two polls are not captured.
     OBSERVED_CHANGES = "observed-changes"
-    #: What differs between two complete reads.
+    #: The difference between two complete reads.
     SNAPSHOT_DIFF = "snapshot-diff"
 
 
@@ -41,16 +41,17 @@ class StreamDescriptor:
     """A stream as its source declares it.
 
     Attributes:
-        capabilities: its name, and what decides about its modes.
-        capture_method: what it can see.
-        epsilon_micros: microseconds between versions of a record: as fine as the source's times.
-        folder: where its record versions are, or land.
-        is_ours: whether they land there by ourselves, so that the files are ours to change.
+        capabilities: the stream's name and the properties that decide which modes it supports.
+        capture_method: which changes it captures.
+        epsilon_micros: microseconds between versions of a record: the resolution of the source's
+            times.
+        folder: where its record versions are stored or land.
+        is_ours: whether Chronolake lands the files itself, and therefore may change them.
         key: the fields that identify a record.
-        default_table: what its table is called if the configuration does not say; the stream's
-            name, if None.
-        cursor: the field by which it is read incrementally; None: it is not, or there is a log.
-        quarantines: whether its table goes on without files that cannot be read.
+        default_table: the table's name unless the configuration sets one; None: the stream's name.
+        cursor: the field of incremental reads; None: the stream has no cursor, or it is read from a
+            log.
+        quarantines: whether the table continues without files that cannot be read.
     """
 
     capabilities: StreamCapabilities
@@ -65,13 +66,13 @@ class StreamDescriptor:
 
 
 class Source(Protocol):
-    """A place that a pipeline brings streams from."""
+    """A system that a pipeline reads streams from."""
 
     def discover(self) -> Sequence[StreamDescriptor]:
-        """The streams that the configuration wants of it.
+        """Return the streams that the configuration selects.
 
         Raises:
-            ConfigurationError: one that is wanted is not there.
+            ConfigurationError: a selected stream does not exist.
             SourceError: the source cannot be read.
         """
         ...
@@ -79,23 +80,23 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ChangeBatch:
-    """What a source brings at once of a stream.
+    """Record versions of a stream that a source returns together.
 
     Attributes:
-        stream: its name.
-        versions: record versions (`chronolake.change_set`), as `rawlake.land` takes them; None:
-            there are none, and the columns become known if there are any. What is brought twice is
-            the same in key, time and values, and in the order of its sequences.
-        columns: the stream's data columns as the source declares them, the key among them.
-        position: how far the stream is with these.
-        numbers: what tells columns apart when they get other names, by their names. Columns without
-            a number are told apart by their names; None: all of them always are.
-        is_distinct: whether the source vouches that no two of `versions` are of one record.
-        may_repeat: whether `versions` may say of a record what was brought before: then only those
-            land that say something else than the one before them.
-        is_undated: whether the same may be so of two of `versions`.
-        has_followers: whether some of `versions` go on with another record's values
-            (`changes.FOLLOWS`).
+        stream: the stream's name.
+        versions: record versions (`chronolake.change_set`) in the form that `landing` accepts;
+            None: there are none, and the columns are recorded if there are any. A version that is
+            read twice has the same key, time and values, and the same order of sequences.
+        columns: the stream's data columns as the source declares them, including the key.
+        position: the stream's offset after these versions.
+        numbers: column numbers by column name; they identify columns across renames. A column
+            without a number is identified by its name; None: all of them are.
+        is_distinct: whether the source guarantees that no two of `versions` belong to one record.
+        may_repeat: whether `versions` may repeat what has landed of a record; only versions that
+            differ from the preceding one then land.
+        is_undated: whether two of `versions` may also repeat each other.
+        has_followers: whether some of `versions` continue with another record's values
+            (`change_set.FOLLOWS`).
     """
 
     stream: str
@@ -111,24 +112,24 @@ class ChangeBatch:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a stream has at one time, all of it or some records: what differs from its table lands.
+    """All or some records of a stream at one time. Differences from its table land.
 
     Attributes:
-        stream: its name.
-        rows: the records, by their data columns.
-        columns: these columns as the source declares them, the key among them.
-        at_micros: when, in microseconds since 1970: later than all that was brought before.
-        sequence: what orders it among versions (`chronolake.change_set`).
-        position: how far the stream is with it.
-        numbers: as of a piece.
-        present: None: `rows` are all the records that there are. Or a boolean column of `rows`
-            beside the data columns: they are the records that were looked at, and it tells which
-            of them are there. Of one that is not only the key is told.
-        is_distinct: whether the source vouches that no record is among `rows` twice.
-        may_be_empty: False: there are no rows, and that is not to be believed of a stream that has
-            had some.
-        texts: for some columns, a column of `rows` beside the data columns with the texts of values
-            that the declared type cannot hold; the value itself is null there.
+        stream: the stream's name.
+        rows: the records, with their data columns.
+        columns: the data columns as the source declares them, including the key.
+        at_micros: the snapshot's time in microseconds since 1970, later than all earlier versions.
+        sequence: its order among versions (`chronolake.change_set`).
+        position: the stream's offset after the snapshot.
+        numbers: see `ChangeBatch`.
+        present: None if `rows` are all records. Otherwise a boolean column of `rows` in addition to
+            the data columns: `rows` are the records that were looked up, and the column says which
+            of them exist. Rows of missing records contain only the key.
+        is_distinct: whether the source guarantees that no record occurs twice in `rows`.
+        may_be_empty: False if there are no rows, and the stream must not be taken as emptied if it
+            had rows before.
+        texts: for some columns, a column of `rows` in addition to the data columns that contains
+            values which the declared type cannot hold, as text; the value itself is null there.
     """
 
     stream: str
@@ -144,37 +145,39 @@ class Snapshot:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-#: What a position says of the last time that a table was compared with all that its source has, if
-#: it ever was: `at` (when that began, in microseconds since 1970), and how many records were
-#: `missed`, `deleted` and `returned`.
+#: Key of an offset that describes the last reconciliation of a table with its source, if there was
+#: one: `at` (its begin in microseconds since 1970), and how many records were `missed`, `deleted`
+#: and `returned`.
 COMPARED: Final = "compared"
 
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """All records that a stream has, each as it is since it was changed.
+    """All records of a stream, each with the time of its last change, to reconcile the table with.
 
-    What the table has not lands as if it had been brought when it changed; what is not among them
-    is deleted, as of the begin of the census. A record that the table has as deleted, and that has
-    not changed since, is there again from then on. With its position it is noted (`COMPARED`).
+    Records that the table lacks land as if they had been captured when they changed. Records that
+    are missing here are deleted as of the begin of the reconciliation. A record that is deleted in
+    the table and has not changed since exists again from the reconciliation on. The result is
+    stored with the offset (`COMPARED`).
 
     Attributes:
-        stream: its name.
-        versions: the records as record versions (`chronolake.change_set`); they are computed more
-            than once. A record may be there several times: its last version counts.
-        columns: the stream's data columns as the source declares them, the key among them.
+        stream: the stream's name.
+        versions: the records as record versions (`chronolake.change_set`), computed more than once.
+            If a record occurs several times, its last version wins.
+        columns: the stream's data columns as the source declares them, including the key.
         rows: how many versions there are.
-        at_micros: when it began, in microseconds since 1970.
-        position: how far the stream is with it.
-        since_micros: of the table's records, those whose last version is from before were not
-            looked for, and stay as they are; None: there are no such ones.
-        until_micros: so are those whose last version is from after it; the census' begin, if that
-            is earlier.
-        is_dated: whether the versions' times tell when the records changed; otherwise a record
-            differs from the table by its values only, and has changed when the census began.
-        may_be_empty: whether it may be that there are no records any more.
-        again: reads everything once more, and gives a census of what both reads have brought; None:
-            that has been done. Pages shift while they are read, and one read may miss a record.
+        at_micros: when the reconciliation began, in microseconds since 1970.
+        position: the stream's offset after the reconciliation.
+        since_micros: the table's records whose last version is earlier were not looked up and stay
+            unchanged; None: there is no such limit.
+        until_micros: the table's records whose last version is later were not looked up either; the
+            begin of the reconciliation, if that is earlier.
+        is_dated: whether the versions' times are the times of change. If not, a record differs from
+            the table only by its values, and has changed when the reconciliation began.
+        may_be_empty: whether the stream may have no records any more.
+        again: reads everything a second time, and returns a reconciliation with the records of both
+            reads; None: that is already done. Pages shift while they are read, so one read may miss
+            a record.
     """
 
     stream: str
@@ -192,13 +195,13 @@ class Reconciliation:
 
 @dataclass(frozen=True)
 class ReadProgress:
-    """How much a source has read of a stream in a run so far, for those who watch.
+    """The number of rows that a source has read of a stream in a run, for progress displays.
 
-    A source that gives none is taken to have read what it brings.
+    If a source does not report progress, the rows that it returns count as read.
 
     Attributes:
-        stream: its name.
-        rows: rows that have been read.
+        stream: the stream's name.
+        rows: how many rows were read.
     """
 
     stream: str
@@ -207,12 +210,12 @@ class ReadProgress:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A stream that is complete so far, while others keep the source waiting.
+    """A stream that is up to date while the source still waits for other streams.
 
-    Its table is brought up to date at once; more of it may come later in the run.
+    Its table is updated at once. More of the stream may follow later in the run.
 
     Attributes:
-        stream: its name.
+        stream: the stream's name.
     """
 
     stream: str
@@ -220,7 +223,7 @@ class CaughtUp:
 
 @dataclass(frozen=True)
 class StreamFailure:
-    """What keeps a source from bringing more of one stream; the others go on."""
+    """An error that stops one stream of a source. The other streams continue."""
 
     stream: str
     error: Exception
@@ -228,12 +231,12 @@ class StreamFailure:
 
 @dataclass(frozen=True)
 class DescribedStream:
-    """What a source declares of a stream's records.
+    """The schema of a stream's records as the source declares it.
 
     Attributes:
-        stream: its name.
-        columns: its data columns, the key among them; more may come with the records.
-        numbers: as of a piece.
+        stream: the stream's name.
+        columns: the data columns, including the key; records may add more.
+        numbers: see `ChangeBatch`.
     """
 
     stream: str
@@ -243,39 +246,39 @@ class DescribedStream:
 
 @runtime_checkable
 class DescribedSource(Source, Protocol):
-    """A source that declares what its streams consist of."""
+    """A source that declares the schemas of its streams."""
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
-        """What it declares of some streams, each for itself.
+        """Return the schemas of some streams, or the failure of each that cannot be described.
 
         Args:
-            names: streams that it offers.
+            names: streams that the source offers.
 
         Raises:
             SourceError: the source cannot be read.
-            ConfigurationError: it is not configured as it has to be.
+            ConfigurationError: the source's configuration is incomplete or invalid.
         """
         ...
 
 
 class Level(StrEnum):
-    """How a source is, as far as one look at it tells."""
+    """The severity of a check's result."""
 
     OK = "ok"
-    #: It works, and may not always.
+    #: It works now, but may fail later.
     WARNING = "warning"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a look at a source says.
+    """The result of one check of a source.
 
     Attributes:
-        what: about what.
-        level: whether that is as it should be.
-        message: how it is.
-        fix: what mends it, as it can be typed in; None if nothing has to be.
+        what: the object that was checked.
+        level: the severity.
+        message: the object's state.
+        fix: a command or statement that fixes the problem; None if nothing needs to be fixed.
     """
 
     what: str
@@ -286,11 +289,11 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Lag:
-    """What a source keeps for a pipeline, and how much of it is still to be read.
+    """The replication lag of a pipeline, and what the source retains for it.
 
     Attributes:
-        behind_bytes: what the source has written since what has landed.
-        kept_bytes: what it keeps for the pipeline.
+        behind_bytes: bytes that the source has written since the last landed change.
+        kept_bytes: bytes that the source retains for the pipeline.
         warning: what may go wrong if nothing is done, or None.
     """
 
@@ -301,10 +304,10 @@ class Lag:
 
 @runtime_checkable
 class LaggingSource(Source, Protocol):
-    """A source that keeps what it has not told yet."""
+    """A source that retains changes until a pipeline has read them."""
 
     def lag(self) -> Lag:
-        """How far behind a pipeline is.
+        """Return the lag of the pipeline.
 
         Raises:
             SourceError: the source cannot be reached.
@@ -314,78 +317,80 @@ class LaggingSource(Source, Protocol):
 
 @runtime_checkable
 class CheckedSource(Source, Protocol):
-    """A source that can say what it lacks."""
+    """A source that can check its own prerequisites."""
 
     def check(
         self, *, create: bool, positions: Mapping[str, Offset] | None = None
     ) -> Sequence[CheckResult]:
-        """Look at the source, and say what it lacks.
+        """Check the source, and return what is missing.
 
         Args:
-            create: whether to make in it what a pipeline needs of its own.
-            positions: how far the lake's streams are in it; None if that is not known.
+            create: whether to create missing objects that the pipeline needs in the source.
+            positions: the offsets of the lake's streams; None if they are not known.
 
         Raises:
-            SourceError: it cannot be reached, or refuses.
+            SourceError: the source cannot be reached, or refuses access.
         """
         ...
 
 
 @runtime_checkable
 class ChangeSource(Source, Protocol):
-    """A source that keeps no lake of its own: what it brings lands in the pipeline's raw lake."""
+    """A source without files of its own: its change batches land in the project's lake."""
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[
         ChangeBatch | Snapshot | Reconciliation | ReadProgress | CaughtUp | StreamFailure
     ]:
-        """Bring what streams have by now, piece by piece.
+        """Read the new changes of streams, batch by batch.
 
-        What follows a piece that could not land is of no use for its stream, and is passed over.
+        If a batch cannot land, the later batches of its stream are skipped.
 
         Args:
-            lake: the lake whose Spark does the work.
-            positions: for each stream that is wanted what its last piece that landed said; None:
+            lake: the lake whose Spark session does the work.
+            positions: the selected streams, with the offset of the last batch that landed; None:
                 nothing has landed yet.
-            full_refresh: whether a snapshot is wanted, whatever is known: what a log has comes
+            full_refresh: whether to read a snapshot in any case; pending changes of a log are read
                 first.
         """
         ...
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
-        """Be told, perhaps again, that all up to these positions is durable and may be forgotten.
+        """Let the source discard changes up to these offsets: all of them are durable.
+
+        The call may be repeated.
 
         Args:
-            positions: of every stream that anything has ever landed of, wanted or not.
+            positions: the offsets of all streams that have ever landed, selected or not.
         """
         ...
 
 
 class TokenStore(Protocol):
-    """What a source has to know again, in whatever command asks it next: tokens that change."""
+    """A persistent store for a source's refreshed tokens, shared by all commands."""
 
     def load_token(self, name: str) -> Mapping[str, Any] | None:
-        """What is remembered under a name by now; None: nothing is.
+        """Return the token that is stored under a name, or None.
 
         Raises:
-            LakeError: the operational store does not answer.
+            LakeError: the operational store does not respond.
         """
         ...
 
     def renew(
         self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
     ) -> None:
-        """Remember something else; of all processes only one at a time does.
+        """Replace a token under a lock: one process at a time.
 
         Args:
-            name: under which name.
-            change: is told what is remembered by now, and gives what is to be: what JSON can hold.
-                It is kept when this method returns.
+            name: the token's name.
+            change: receives the stored token, and returns the new one, which JSON can represent. It
+                is stored when this method returns.
 
         Raises:
-            PipelineBusyError: another process does not come to an end with it.
-            LakeError: the operational store does not answer.
+            PipelineBusyError: another process holds the lock for too long.
+            LakeError: the operational store does not respond.
             Exception: whatever `change` raises.
         """
         ...
@@ -393,29 +398,29 @@ class TokenStore(Protocol):
 
 @runtime_checkable
 class TokenHoldingSource(Source, Protocol):
-    """A source that has to remember more than where its streams are: tokens that change."""
+    """A source that stores tokens in addition to its streams' offsets."""
 
     def use_token_store(self, memory: TokenStore) -> None:
-        """Be given a memory; called before anything else is asked of the source.
+        """Set the token store, before any other method is called.
 
-        A look at the source remembers as a run does: it may have to change a token, and who does
-        not know the new one is locked out.
+        Checks use it as runs do: they may refresh a token, and a process without the new token is
+        locked out.
         """
         ...
 
 
 def raw_folder(project: Project, pipeline: str, stream: str) -> ObjectFolder:
-    """Where what is pulled for a stream lands: in the folder `raw` of the project's lake."""
-    # What names of tables may have and those of folders may not.
+    """Return the folder where a stream's changes land: below `raw` in the project's lake."""
+    # Characters that names of tables may contain and those of folders may not.
     safe = stream.replace("%", "%25").replace("/", "%2F")
     return ObjectFolder(project.lake.path / "raw", pipeline, safe)
 
 
 def spool_folder(project: Project, pipeline: str) -> Path:
-    """Where a source keeps what a pipeline brings until it has landed."""
+    """Return the folder where a source spools a pipeline's changes until they have landed."""
     return project.lake.path / "raw" / "_spool" / pipeline.replace("/", "_")
 
 
 def fingerprint_folder(project: Project, pipeline: str) -> Path:
-    """Where a source keeps what it needs to see what has changed in streams since they landed."""
+    """Return the folder where a source stores fingerprints of rows for its snapshot diffs."""
     return project.lake.path / "raw" / "_fingerprints" / pipeline.replace("/", "_")

@@ -1,9 +1,10 @@
 """PostgreSQL as a source.
 
-`database` brings what the log says of tables, after a copy of each, and `snapshot_source` what
-differs between two reads of them; `selection` says which tables there are.
+`database` copies each table and then follows the log by logical replication. `snapshot_source`
+reads what differs between two snapshots of a table. `selection` finds the tables that the
+configuration selects.
 
-`messages` reads the parts of the logical replication protocol that describe (relations,
-transactions, truncates), `pgoutput` the rows of many messages at once, and `pgoutput` puts them
-together: batches of messages into changes of relations, as Arrow columns.
+`messages` decodes messages of the logical replication protocol that describe data (relations,
+transactions, truncates). `pgoutput` decodes batches of messages to changes of relations, as Arrow
+columns.
 """

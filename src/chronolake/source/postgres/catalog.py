@@ -1,15 +1,12 @@
-"""Tables of a PostgreSQL database and their replica identity.
+"""Tables of a PostgreSQL database, their publications and their replica identities.
 
-The tables of a database, as they are now.
+Source: `specs/postgres-facts.md` (2.4, 2.6, 6.5). A partitioned table counts as one table; its
+partitions are only read where the rows are.
 
-Source: `specs/postgres-facts.md` (2.4, 2.6, 6.5). A partitioned table counts as one: its partitions
-are read where its rows are.
-
-Whether the log tells which rows change, and whether they may still change once it does.
-
-What the log says of old rows, the *replica identity*, is a property of what holds the rows: each
-partition has one of its own, whatever its table's is. A table that is published refuses updates and
-deletes where that identity is nothing, or, from PostgreSQL 18 on, has generated columns in it.
+The replica identity decides which values of old rows the log contains. It is a property of the
+relation that stores the rows: each partition has its own, independent of the partitioned table's. A
+published table refuses updates and deletes if its replica identity is nothing, or, from PostgreSQL
+18 on, if it contains generated columns.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
     import psycopg
 
 
-#: Domains stand for other types, perhaps for other domains.
+#: Domains are based on other types, perhaps on other domains.
 _BASE: Final = """
 WITH RECURSIVE base(oid, type, modifier) AS (
     SELECT oid, oid, -1 FROM pg_catalog.pg_type WHERE typtype <> 'd'
@@ -44,8 +41,8 @@ WITH RECURSIVE base(oid, type, modifier) AS (
 def with_partitions(table: str) -> str:
     """Return a query, as SQL, for the oids of a table and of its partitions.
 
-    The server's own functions for them would wait for a transaction that changes the table, and
-    every other table would wait with it.
+    The server's own functions for this would wait for a transaction that changes the table, and all
+    other tables would wait with it.
 
     Args:
         table: the table's oid, as SQL.
@@ -115,7 +112,7 @@ GROUP BY c.oid, n.nspname, c.relname, c.relreplident, c.relnatts, key.numbers, d
          parts.storage, parts.tell_all, filled.names
 ORDER BY n.nspname, c.relname
 """
-#: What holds a table's rows, and how many pages each part has.
+#: The relations that store a table's rows, and the number of pages of each.
 _PARTS: Final = """
 SELECT t.relid::oid::bigint, t.relid::regclass::text, pg_catalog.pg_relation_size(t.relid) / 8192
 FROM pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) t WHERE t.isleaf
@@ -124,7 +121,7 @@ SELECT c.oid::bigint, c.oid::regclass::text, pg_catalog.pg_relation_size(c.oid) 
 FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s::oid AND c.relkind = 'r'
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree(c.oid::regclass))
 """
-#: Partitions are those of now, and what is written of them in the catalog that of the snapshot.
+#: `pg_partition_tree` returns the current partitions, the catalog those of the snapshot.
 _HAS_NEW_PARTS: Final = """
 SELECT EXISTS (
   SELECT FROM pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) t WHERE t.level > 0
@@ -134,8 +131,8 @@ SELECT EXISTS (
 _DOMAINS: Final = f"""{_BASE}
 SELECT oid::bigint, type::bigint, modifier FROM base WHERE oid <> type
 """
-#: What a publication has: tables that it names, all tables of schemas, or all of the database. A
-#: table that comes in more ways than one is published as a whole.
+#: The contents of a publication: named tables, all tables of schemas, or the whole database. A
+#: table that is included in more than one way is published completely.
 _PUBLISHED: Final = """
 WITH published AS (
     SELECT *, xmin::text AS version FROM pg_catalog.pg_publication WHERE pubname = %s
@@ -160,7 +157,7 @@ FROM published p CROSS JOIN listed JOIN pg_catalog.pg_class c ON c.oid = listed.
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
 GROUP BY c.oid, p.oid, p.version
 """
-#: A table that was in another schema for a while has another entry in `pg_depend`.
+#: A table that was moved to another schema and back has a new entry in `pg_depend`.
 _BY_SCHEMA: Final = """
     UNION ALL
     SELECT c.oid, NULL, NULL, false, concat_ws(' ', n.oid, n.xmin,
@@ -187,23 +184,24 @@ class SourceTable:
         oid: its identity, which survives renames.
         schema: its schema.
         name: its name.
-        identity: what the log says of old rows.
-        key: the columns that tell rows apart, in the order of their index; none if there is no
-            such index.
-        distinct_by: the columns of a unique index that are never null, whether or not the log tells
-            them of old rows; none if there is no such index.
-        columns: those that are brought, in their order.
-        generated: the names of those that are not, because they are generated.
-        computed: the names of generated ones that are brought.
-        storage: what holds the rows; anything else does after a rewrite, a truncate, or when
-            partitions come or go, even if they come back.
-        logs_old_rows: whether the log has whole old rows of it, and of all of its partitions.
-        greatest: the greatest number that a column of it ever had, dropped ones included.
-        filled: the numbers of columns that were added with a default: rows that were there before
-            have a value which the log has never had.
-        dependencies: what the texts of its values depend on.
-        forms: the forms that values of some types get in place of their texts, by the types' oids.
-        options: what the configuration says about columns.
+        identity: its replica identity: which values of old rows the log contains.
+        key: the columns that identify rows, in the order of their index; empty if there is no such
+            index.
+        distinct_by: the columns of a unique index that are never null, whether or not the log
+            contains them for old rows; empty if there is no such index.
+        columns: the columns that are read, in their order.
+        generated: the names of generated columns that are not read.
+        computed: the names of generated columns that are read.
+        storage: identifies the storage of the rows; it changes with a rewrite, a truncate, and when
+            partitions are attached or detached, even if they are attached again.
+        logs_old_rows: whether the log contains complete old rows of the table and of all its
+            partitions.
+        greatest: the greatest number that a column of it ever had, including dropped ones.
+        filled: the numbers of columns that were added with a default: older rows have a value that
+            the log has never contained.
+        dependencies: what the text representation of its values depends on.
+        forms: for values of some types, the representation used instead of their text, by type oid.
+        options: the configured column options.
     """
 
     oid: int
@@ -225,27 +223,27 @@ class SourceTable:
 
     @property
     def followed_by(self) -> tuple[str, ...]:
-        """The columns that tell rows apart in the log; none if the log does not tell enough."""
+        """Return the columns that identify rows in the log; empty if none do."""
         return self.key or (self.distinct_by if self.logs_old_rows else ())
 
     def is_cut_by(self, published: Published | None) -> bool:
-        """Whether only some of its columns or rows are published; false if none of it is."""
+        """Return whether only some columns or rows are published; False if none are."""
         if published is None:
             return False
         return published.is_filtered or bool(self.missing_in(published))
 
     def lacks_generated(self, published: Published | None) -> bool:
-        """Return whether just the generated columns that are wanted are not published."""
+        """Return whether exactly the selected generated columns are missing in the publication."""
         missing = set() if published is None else set(self.missing_in(published))
         return bool(missing) and missing <= self.computed
 
     def missing_in(self, published: Published) -> list[str]:
-        """The columns that are not published."""
+        """Return the names of the columns that are not published."""
         return [column.name for column in self.columns if column.name not in published.columns]
 
     @property
     def naming_problem(self) -> SourceError | None:
-        """What is wrong with its name or that of a column, or None."""
+        """Return an error if the table's name or a column's name cannot be decoded, or None."""
         wrong = "is not valid in its database's encoding"
         if isinstance(self.name, Undecodable):
             return SourceError(
@@ -266,7 +264,7 @@ class SourceTable:
 
     @property
     def key_numbers(self) -> tuple[int, ...]:
-        """The numbers of the columns that tell rows apart in the log, in increasing order."""
+        """Return the numbers of the columns that identify rows in the log, in increasing order."""
         return tuple(
             sorted(
                 column.number
@@ -277,29 +275,29 @@ class SourceTable:
 
     @property
     def stream(self) -> str:
-        """The name of its stream."""
+        """Return the name of its stream."""
         return f"{self.schema}.{self.name}"
 
 
 def _renaming(statement: str) -> str:
-    """Return a statement that renames what cannot be written: it is named by its numbers."""
+    """Return a statement that renames an object by number, as its name cannot be written."""
     return f"Rename it: DO $$ BEGIN EXECUTE format({statement}, 'new_name'); END $$;"
 
 
 def default_table(stream: str) -> str:
-    """What the table of a stream is called in the lake, if the configuration does not say."""
+    """Return the default name of a stream's table in the lake."""
     schema, _, name = stream.partition(".")
     return name if schema == _PUBLIC else f"{schema}_{name}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What holds some of a table's rows: the table itself, or a partition.
+    """A relation that stores rows of a table: the table itself, or a partition.
 
     Attributes:
         oid: its identity, which survives renames.
         relation: its name as SQL.
-        pages: how many pages of 8 KiB it had when that was asked.
+        pages: how many pages of 8 KiB it had when the catalog was read.
     """
 
     oid: int
@@ -309,12 +307,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Published:
-    """What a publication has of a table.
+    """The part of a table that a publication contains.
 
     Attributes:
-        since: what it has since it was published; another number if that was done again.
-        version: another number after each statement that has changed what is published of it.
-        columns: the names of its columns.
+        since: a number that changes if the table is removed from the publication and added again.
+        version: a number that changes with each statement that alters the table's publication.
+        columns: the names of its published columns.
         is_filtered: whether only some of its rows are published.
     """
 
@@ -332,14 +330,15 @@ def tables_in(
     oid: int | None = None,
     also_unlogged: bool = False,
 ) -> list[SourceTable]:
-    """The tables of some schemas, by schema and name.
+    """Return the tables of some schemas, ordered by schema and name.
 
     Args:
-        connection: to the database.
+        connection: a connection to the database.
         schemas: the schemas.
-        options: what the configuration says about columns.
-        oid: only this table.
-        also_unlogged: whether those count, too, of which the log says nothing; a standby has none.
+        options: the configured column options.
+        oid: if set, only this table is returned.
+        also_unlogged: whether to include unlogged tables, which do not appear in the log; a standby
+            has none.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -357,7 +356,7 @@ def tables_in(
         mine = [one for one in of_table if not one[4] or one[4] in options.generated]
         by_number = {one[0]: one[1] for one in mine}
         in_key = {*key, *(() if key else distinct_by)}
-        # A key stays the text that it is.
+        # Key values keep their text representation.
         columns = tuple(
             SourceColumn(
                 one[0], one[1], one[2], one[3], None if one[0] in in_key else forms.get(one[2])
@@ -370,7 +369,7 @@ def tables_in(
                 schema,
                 name,
                 ReplicaIdentity(identity),
-                # Without a generated column, the others may not tell rows apart.
+                # Without a generated column, the remaining ones may not identify rows.
                 _all_of(key, by_number),
                 _all_of(distinct_by, by_number),
                 columns,
@@ -389,18 +388,18 @@ def tables_in(
 
 
 def _all_of(numbers: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:
-    """The names of columns; none if one of them is not there."""
+    """Return the names of columns, or an empty tuple if one of them is missing."""
     found = tuple(names[number] for number in numbers if number in names)
     return found if len(found) == len(numbers) else ()
 
 
 def published(connection: psycopg.Connection, publication: str) -> dict[int, Published]:
-    """What a publication has, by the tables' oids; of partitioned ones the whole.
+    """Return the contents of a publication by table oid; partitioned tables as a whole.
 
     Raises:
         SourceError: the catalog cannot be read.
     """
-    # Earlier versions publish tables whole. `pg_publication_tables` locks all of them.
+    # Earlier versions publish complete tables. `pg_publication_tables` would lock all of them.
     has_parts = connection.info.server_version >= _PUBLISHES_PARTS
     query = _PUBLISHED.format(
         attributes="r.prattrs::int2[]" if has_parts else "NULL::int2[]",
@@ -419,9 +418,9 @@ def published(connection: psycopg.Connection, publication: str) -> dict[int, Pub
 
 
 def publishes_all(connection: psycopg.Connection, publication: str) -> bool | None:
-    """Whether a publication has every kind of change, and partitioned tables as one.
+    """Return whether a publication includes all operations, and publishes partitions via the root.
 
-    None: there is no such publication.
+    None means that there is no such publication.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -436,10 +435,10 @@ def publishes_all(connection: psycopg.Connection, publication: str) -> bool | No
 
 
 def server_of(connection: psycopg.Connection) -> int:
-    """What tells a database's server from others, and from what it was before a restore.
+    """Return an identifier of the server and database; a database restored elsewhere has another.
 
     Raises:
-        SourceError: the server does not say.
+        SourceError: the server does not return one.
     """
     query = (
         "SELECT hashtextextended(concat_ws(',', s.system_identifier, "
@@ -452,13 +451,13 @@ def server_of(connection: psycopg.Connection) -> int:
 
 
 def process_of(connection: psycopg.Connection) -> tuple[object, ...]:
-    """Return what tells a running server from all others, whatever address it is reached by.
+    """Return a value that identifies a running server, independent of the address used to reach it.
 
-    Copies of a server, and its standbys, have its identifier, but have not started at the same
+    Copies and standbys of a server share its system identifier, but were not started at the same
     microsecond.
 
     Raises:
-        SourceError: the server does not say.
+        SourceError: the server does not return it.
     """
     query = "SELECT (SELECT system_identifier FROM pg_control_system()), pg_postmaster_start_time()"
     with understood():
@@ -466,10 +465,10 @@ def process_of(connection: psycopg.Connection) -> tuple[object, ...]:
 
 
 def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable:
-    """A table as a transaction sees it.
+    """Return a table as the connection's transaction sees it.
 
     Raises:
-        SourceError: it is not there, or the catalog cannot be read.
+        SourceError: the table does not exist there, or the catalog cannot be read.
     """
     for found in tables_in(
         connection, [table.schema], options=table.options, oid=table.oid, also_unlogged=True
@@ -482,7 +481,7 @@ def table_now(connection: psycopg.Connection, table: SourceTable) -> SourceTable
 
 
 def domains_of(connection: psycopg.Connection) -> dict[int, tuple[int, int]]:
-    """For each type that stands for another one, that one's oid and modifier.
+    """Return each domain's base type: its oid and type modifier, by the domain's oid.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -493,7 +492,7 @@ def domains_of(connection: psycopg.Connection) -> dict[int, tuple[int, int]]:
 
 
 def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
-    """What holds a table's rows now.
+    """Return the relations that currently store a table's rows.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -511,9 +510,9 @@ def parts_of(connection: psycopg.Connection, table: SourceTable) -> list[Part]:
 
 
 def has_new_parts(connection: psycopg.Connection, table: SourceTable) -> bool:
-    """Whether a table has partitions by now that it did not have in the snapshot that is looked at.
+    """Return whether a table has partitions that did not exist in the connection's snapshot.
 
-    A row that was moved into such a partition may be there twice.
+    A row that was moved to such a partition may occur twice.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -523,8 +522,8 @@ def has_new_parts(connection: psycopg.Connection, table: SourceTable) -> bool:
     return row is None or bool(row[0])
 
 
-#: Of each part of a table: its name as SQL, its replica identity, the columns of the index that
-#: this means, whether some of these are generated, and whether any of the part's columns is.
+#: For each part of a table: its name as SQL, its replica identity, the columns of the corresponding
+#: index, whether some of these are generated, and whether any column of the part is.
 _IDENTITIES: Final = f"""
 SELECT root.oid::bigint, part.oid::regclass::text, part.relreplident::text,
        coalesce(told.names, '{{}}'), coalesce(told.is_generated, false),
@@ -544,17 +543,17 @@ LEFT JOIN LATERAL (
 ) told ON true
 ORDER BY part.oid
 """
-#: From this version on, a published identity must not have generated columns in it.
+#: From this version on, a published replica identity must not contain generated columns.
 _REFUSES_GENERATED: Final = 180_000
 
 
 @dataclass(frozen=True)
 class IdentityProblem:
-    """Why a table must not be published, or read in the log, as it is.
+    """A reason why a table must not be published, or read from the log, as it is.
 
     Attributes:
-        words: what is wrong.
-        mend: what to do about it.
+        words: the problem.
+        mend: how to fix it.
     """
 
     words: str
@@ -564,11 +563,11 @@ class IdentityProblem:
 def identity_problems(
     connection: psycopg.Connection, tables: Iterable[SourceTable]
 ) -> dict[int, IdentityProblem]:
-    """What is wrong with the replica identities of tables that the log would be read for.
+    """Return problems with the replica identities of tables that are to be read from the log.
 
     Args:
-        connection: to their database.
-        tables: the tables; those that the log does not tell enough of are not looked at.
+        connection: a connection to their database.
+        tables: the tables; those without identifying columns in the log are skipped.
 
     Returns:
         The first problem of each table that has one, by the table's oid.
@@ -579,7 +578,7 @@ def identity_problems(
     wanted = {table.oid: table for table in tables if table.followed_by}
     refuses_generated = connection.info.server_version >= _REFUSES_GENERATED
     with understood(), reading_names(connection) as cursor:
-        # Generated columns that are brought are published.
+        # Generated columns that are read are also published.
         published = sorted({kind for one in wanted.values() for kind in one.options.generated})
         values = (published, list(wanted), published)
         rows = cursor.execute(_IDENTITIES, values).fetchall()

@@ -1,4 +1,4 @@
-"""What a database lacks to be a source, and what mends it.
+"""Checks of a PostgreSQL source, with the statements that fix problems.
 
 Source: `specs/postgres-facts.md` (2.4, 2.6, 6.1, 6.4, 6.5).
 """
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 #: From this version on, the log of a standby can be decoded.
 _DECODES_ON_STANDBY: Final = 160_000
 _PUBLISHED: Final = "insert, update, delete, truncate"
-#: Statements wait for open transactions no longer than this.
+#: Timeout in seconds for statements that wait for open transactions.
 _PATIENCE_SECONDS: Final = 60
-#: Settings that only servers of a managed service have: where its settings are changed, and the one
-#: for logical decoding.
+#: Settings that only exist on servers of a managed service: where its settings are changed, and the
+#: setting for logical decoding.
 _SERVICES: Final = {
     "rds.logical_replication": (
         "Amazon RDS and Aurora keep settings in a parameter group",
@@ -64,10 +64,10 @@ _SERVICES: Final = {
         "wal_level = logical",
     ),
 }
-#: What servers of different versions say to a role that must not read the log.
+#: Error messages of different server versions for a role that may not read the log.
 _NO_REPLICATION: Final = ("start WAL sender", "start walsender")
 _ADVANCE: Final = "pg_catalog.pg_replication_slot_advance(name, pg_lsn)"
-#: Besides the pipeline's own slot, a copy needs one for as long as it takes.
+#: In addition to the pipeline's own slot, a copy needs one while it runs.
 _SLOTS: Final = 2
 #: One reads the log, and another one holds a copy's snapshot.
 _SENDERS: Final = 2
@@ -75,14 +75,14 @@ _SENDERS: Final = 2
 
 @dataclass
 class Checkup:
-    """A look at a database that is to be a source.
+    """Checks of a database as a source.
 
     Attributes:
         dsn: the server's address.
-        connection: to the database, as the pipeline's role.
-        slot: the slot and the publication that are wanted.
-        tables: the tables that are wanted.
-        has_made_slot: whether `create` has made the slot.
+        connection: a connection to the database with the pipeline's role.
+        slot: the configured slot and publication.
+        tables: the selected tables.
+        has_made_slot: whether `create` has created the slot.
     """
 
     dsn: str
@@ -92,10 +92,10 @@ class Checkup:
     has_made_slot: bool = False
 
     def check(self) -> Iterator[CheckResult]:
-        """All there is to say, what is right included.
+        """Return the results of all checks, including successful ones.
 
         Raises:
-            SourceError: the server does not answer.
+            SourceError: the server does not respond.
         """
         yield from self._server()
         yield from self._role()
@@ -111,16 +111,16 @@ class Checkup:
                 yield from (one for one in found if one.level is not Level.OK)
 
     def create(self) -> list[str]:
-        """Make publication and slot where they are missing; gives the statements that were run.
+        """Create a missing publication and slot, and return the statements that were run.
 
-        Tables that the server could not publish without harm to those who write them are left out.
+        Tables are skipped if publishing them would make their updates and deletes fail.
 
         Raises:
             SourceError: the server refuses.
         """
-        # A standby has the publications of its primary.
+        # A standby has its primary's publications.
         statements = [] if self._is_standby else self._publishing()
-        # The publication comes first: what changed before it would be left out of the slot.
+        # Create the publication first: the slot would lack changes made before it.
         has_slot = exists(self.connection, self.slot)
         if not has_slot:
             statements.append(self._create_slot())
@@ -133,7 +133,7 @@ class Checkup:
         return run
 
     def _publishing(self) -> list[sql.Composable]:
-        """Return the statements that make the publication what it has to be."""
+        """Return the statements that create or correct the publication."""
         flags = self._flags()
         if flags is None:
             return [self._create_publication()]
@@ -147,10 +147,10 @@ class Checkup:
         return statements
 
     def _run(self, statement: sql.Composable) -> None:
-        """Run a statement, unless open transactions keep it waiting for too long.
+        """Run a statement, and fail if open transactions block it for too long.
 
         Raises:
-            SourceError: they do, or the server refuses.
+            SourceError: the statement was blocked, or the server refuses it.
         """
         try:
             with understood(), self.connection.transaction():
@@ -238,7 +238,7 @@ class Checkup:
         return self._ask("SELECT pg_is_in_recovery()") == (True,)
 
     def _standby(self) -> Iterator[CheckResult]:
-        """Say what lets a primary remove what a standby's slot needs, which ends the slot."""
+        """Return warnings about settings that let a primary remove what a standby's slot needs."""
         feedback, slot = self._ask(
             "SELECT current_setting('hot_standby_feedback'), current_setting('primary_slot_name')"
         )
@@ -257,12 +257,12 @@ class Checkup:
                 )
 
     def _on_primary(self, statement: sql.Composable) -> str:
-        """Return a statement as it is to be run: a standby takes none that writes."""
+        """Return a statement with the server to run it on: a standby cannot write."""
         where = "On the primary: " if self._is_standby else ""
         return f"{where}{statement.as_string(self.connection)};"
 
     def _how_to_set(self, name: str, value: str, then: str) -> str:
-        """Return how a setting of the server is changed: managed services have their own ways."""
+        """Return how to change a setting of the server, also on managed services."""
         for known, (service, switch) in _SERVICES.items():
             (found,) = self._ask("SELECT current_setting(%s, true)", known)
             if found is not None:
@@ -271,7 +271,7 @@ class Checkup:
         return f"ALTER SYSTEM SET {name} = '{value}'; {then}"
 
     def _role(self) -> Iterator[CheckResult]:
-        """Try what a run does: managed services grant it in ways of their own."""
+        """Check the role by trying what a run does, as managed services grant it differently."""
         role, login, group, can_call = self._ask(
             "SELECT current_user::text, session_user::text, (SELECT rolname::text FROM pg_roles "
             "WHERE rolname = 'rds_replication'), "
@@ -289,7 +289,7 @@ class Checkup:
             fix = f"GRANT EXECUTE ON FUNCTION {_ADVANCE} TO {who};"
             yield CheckResult("role", Level.FAILED, words, fix)
             return
-        # Statements run as the role that a setting names, and replication as the one that logs in.
+        # Statements run as the role that a setting names, and replication as the login role.
         who = sql.Identifier(str(role if is_denied else login)).as_string(self.connection)
         grant = (
             f"GRANT {sql.Identifier(str(group)).as_string(self.connection)} TO {who};"
@@ -308,7 +308,7 @@ class Checkup:
         yield CheckResult("role", Level.FAILED, words, grant)
 
     def _messages(self, role: str) -> Iterator[CheckResult]:
-        """Say whether there can be evidence of the log that is read (`evidence`)."""
+        """Return a warning if no evidence of the log's identity can be written or read (`slot`)."""
         (function,) = self._ask(
             "SELECT min(oid::regprocedure::text) FROM pg_proc WHERE proname = "
             "'pg_logical_emit_message' AND provariadic = 0 AND proargtypes[2] = 'text'::regtype "
@@ -328,7 +328,7 @@ class Checkup:
             )
 
     def _refusal(self) -> SourceError | None:
-        """Return why the log cannot be read, or None: nothing is read, and nothing is made."""
+        """Return why the log cannot be read, or None. Nothing is read or created."""
         refusal = None
         try:
             with connected(self.dsn, replication="database") as connection, understood():
@@ -337,12 +337,12 @@ class Checkup:
             refusal = failure
         try:
             with understood():
-                # Whether a role may is looked at before whether the slot is there.
+                # The server checks privileges before it checks that the slot exists.
                 self.connection.execute(
                     "SELECT pg_replication_slot_advance('chronolake no such slot', '0/1')"
                 )
         except SourceError as failure:
-            # A connection that is refused has words in the server's language, and no code.
+            # The message of a refused connection is in the server's language, and without a code.
             if isinstance(failure.__cause__, InsufficientPrivilege):
                 return failure
         return refusal
@@ -367,7 +367,7 @@ class Checkup:
 
     @property
     def _publishable(self) -> list[SourceTable]:
-        """The tables that the log can tell of, and whose rows can be updated when it does."""
+        """Return the tables that the log can identify rows of, and that can be published safely."""
         return [
             table
             for table in self.tables
@@ -432,7 +432,7 @@ class Checkup:
 
     @property
     def _can_generate(self) -> bool:
-        """Whether the server can publish generated columns."""
+        """Return whether the server can publish generated columns."""
         return self.connection.info.server_version >= catalog.PUBLISHES_GENERATED
 
     def _options(self) -> sql.Composable:
@@ -477,7 +477,7 @@ class Checkup:
         ) == (True,)
 
     def _set_failover(self) -> str:
-        """Make a slot one that standbys keep a copy of; gives the command."""
+        """Make standbys keep a copy of the slot (a failover slot); return the command."""
         command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(
             sql.Identifier(self.slot.name)
         )
@@ -569,15 +569,15 @@ class Checkup:
 
 
 def version_of(connection: psycopg.Connection) -> str:
-    """What the server is."""
+    """Return the server's product name and major version."""
     return f"PostgreSQL {connection.info.server_version // 10_000}"
 
 
 def table_findings(connection: psycopg.Connection, table: SourceTable) -> Iterator[CheckResult]:
-    """What keeps a table from being read as a whole, and what is right.
+    """Return problems that prevent reading a table completely, and what is right.
 
     Raises:
-        SourceError: the server does not answer.
+        SourceError: the server does not respond.
     """
     if (unnamed := table.naming_problem) is not None:
         yield CheckResult(table.stream, Level.FAILED, unnamed.message, unnamed.hint)

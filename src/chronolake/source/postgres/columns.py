@@ -1,8 +1,9 @@
-"""Columns of PostgreSQL and the types that hold their values.
+"""PostgreSQL columns and the types that hold their values.
 
-Source: `specs/postgres-facts.md` (5.1 to 5.3). Values come as texts, from the log and from COPY
-alike, under the settings of `connection`. A value that its column's type cannot hold (dates before
-year 1 or beyond 9999, infinity, NaN in a decimal) makes the column a text: nothing is lost or bent.
+Source: `specs/postgres-facts.md` (5.1 to 5.3). The log and COPY both send values as texts, under
+the settings of `connection`. If a column has a value that its type cannot hold (dates before year 1
+or after 9999, infinity, NaN in a decimal), the column becomes a string: no value is lost or
+changed.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ _KINDS: Final = {
     3802: Kind.JSON,
 }
 _NUMERIC: Final = 1700
-#: Type modifiers count the bytes of their own length.
+#: Type modifiers include the bytes of their own length.
 _HEADER: Final = 4
 
 #: text and varchar.
 _TEXTS: Final = {25, 1043}
-#: Types whose values the server writes otherwise than as a text (`specs/postgres-facts.md`, 5.1).
+#: Types whose values have another representation than `value::text` (`specs/postgres-facts.md`,
+#: 5.1).
 _INET: Final = 869
 _BPCHAR: Final = 1042
-#: A time that UTC_DATETIME holds, as the server writes it.
+#: A time that UTC_DATETIME can hold, as the server prints it.
 _HELD_TIME: Final = r"^([0-9]{4}-[0-9-]{5}) ([0-9:.]+)\+00$"
-#: Types with values that no column of them can hold, and what these look like.
+#: Patterns of the values that a type cannot hold.
 _BEYOND: Final = {
     Kind.NAIVE_DATE: r"^[^0-9]|^[0-9]{5}|BC$",
     Kind.NAIVE_DATETIME: r"^[^0-9]|^[0-9]{5}|BC$",
@@ -66,10 +68,10 @@ class SourceColumn:
     Attributes:
         number: its `attnum`, which survives renames; None if it is not known.
         name: its name.
-        type_oid: its type, or that which its domain stands for, as `pg_type.oid`.
-        type_modifier: length, precision and the like; -1 without.
-        form: the form that its values get in place of their texts, or None. It depends on the type
-            and on the configuration.
+        type_oid: its type, or its domain's base type, as `pg_type.oid`.
+        type_modifier: length, precision or similar; -1 without.
+        form: the representation of its values instead of their texts, or None. It depends on the
+            type and on the configuration.
     """
 
     number: int | None
@@ -80,7 +82,7 @@ class SourceColumn:
 
     @property
     def type(self) -> ColumnType:
-        """The type that holds its values, as far as it can."""
+        """Return the type for its values, except those that match `beyond`."""
         if self.form is not None:
             return type_of(self.form)
         if self.type_oid == _NUMERIC:
@@ -88,32 +90,33 @@ class SourceColumn:
         return ColumnType(_KINDS.get(self.type_oid, Kind.STRING))
 
     def same_type(self, other: SourceColumn) -> bool:
-        """Whether another column has the same type."""
+        """Return whether another column has the same type."""
         mine = self.type_oid, self.type_modifier
         return mine == (other.type_oid, other.type_modifier)
 
     def same_texts(self, other: SourceColumn) -> bool:
-        """Return whether values have the same texts if the column gets another one's type.
+        """Return whether values keep their texts if the column gets another column's type.
 
-        That is, as long as the server does not rewrite the table for it.
+        This applies as long as the server does not rewrite the table for it.
         """
         types = {self.type_oid, other.type_oid}
         return len(types) == 1 or types == _TEXTS
 
     @property
     def beyond(self) -> str | None:
-        """What texts look like that the type cannot hold, as a regular expression, or None."""
+        """Return a regular expression for texts that the type cannot hold, or None."""
         return None if self.form is not None else _BEYOND.get(self.type.kind)
 
 
 def _decimal(modifier: int) -> ColumnType:
     if modifier < _HEADER:
-        # Up to 131,072 digits: no decimal has them.
+        # Up to 131,072 digits: more than a decimal can hold.
         return ColumnType(Kind.STRING)
     modifier -= _HEADER
     precision, scale = (modifier >> 16) & 0xFFFF, modifier & 0x3FF
     if modifier & 0x400:
-        # The first of eleven bits is a sign: whole hundreds, thousands and so on.
+        # The first of eleven bits is a sign: negative scales round to hundreds, thousands and so
+        # on.
         precision, scale = precision + 0x400 - scale, 0
     precision = max(precision, scale)
     if precision > MAX_PRECISION:
@@ -122,7 +125,7 @@ def _decimal(modifier: int) -> ColumnType:
 
 
 def is_held(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether a column's type can hold all of some values."""
+    """Return whether a column's type can hold all of some values."""
     if column.beyond is None:
         return True
     return not pc.any(pc.match_substring_regex(texts, column.beyond), min_count=0).as_py()
@@ -130,14 +133,15 @@ def is_held(column: SourceColumn, texts: pa.Array | pa.ChunkedArray) -> bool:
 
 @dataclass(frozen=True)
 class Typing:
-    """Values of a table's columns, by their texts; it goes to the executors.
+    """A conversion of texts to typed values; it is sent to executors.
 
     Attributes:
-        columns: the columns as the source has them.
-        wanted: the same with the types that are wanted; STRING takes every text as it is.
-        others: columns that stay as they are, as a Spark schema.
-        beyond: for some columns, another one that has the texts of those values which the wanted
-            type cannot hold; the value is null there. Other columns have no such values.
+        columns: the source's columns.
+        wanted: the same columns with the wanted types; STRING accepts every text.
+        others: columns that stay unchanged, as a Spark schema.
+        beyond: for some columns, the name of another column that receives the texts which the
+            wanted type cannot hold; the value itself is null there. Other columns have no such
+            values.
     """
 
     columns: tuple[SourceColumn, ...]
@@ -147,13 +151,13 @@ class Typing:
 
     @property
     def schema(self) -> str:
-        """The columns that it gives, as a Spark schema."""
+        """Return the output's Spark schema."""
         mine = [f"{quoted(column.name)} {column.type.sql}" for column in self.wanted]
         texts = [f"{quoted(name)} string" for name in self.beyond.values()]
         return ", ".join(filter(None, [*mine, *texts, self.others]))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give batches with these columns as values, and the others as they are."""
+        """Return batches with typed values in these columns, and the others unchanged."""
         for batch in batches:
             values, beyond = {}, {}
             for column, one in zip(self.columns, self.wanted, strict=True):
@@ -167,7 +171,7 @@ class Typing:
 
 
 def _held(column: SourceColumn, texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The texts of values that the column's type can hold, and those of the others."""
+    """Return the texts that the column's type can hold, and the others."""
     never = pa.nulls(len(texts), pa.string())
     if is_held(column, texts):
         return texts, never
@@ -187,23 +191,23 @@ def _values(column: SourceColumn, texts: pa.Array, kind: ColumnType) -> pa.Array
         case Kind.STRING if column.type_oid == _INET:
             return _with_mask(texts)
         case Kind.STRING if column.type_oid == _BPCHAR:
-            # As a text, it is without what fills it up.
+            # A string value does not include the padding.
             return pc.utf8_rtrim(texts, " ").cast(kind.arrow)
         case Kind.STRING if column.type.kind is Kind.UTC_DATETIME:
-            # As a column of its own type is spelled when it becomes a text.
+            # In the format of a UTC_DATETIME value that is converted to a string.
             texts = pc.replace_substring_regex(texts, _HELD_TIME, r"\1T\2Z")
     return texts.cast(kind.arrow)
 
 
 def _with_mask(texts: pa.Array) -> pa.Array:
-    """Addresses, of hosts too, with the number of bits that count: as `value::text` gives them."""
+    """Return addresses with the prefix length, also of hosts, as `value::text` prints them."""
     of_host = pc.if_else(pc.match_substring(texts, ":"), "/128", "/32")
     mask = pc.if_else(pc.match_substring(texts, "/"), "", of_host)
     return pc.binary_join_element_wise(texts, mask, "")
 
 
 def _bytes(texts: pa.Array) -> pa.Array:
-    """What texts say in hexadecimal digits after two other characters."""
+    """Return the bytes of texts with hexadecimal digits after a prefix of two characters."""
     digits = pc.binary_replace_slice(texts, 0, 2, "").cast(pa.large_binary())
     validity, offsets, data = digits.buffers()
     ends = np.frombuffer(offsets, np.int64, len(digits) + 1, digits.offset * 8)
@@ -216,7 +220,7 @@ def _bytes(texts: pa.Array) -> pa.Array:
 
 
 def numbers_of(columns: Iterable[SourceColumn]) -> dict[str, int]:
-    """The columns' numbers by their names, as far as they are known."""
+    """Return the known column numbers, by column name."""
     return {column.name: column.number for column in columns if column.number is not None}
 
 
@@ -227,20 +231,19 @@ def numbered(
     *,
     greatest: int = 0,
 ) -> tuple[SourceColumn, ...]:
-    """Give columns that the log describes their numbers.
+    """Return the columns of a description in the log with their numbers.
 
-    A table's columns stand in the order of their numbers, and a column that is added comes last,
-    with the next number. So an unknown name in the place of a known column is that column, under
-    another name.
+    A table's columns are ordered by number, and an added column is last, with the next number. So
+    an unknown name at the position of a known column is that column, renamed.
 
     Args:
         described: columns without numbers, as they were at some time.
-        before: as they were when the log was last read.
-        now: as the catalog has them, at that time or after further changes.
-        greatest: the greatest number that a column is known to have had when the log was last read.
+        before: the columns when the log was last read.
+        now: the columns in the catalog, at that time or after further changes.
+        greatest: the greatest column number known when the log was last read.
 
     Returns:
-        The same columns; where it is not certain which one is meant, without a number.
+        The same columns with numbers; without a number where the column cannot be identified.
     """
     names = [column.name for column in described]
     for known in (before, now):
@@ -255,7 +258,7 @@ def numbered(
     _fill_in(found, sorted(_numbers(now)), _dropped(before, greatest))
     certain = [number for number in found if number is not None]
     if certain != sorted(set(certain)):
-        # Names have changed places: which is which cannot be told.
+        # Names were swapped: the columns cannot be identified.
         found = [None] * len(found)
     return tuple(
         replace(column, number=number) for column, number in zip(described, found, strict=True)
@@ -267,7 +270,7 @@ def _numbers(columns: Sequence[SourceColumn]) -> list[int]:
 
 
 def _dropped(columns: Sequence[SourceColumn], greatest: int) -> set[int]:
-    """The numbers up to the greatest that no column has any more, as far as they are known."""
+    """Return the known numbers, up to the greatest, that no column has any more."""
     known = _numbers(columns)
     if len(known) < len(columns):
         return set()
@@ -277,13 +280,12 @@ def _dropped(columns: Sequence[SourceColumn], greatest: int) -> set[int]:
 def _fill_in(found: list[int | None], live: Sequence[int], dropped: set[int]) -> None:
     """Fill in the numbers that follow from those of other columns.
 
-    No number is given twice, so a column that is there now was there when a younger one was
-    described.
+    No number is used twice, so a column that exists now existed when a newer one was described.
 
     Args:
-        found: the numbers of the columns that are described; None where it is to be filled in.
-        live: those of the columns that are there now.
-        dropped: those that no column had any more before.
+        found: the numbers of the described columns; None where a number is to be filled in.
+        live: the numbers of the columns that exist now.
+        dropped: the numbers that no column had any more before.
     """
     place = 0
     while place < len(found):
@@ -304,6 +306,6 @@ def _fill_in(found: list[int | None], live: Sequence[int], dropped: set[int]) ->
                 if len(numbers) == end - place:
                     found[place:end] = numbers
         elif set(following) <= set(live):
-            # Nothing was dropped that came after them.
+            # No later column was dropped.
             found[place:end] = following
         place = end + 1

@@ -1,7 +1,7 @@
-"""Connections to a PostgreSQL server: settings under which values read the same everywhere.
+"""Connections to a PostgreSQL server, with settings that make values' texts reproducible.
 
-Source: `specs/postgres-facts.md` (5.2, 6.4). What a value's text looks like depends on a session's
-settings; what the connection itself gives comes before those of a role or a database.
+Source: `specs/postgres-facts.md` (5.2, 6.4). The text of a value depends on a session's settings.
+Options of the connection override those of a role or a database.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _SETTINGS: Final = {
     "quote_all_identifiers": "off",
     "search_path": "",
     "client_encoding": "UTF8",
-    # Reading a large transaction takes as long as it takes.
+    # Reading a large transaction may take any time.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "0",
-    # Rows that a policy hides are an error, and not left out in silence.
+    # Rows that a policy hides cause an error instead of being omitted silently.
     "row_security": "off",
-    # What the server skips it says in warnings (`slot`).
+    # The server reports skipped changes in warnings (`slot`).
     "client_min_messages": "warning",
 }
-#: Encodings of databases that Python's driver does not know: then nothing is converted at all.
+#: Database encodings that Python's driver does not support: nothing is converted then.
 _UNKNOWN: Final = {"EUC_TW"}
-#: What the server says of an encoding that it cannot convert to UTF-8.
+#: Part of the server's message about an encoding that it cannot convert to UTF-8.
 _UNCONVERTIBLE: Final = "conversion between UTF8 and"
-#: What the server says of text that has no equivalent in UTF-8.
+#: SQLSTATEs of errors about text that has no equivalent in UTF-8.
 _NO_TEXT: Final = {"22021", "22P05"}
-#: The name by which the server knows our sessions.
+#: The application name of the sessions.
 APPLICATION: Final = "chronolake"
-#: What the server says when a lock was waited for too long.
+#: SQLSTATE of lock timeouts.
 _NO_LOCK: Final = "55P03"
 _HAS_TRANSACTION_TIMEOUT: Final = 170_000
-#: Versions before do not know the settings and columns that are used here.
+#: Earlier versions lack settings and columns that are used here.
 OLDEST: Final = 140_000
 
 
@@ -62,18 +62,18 @@ def connected(
     settings: Mapping[str, str] | None = None,
     patience: int | None = None,
 ) -> Iterator[psycopg.Connection]:
-    """A connection that commits each statement, for as long as the block runs.
+    """Open a connection in autocommit mode while the block runs.
 
     Args:
-        dsn: an address as libpq takes it; it may hold a password.
-        replication: `database` for a connection that takes commands of replication.
-        as_stored: whether the server sends text as it is stored (`encoding.codec_of` decodes it)
-            where it could fail to convert it to UTF-8.
-        settings: more of the session's settings.
-        patience: how many seconds to wait for the server, unless the address says so.
+        dsn: an address as libpq accepts it; it may contain a password.
+        replication: `database` for a connection that accepts replication commands.
+        as_stored: whether the server sends text as it is stored (`encoding.codec_of` decodes it) if
+            it could fail to convert it to UTF-8.
+        settings: additional settings of the session.
+        patience: connect timeout in seconds, unless the address sets one.
 
     Raises:
-        SourceError: the server cannot be reached, refuses, breaks the connection off, or is old.
+        SourceError: the server cannot be reached, refuses or closes the connection, or is too old.
     """
     every = {**_SETTINGS, **(settings or {})}
     options = " ".join(f"-c {name}={value}" for name, value in every.items())
@@ -81,7 +81,7 @@ def connected(
         if "://" in dsn and is_broken_by_password(dsn):
             raise _broken()
         given = psycopg.conninfo.conninfo_to_dict(dsn)
-        # What a user's own options say comes first, and cannot change how values read.
+        # Options of the user come first, and cannot change how values are printed.
         both = f"{given.pop('options', '') or ''} {options}".strip()
         _expect_whole(given)
         if replication is not None:
@@ -110,14 +110,14 @@ def connected(
 
 
 def client_encoding_of(connection: psycopg.Connection) -> str:
-    """Return the `client_encoding` with which text comes as the database stores it."""
+    """Return the `client_encoding` with which the server sends text as it is stored."""
     encoding = encoding_of(connection)
     return "SQL_ASCII" if encoding in _UNKNOWN else encoding
 
 
 def sent(connection: psycopg.Connection, query: sql.Composable) -> bytes:
-    """Return a statement as it is sent on a connection, also on one of `as_stored`."""
-    # Nothing is converted then: names are stored as a client in UTF-8 wrote them.
+    """Return a statement in the connection's encoding, also with `as_stored`."""
+    # Nothing is converted then: names are stored as a UTF-8 client wrote them.
     is_bytes = connection.info.parameter_status("client_encoding") == "SQL_ASCII"
     return query.as_bytes(None if is_bytes else connection)
 
@@ -129,10 +129,10 @@ def is_no_text(failure: SourceError) -> bool:
 
 
 def _expect_whole(given: Mapping[str, Any]) -> None:
-    """Refuse an address that a password has broken in two, before the driver quotes a part of it.
+    """Raise an error if a password splits the address, before the driver prints a part of it.
 
     Raises:
-        SourceError: it is one.
+        SourceError: the host or the port has unexpected characters.
     """
     host, port = str(given.get("host") or ""), str(given.get("port") or "0")
     if "@" in host or not all(one.isdigit() for one in port.split(",") if one):
@@ -149,16 +149,16 @@ def _broken() -> SourceError:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Turn what PostgreSQL and its driver raise into errors of ours.
+    """Convert errors of PostgreSQL and its driver to `SourceError`.
 
     Raises:
-        SourceError: with the server's own words, which name no password.
+        SourceError: with the server's own message, which contains no password.
     """
     try:
         yield
     except psycopg.ProgrammingError as failure:
         if failure.sqlstate is None:
-            # The driver quotes the address that it does not understand.
+            # The driver's message would contain the address.
             raise SourceError(
                 "The address of the server is not understood.",
                 hint="Write it as postgresql://user:${PASSWORD}@host:5432/database.",

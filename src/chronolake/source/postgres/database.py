@@ -1,7 +1,7 @@
-"""A PostgreSQL database as a source: a copy of each table first, then every change from the log.
+"""A PostgreSQL database as a source: an initial copy of each table, then every change from the log.
 
-Source: `specs/postgres-facts.md`. One replication slot serves all streams of a pipeline. Each of
-them has its own place in the log; the slot is let go of up to the one that is furthest behind.
+Source: `specs/postgres-facts.md`. One replication slot serves all streams of a pipeline. Each
+stream has its own offset in the log. The slot is advanced to the least of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: What the slot that was made for this lake is remembered under.
+#: The name under which the token store records the slot that was created for this lake.
 _SLOT_MADE: Final = "slot"
 _UNKNOWN_SLOT: Final = (
     "this lake has no position in it: another pipeline or project may read it, and each would miss "
@@ -89,15 +89,15 @@ _OWN_SLOT: Final = (
     "first sync ends this warning."
 )
 _PATIENCE_SECONDS: Final = 10.0
-#: So much log may follow what streams have read last before evidence is written (`evidence`).
+#: Evidence is written (`slot.emit`) if the log extends this far beyond a stream's last offset.
 _UNPROVED_BYTES: Final = 64 * 2**10
-#: Where it can't be written, so much log is kept for what was read last.
+#: If evidence cannot be written, this much log is retained for what was read last.
 _KEPT_BYTES: Final = 16 * 2**20
-#: A snapshot for which no transaction has to end is there sooner.
+#: Wait this long for a snapshot first: it is available sooner if no transaction has to end.
 _AT_ONCE_SECONDS: Final = 2.0
-#: The servers of other pipelines are not waited for longer.
+#: Timeout for connections to the servers of other pipelines.
 _OTHER_SECONDS: Final = 3
-#: While some tables wait for a snapshot, the log is read for the others this often.
+#: Interval of reading the log for other tables while some tables wait for a snapshot.
 _ROUND_SECONDS: Final = 10.0
 
 
@@ -114,7 +114,7 @@ class PostgresDatabase:
 
     @property
     def slot(self) -> Slot:
-        """The slot, and the publication that is read through it."""
+        """Return the slot, and the publication that is read through it."""
         return slot_of(self.config, self.pipeline)
 
     @cached_property
@@ -122,21 +122,21 @@ class PostgresDatabase:
         return WantedTables(self.project, self.pipeline, self.config)
 
     def discover(self) -> list[StreamDescriptor]:
-        """The tables that the configuration wants; one that is not there fails by itself."""
+        """Return the selected tables. A missing table fails on its own."""
         return self._wanted.discover(CaptureMethod.EVERY_CHANGE)
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | CaughtUp | StreamFailure]:
-        """What the log has of tables that were copied, then a copy of those that were not.
+        """Read the log of tables that were copied, then copy the others.
 
-        Tables of whose rows the log does not tell which is which are read as a whole each time.
+        Tables whose rows cannot be identified in the log are read completely in each run.
         """
         with connected(self.config.dsn) as connection:
             state = _State.of(connection, self.slot, self._wanted.there.values())
             self._expect_own_slot(connection, positions)
             state = self._proved(connection, state, positions)
-        # Looked at again: what the log tells up to its end is known by what there is after that.
+        # Read the catalog again: the log up to its end can only be understood with a later catalog.
         wanted = WantedTables(self.project, self.pipeline, self.config)
         unfollowed = wanted.unfollowed
         wanted.forget_fingerprints(but=unfollowed)
@@ -149,7 +149,7 @@ class PostgresDatabase:
                     table = self._published(wanted.table(name), state)
                 except SourceError as failure:
                     if reported is not None:
-                        # What changes until it is mended is not in the log.
+                        # Changes made until the problem is fixed are not in the log.
                         position = replace(LogOffset.from_json(reported), has_unlogged=True)
                         yield ChangeBatch(name, None, (), position.as_json())
                     yield StreamFailure(name, failure)
@@ -202,21 +202,21 @@ class PostgresDatabase:
         return reason is not None
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
-        """The columns of tables, as the catalog has them."""
+        """Return the columns of tables from the catalog."""
         yield from self._wanted.describe_streams(names)
 
     def use_token_store(self, memory: TokenStore) -> None:
-        """Be given a memory: it says which slot was made for this lake."""
+        """Set the token store, which records the slot that was created for this lake."""
         self._memory = memory
 
     def check(
         self, *, create: bool, positions: Mapping[str, Offset] | None = None
     ) -> list[CheckResult]:
-        """What the database lacks, and the statements that were run to make what is ours."""
+        """Return the problems of the database, and the statements that created missing objects."""
         with connected(self.config.dsn) as connection:
             tables = list(self._wanted.there.values())
             checkup = Checkup(self.config.dsn, connection, self.slot, tables)
-            # A slot of that name is the other pipeline's.
+            # A slot of that name belongs to the other pipeline.
             shared = self._other_reader(connection)
             made = checkup.create() if create and shared is None else []
             if checkup.has_made_slot:
@@ -236,7 +236,7 @@ class PostgresDatabase:
     def _other_reader(self, connection: psycopg.Connection) -> SourceError | None:
         """Return an error if another pipeline of the project reads the slot.
 
-        Addresses that differ may lead to one server. One that does not answer is not waited for.
+        Different addresses may lead to one server. A server that does not respond is skipped.
         """
         process = None
         for name, other in self.project.pipelines.items():
@@ -265,23 +265,23 @@ class PostgresDatabase:
         return None
 
     def _note_slot(self, connection: psycopg.Connection) -> None:
-        """Remember that this lake's slot is its own: no other pipeline reads it."""
+        """Record that the slot was created for this lake, so that no other pipeline reads it."""
         server = catalog.server_of(connection)
         if self._memory is not None:
             self._memory.renew(_SLOT_MADE, lambda _: {"slot": self.slot.name, "server": server})
 
     def _is_slot_known(self, connection: psycopg.Connection) -> bool:
-        """Return whether the slot was made for this lake."""
+        """Return whether the slot was created for this lake."""
         made = self._memory.load_token(_SLOT_MADE) if self._memory is not None else None
         return made == {"slot": self.slot.name, "server": catalog.server_of(connection)}
 
     def _expect_own_slot(
         self, connection: psycopg.Connection, positions: Mapping[str, Offset | None]
     ) -> None:
-        """Warn before the first run of a lake whose slot others may read.
+        """Log a warning before the first run of a lake if other pipelines may read its slot.
 
         Raises:
-            SourceError: another pipeline of the project reads it.
+            SourceError: another pipeline of the project reads the slot.
         """
         if (shared := self._other_reader(connection)) is not None:
             raise shared
@@ -298,7 +298,7 @@ class PostgresDatabase:
     def _sharing(
         self, connection: psycopg.Connection, positions: Mapping[str, Offset]
     ) -> Iterator[CheckResult]:
-        """Say where others read this pipeline's slot, or have moved it on."""
+        """Return a result if other pipelines may read this pipeline's slot, or have advanced it."""
         what = f"slot {self.slot.name}"
         server = catalog.server_of(connection)
         mine = {name: LogOffset.from_json(reported) for name, reported in positions.items()}
@@ -323,12 +323,12 @@ class PostgresDatabase:
             )
 
     def lag(self) -> Lag:
-        """How much of the server's log is still to be read, and how much it keeps."""
+        """Return how much of the log is still to be read, and how much the slot retains."""
         with connected(self.config.dsn) as connection:
             return lag(connection, self.slot)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
-        """Let the slot forget what no stream needs any more."""
+        """Advance the slot to the offset that all streams have reached."""
         reported = (positions[name] for name in self._wanted.there if name in positions)
         mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
         upto = min((position.needed_from for position in mine), default=0)
@@ -336,7 +336,8 @@ class PostgresDatabase:
             return
         with connected(self.config.dsn) as connection:
             server = catalog.server_of(connection)
-            # A place in another log means nothing in this one, and one beyond its end means all.
+            # An LSN is meaningless in another server's log, and one beyond the end would discard
+            # everything.
             is_here = all(position.server == server for position in mine)
             if not is_here or upto > written_upto(connection):
                 return
@@ -358,10 +359,10 @@ class PostgresDatabase:
     ) -> Generator[
         ChangeBatch | Snapshot | CaughtUp | StreamFailure, None, DatabaseSnapshot | None
     ]:
-        """Wait for a snapshot; until it is there, the log is read for tables that need none.
+        """Wait for a snapshot. Until it exists, read the log for tables that do not need one.
 
         Returns:
-            The snapshot, or None if open transactions have not ended in time.
+            The snapshot, or None if open transactions did not end in time.
         """
         timeout = self.config.snapshot_timeout
         snapshot = request.wait(min(_AT_ONCE_SECONDS, timeout))
@@ -390,15 +391,16 @@ class PostgresDatabase:
         return None if snapshot is None else self._proved_snapshot(snapshot)
 
     def _proved_snapshot(self, snapshot: DatabaseSnapshot) -> DatabaseSnapshot:
-        """Add evidence to a snapshot, and wait until what led to it is durable."""
+        """Add evidence to a snapshot, and wait until the changes before it are durable."""
         self._await_written(snapshot.lsn)
         with connected(self.config.dsn) as connection:
-            # What is written now is behind it: a log that has it has all before it, too.
+            # This evidence is written after the snapshot: a log that contains it contains
+            # everything before.
             evidence = emit(connection)
         return replace(snapshot, evidence=evidence or bytes_before(self.config.dsn, snapshot.lsn))
 
     def _late(self, waiting: Iterable[Following]) -> Iterator[StreamFailure]:
-        """Say which transaction keeps tables from being read in this run."""
+        """Fail the tables that wait for a snapshot, with the transaction that blocks it."""
         oldest = oldest_transaction(self.config.dsn)
         for one in waiting:
             failure = SourceError(
@@ -412,7 +414,7 @@ class PostgresDatabase:
     def _copied(
         self, lake: Lake, snapshot: DatabaseSnapshot, one: Following, server: int
     ) -> Iterator[Snapshot | StreamFailure]:
-        """Bring all of a table, no earlier than what has landed of it."""
+        """Copy a table, at a time that is not earlier than its landed versions."""
         try:
             landed = landed_micros(self._wanted.landed_of(one.table.stream))
         except SourceError as failure:
@@ -427,10 +429,11 @@ class PostgresDatabase:
         state: _State,
         positions: Mapping[str, Offset | None],
     ) -> _State:
-        """Write evidence to the log if streams lack it, or can't go on without it.
+        """Write evidence to the log if streams lack it, or cannot advance without it.
 
-        Where nothing of the publication changes, other tables' log would be kept for ever: streams
-        go on to a message of ours then. A server without work is left alone.
+        If nothing in the publication changes, the log of other tables would be retained forever.
+        Streams then advance to a message that is written here. Nothing is written to an idle
+        server.
         """
         reported = (position for position in positions.values() if position is not None)
         mine = [one for one in map(LogOffset.from_json, reported) if one.is_in_log]
@@ -447,16 +450,17 @@ class PostgresDatabase:
         *,
         full_refresh: bool,
     ) -> Iterator[ChangeBatch | Snapshot | StreamFailure]:
-        """Bring what the log says of tables up to a place in it.
+        """Read the log of tables up to an LSN.
 
-        Streams whose log it is not are marked as lost, and nothing of them is brought. A table with
-        a change that cannot be read fails, unless it is read once more in any case.
+        Streams whose evidence is missing in the log are marked as lost, and nothing of them is
+        returned. A table with a change that cannot be read fails, unless it is fully refreshed
+        anyway.
 
         Args:
-            lake: the lake whose Spark does the work.
+            lake: the lake whose Spark session does the work.
             followed: the tables.
-            state: what is known of the database.
-            full_refresh: whether the tables are read once more in any case.
+            state: the state of the database.
+            full_refresh: whether the tables are fully refreshed in any case.
         """
         if not followed:
             return
@@ -478,7 +482,7 @@ class PostgresDatabase:
                 for one in due:
                     yield from one.read(lake.spark, Reached(lsn, evidence, upto=lsn))
         if not state.is_proved and state.upto - lsn >= _KEPT_BYTES:
-            # The server must not keep its log for ever.
+            # The server must not retain its log forever.
             lsn, evidence = state.upto, bytes_before(self.config.dsn, state.upto)
         for one in followed:
             one.is_lost = not one.is_recognized
@@ -488,7 +492,7 @@ class PostgresDatabase:
                 )
 
     def _recognize(self, followed: Sequence[Following]) -> None:
-        """Compare the server's log with the bytes that positions have as evidence."""
+        """Compare the server's log with the bytes that offsets store as evidence."""
         known: dict[Evidence, bool] = {}
         for one in followed:
             evidence = one.position.evidence
@@ -507,13 +511,13 @@ class PostgresDatabase:
             yield StreamFailure(one.table.stream, self._unreadable(one.table.stream, one.invalid))
 
     def _converted(self, characters: Sequence[bytes]) -> Mapping[bytes, bytes | None]:
-        """Ask the server for characters, while its log is read."""
+        """Convert characters with the server while its log is read."""
         with connected(self.config.dsn) as connection, understood():
             return converted(connection, characters)
 
     @contextmanager
     def _streaming(self, begins: int, upto: int, folder: Path) -> Iterator[LogStream]:
-        """Read the slot; as long as it is read, it is let go of through the same connection."""
+        """Read the slot. While it is read, it is advanced through the same connection."""
         with streaming(
             self.config.dsn, self.slot, begins=begins, upto=upto, folder=folder
         ) as stream:
@@ -524,7 +528,7 @@ class PostgresDatabase:
                 self._stream = None
 
     def _await_written(self, lsn: int) -> None:
-        """Wait until the log is durable up to a place: some commits do not wait for that."""
+        """Wait until the log is durable up to an LSN: some commits do not wait for that."""
         patience = time.monotonic() + _PATIENCE_SECONDS
         with connected(self.config.dsn) as connection:
             while written_upto(connection) < lsn:
@@ -536,7 +540,7 @@ class PostgresDatabase:
                 time.sleep(0.05)
 
     def _unreadable(self, name: str, invalid: Invalid) -> SourceError:
-        """Return what is wrong with a change in the log, and what to do."""
+        """Return an error about a change in the log that cannot be decoded, with the remedy."""
         transaction = invalid.transaction
         at = datetime.fromtimestamp(transaction.commit_micros / 1e6, UTC)
         where = (
@@ -558,10 +562,10 @@ class PostgresDatabase:
         )
 
     def _published(self, table: SourceTable, state: _State) -> SourceTable:
-        """A table, as far as the log tells everything of it.
+        """Return a table whose changes the log contains completely.
 
         Raises:
-            SourceError: it does not.
+            SourceError: changes of the table are missing in the log.
         """
         name = table.stream
         publication = self.slot.publication
@@ -590,7 +594,7 @@ class PostgresDatabase:
         return table
 
     def _gap(self, following: Following, state: _State) -> SourceError | None:
-        """Why the log does not go on where a stream is, or None."""
+        """Return an error if the log does not continue at a stream's offset, or None."""
         name, position = following.table.stream, following.position
         if position.server != state.server or position.lsn > state.upto:
             what = f"The stream {name} is at a place that this server's log does not have."
@@ -606,7 +610,7 @@ class PostgresDatabase:
         return SourceError(what, hint=f"{why} {self._again(following)} brings what there is now.")
 
     def _of_other_log(self, following: Following) -> StreamFailure:
-        """What is wrong with a stream whose log is not this server's."""
+        """Return the failure of a stream whose offset is in another server's log."""
         name, evidence = following.table.stream, following.position.evidence
         where = "" if evidence is None else f" at {lsn_text(evidence.lsn)}"
         error = SourceError(
@@ -628,16 +632,16 @@ def _is_lost(one: Following) -> bool:
 
 @dataclass(frozen=True)
 class _State:
-    """What a database is at the begin of a run.
+    """The state of a database at the begin of a run.
 
     Attributes:
-        begins: where the slot begins.
-        upto: how far the log is durable.
-        server: which database it is.
-        domains: for each type that stands for another one, that one's oid and modifier.
-        published: what the publication has, by the tables' oids.
-        problems: what is wrong with the replica identities of some tables, by their oids.
-        is_proved: whether the server lets us write evidence to its log, as far as that was tried.
+        begins: the LSN where the slot begins.
+        upto: the LSN up to which the log is durable.
+        server: the database's identifier (`catalog.server_of`).
+        domains: the oid and modifier of each domain's base type, by the domain's oid.
+        published: the contents of the publication, by table oid.
+        problems: problems with replica identities, by table oid.
+        is_proved: False if writing evidence to the log was tried, and the server refused it.
     """
 
     begins: int
@@ -650,15 +654,15 @@ class _State:
 
     @classmethod
     def of(cls, connection: psycopg.Connection, slot: Slot, tables: Iterable[SourceTable]) -> Self:
-        """Look at a database.
+        """Read the state of a database.
 
         Args:
-            connection: to it.
-            slot: the slot and the publication that are read.
-            tables: the tables that are wanted.
+            connection: a connection to it.
+            slot: the slot and the publication to read.
+            tables: the selected tables.
 
         Raises:
-            SourceError: slot or publication cannot be read as they have to be.
+            SourceError: the slot or the publication is missing, or not usable.
         """
         publishes_all = catalog.publishes_all(connection, slot.publication)
         if publishes_all is None:
@@ -682,7 +686,7 @@ class _State:
         )
 
     def position(self, table: SourceTable, told: Offset | None) -> LogOffset:
-        """Where a stream is: as its checkpoint says, or at the beginning."""
+        """Return a stream's offset: the one of its checkpoint, or the begin of the log."""
         published = self.published[table.oid]
         if told is None:
             return LogOffset.before_all_of(
@@ -703,8 +707,8 @@ class _State:
 
 @contextmanager
 def _spooling(folder: Path) -> Iterator[Path]:
-    """A folder below this one, which goes when the block ends."""
-    # One process at a time runs a pipeline: what is there was left by one that died.
+    """Create a folder below this one, and remove it at the end of the block."""
+    # Only one process at a time runs a pipeline: existing files were left by a crash.
     shutil.rmtree(folder, ignore_errors=True)
     place = folder / uuid4().hex
     place.mkdir(parents=True)

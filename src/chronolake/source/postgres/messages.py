@@ -1,4 +1,4 @@
-"""The messages of pgoutput that describe: what there is one of, and not one for each row.
+"""Decoders of single pgoutput messages: those that describe transactions and relations.
 
 Source: PostgreSQL's documentation, "Logical Replication Message Formats" (protocol version 1).
 Numbers are big-endian; texts end with a zero byte.
@@ -14,17 +14,17 @@ from typing import Final
 from chronolake.errors import ReplicationProtocolError
 from chronolake.source.postgres.encoding import UTF_8, TextCodec
 
-#: The protocol's times count from here: microseconds from 1970 to 2000, UTC.
+#: The protocol's epoch: microseconds from 1970 to 2000, UTC.
 _EPOCH_MICROS: Final = 946_684_800_000_000
-#: The prefix of messages that we write to the log.
+#: The prefix of messages that Chronolake writes to the log.
 PREFIX: Final = "chronolake"
 _OURS: Final = f"{PREFIX}\0".encode()
-#: A message's prefix follows its kind, its flags and its position.
+#: A message's prefix follows its kind, its flags and its LSN.
 _PREFIX_PLACE: Final = 10
 
 
 class Kind(IntEnum):
-    """What a message is, by its first byte."""
+    """The kind of a message: its first byte."""
 
     BEGIN = ord("B")
     COMMIT = ord("C")
@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 
 class ReplicaIdentity(StrEnum):
-    """What a relation's updates and deletes say of the old row."""
+    """The replica identity of a relation: which values of old rows updates and deletes contain."""
 
     DEFAULT = "d"
     FULL = "f"
@@ -54,8 +54,8 @@ class RelationColumn:
     Attributes:
         name: its name.
         type_oid: its type, as `pg_type.oid`.
-        type_modifier: its length, precision and the like; -1 without.
-        is_identity: whether it is part of what tells rows apart.
+        type_modifier: its length, precision or similar; -1 without.
+        is_identity: whether it belongs to the replica identity.
     """
 
     name: str
@@ -66,14 +66,14 @@ class RelationColumn:
 
 @dataclass(frozen=True)
 class Relation:
-    """A table as it was when the changes after it were made.
+    """A table's description that applies to the changes after it.
 
     Attributes:
         oid: its identity, which survives renames.
         schema: its schema.
         name: its name.
-        identity: what updates and deletes say of the old row.
-        columns: in the order in which rows have them.
+        identity: its replica identity.
+        columns: its columns, in the order of the values in rows.
     """
 
     oid: int
@@ -88,10 +88,10 @@ class Transaction:
     """A committed transaction.
 
     Attributes:
-        commit_lsn: where its commit stands in the log; transactions come in this order.
-        commit_micros: when it was committed, in microseconds since 1970; perhaps earlier than a
-            transaction before.
-        xid: its number, of which the lower 32 bits are told.
+        commit_lsn: the LSN of its commit; transactions are ordered by it.
+        commit_micros: its commit time in microseconds since 1970, which may be earlier than that of
+            a preceding transaction.
+        xid: the lower 32 bits of its number.
     """
 
     commit_lsn: int
@@ -101,12 +101,12 @@ class Transaction:
 
 @dataclass(frozen=True)
 class Truncate:
-    """Relations that a transaction emptied.
+    """Relations that a transaction truncated.
 
     Attributes:
         relations: their oids.
-        transaction: number of the transaction among those of the batch.
-        ordinal: place of the message in its transaction.
+        transaction: index of the transaction in the batch.
+        ordinal: position of the message in its transaction.
     """
 
     relations: tuple[int, ...]
@@ -116,10 +116,10 @@ class Truncate:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A message that we have written to the log (`pg_logical_emit_message`).
+    """A message that Chronolake has written to the log (`pg_logical_emit_message`).
 
     Attributes:
-        lsn: where it is in the log.
+        lsn: its LSN.
         text: its content.
     """
 
@@ -128,10 +128,10 @@ class Emitted:
 
 
 class Reader:
-    """Reads the fields of one message, one after the other.
+    """A reader of the fields of one message, in their order.
 
     Raises:
-        ReplicationProtocolError: by every method: the message ends before the field does.
+        ReplicationProtocolError: from every method, if the message ends before the field does.
     """
 
     def __init__(self, message: bytes, codec: TextCodec = UTF_8) -> None:
@@ -148,27 +148,27 @@ class Reader:
         return int(value)
 
     def byte(self) -> int:
-        """An unsigned number of 8 bits."""
+        """Read an unsigned 8-bit integer."""
         return self._number(_UINT8)
 
     def int16(self) -> int:
-        """A signed number of 16 bits."""
+        """Read a signed 16-bit integer."""
         return self._number(_INT16)
 
     def int32(self) -> int:
-        """A signed number of 32 bits."""
+        """Read a signed 32-bit integer."""
         return self._number(_INT32)
 
     def uint32(self) -> int:
-        """An unsigned number of 32 bits: an oid, or the number of a transaction."""
+        """Read an unsigned 32-bit integer: an oid, or a transaction's number."""
         return self._number(_UINT32)
 
     def int64(self) -> int:
-        """A signed number of 64 bits: a place in the log, or a time."""
+        """Read a signed 64-bit integer: an LSN, or a time."""
         return self._number(_INT64)
 
     def text(self) -> str:
-        """A text, up to its zero byte; an `Undecodable` if it is not valid."""
+        """Read a text up to its zero byte; return an `Undecodable` if it is not valid."""
         end = self._message.find(b"\0", self._place)
         if end < 0:
             raise self.wrong("a text in it does not end")
@@ -177,7 +177,7 @@ class Reader:
         return self._codec.text(found)
 
     def counted_text(self) -> str:
-        """A text after the number of its bytes, of 32 bits."""
+        """Read a text after its length in bytes, a 32-bit integer."""
         end = self.int32() + self._place
         if not self._place <= end <= len(self._message):
             raise self.wrong("it ends too early")
@@ -186,12 +186,12 @@ class Reader:
         return self._codec.text(found)
 
     def end(self) -> None:
-        """Expect that nothing follows."""
+        """Raise an error if bytes follow."""
         if self._place != len(self._message):
             raise self.wrong(f"{len(self._message) - self._place} bytes follow its last field")
 
     def wrong(self, what: str) -> ReplicationProtocolError:
-        """An error about this message."""
+        """Return an error about this message."""
         return misunderstood(f"a message {chr(self._message[0])!r} is not as expected: {what}")
 
 
@@ -203,7 +203,7 @@ _INT64: Final = struct.Struct(">q")
 
 
 def misunderstood(what: str) -> ReplicationProtocolError:
-    """An error about a server's stream."""
+    """Return an error about a server's stream."""
     return ReplicationProtocolError(
         f"The server's stream of changes is not understood: {what}.",
         hint="Nothing of it was applied, and the server keeps it. Check that the slot's plugin is "
@@ -212,7 +212,7 @@ def misunderstood(what: str) -> ReplicationProtocolError:
 
 
 def begin(message: bytes) -> Transaction:
-    """Read a `BEGIN`."""
+    """Decode a `BEGIN` message."""
     reader = Reader(message)
     found = Transaction(reader.int64(), reader.int64() + _EPOCH_MICROS, reader.uint32())
     reader.end()
@@ -224,8 +224,8 @@ class Commit:
     """The end of a transaction.
 
     Attributes:
-        commit_lsn: as its beginning told.
-        end_lsn: the position that a reader has when it has read the transaction.
+        commit_lsn: the same as in its `BEGIN`.
+        end_lsn: the LSN after the transaction.
     """
 
     commit_lsn: int
@@ -233,7 +233,7 @@ class Commit:
 
 
 def commit(message: bytes) -> Commit:
-    """Read a `COMMIT`."""
+    """Decode a `COMMIT` message."""
     reader = Reader(message)
     reader.byte()
     found = Commit(reader.int64(), reader.int64())
@@ -243,7 +243,7 @@ def commit(message: bytes) -> Commit:
 
 
 def relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
-    """Read a `RELATION`, whose names are in an encoding."""
+    """Decode a `RELATION` message, with names in the codec's encoding."""
     reader = Reader(message, codec)
     oid, schema, name, identity = reader.uint32(), reader.text(), reader.text(), reader.byte()
     if chr(identity) not in set(ReplicaIdentity):
@@ -257,14 +257,14 @@ def relation(message: bytes, codec: TextCodec = UTF_8) -> Relation:
         type_oid, modifier = reader.uint32(), reader.int32()
         columns.append(RelationColumn(column, type_oid, modifier, is_identity=bool(flags & 1)))
     reader.end()
-    # Types of the system have no schema in the protocol.
+    # The protocol leaves out the schema of system types.
     return Relation(
         oid, schema or "pg_catalog", name, ReplicaIdentity(chr(identity)), tuple(columns)
     )
 
 
 def truncated(message: bytes) -> tuple[int, ...]:
-    """The oids of the relations that a `TRUNCATE` names."""
+    """Return the oids of the relations in a `TRUNCATE` message."""
     reader = Reader(message)
     number = reader.int32()
     reader.byte()
@@ -276,7 +276,7 @@ def truncated(message: bytes) -> tuple[int, ...]:
 
 
 def emitted(message: bytes) -> list[Emitted]:
-    """Read a `MESSAGE`; empty if an application has emitted it."""
+    """Decode a `MESSAGE`; return nothing if an application has emitted it."""
     if not message.startswith(_OURS, _PREFIX_PLACE):
         return []
     reader = Reader(message)

@@ -1,4 +1,4 @@
-"""How far a stream has come in a database's log, as its checkpoint keeps it."""
+"""A stream's offset in a database's log, as its checkpoint stores it."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogOffset:
-    """How far a stream is.
+    """A stream's offset.
 
     Attributes:
-        lsn: all transactions that were committed before this place in the log have landed; 0 if
-            what landed last was read without the log.
+        lsn: all transactions that were committed before this LSN have landed; 0 if the last landed
+            rows were read without the log.
         last_micros: the time of the last version, in microseconds since 1970.
-        columns: the table's columns when it was last looked at.
+        columns: the table's columns when the catalog was last read.
         table: the table's oid: another table may get its name.
-        key: the numbers of the columns that told its rows apart then, in increasing order.
-        storage: what held its rows then.
+        key: the numbers of the columns that identified its rows then, in increasing order.
+        storage: the storage of its rows then (`catalog.SourceTable.storage`).
         published: since when it is published (`catalog.Published.since`).
-        publication: what was published of it (`catalog.Published.version`); None: it was stored by
-            a version of Chronolake that did not look at it.
-        server: which database this is a position of (`catalog.server_of`).
-        is_numbered: whether the lake tells columns apart by their numbers. Another table that got
-            the name has numbers of its own: from then on names have to do.
-        has_unlogged: whether there may be values of which the log says nothing: a column was added
-            or got another type, a record got another key and kept a large value, the table was not
-            published for a while, or old rows had another key there.
-        greatest: the greatest number that a column is known to have had up to then.
-        fingerprints: the name of those of the rows that have landed (`difference.kept`).
-        types: what the texts of its values depended on; None: it was stored by a version of
-            Chronolake that did not look at it.
-        evidence: what proves that the log up to `lsn` is the one that was read; None if there is
-            no proof yet, or the server doesn't allow any.
+        publication: which part of it was published (`catalog.Published.version`); None: stored by a
+            version of Chronolake that did not record it.
+        server: the database of this offset (`catalog.server_of`).
+        is_numbered: whether the lake identifies columns by their numbers. Another table that got
+            the name has other numbers; its columns are identified by name.
+        has_unlogged: whether the table may have values that the log does not contain: a column was
+            added or got another type, a record got another key and kept a large value, the table
+            was not published for a while, or old rows had another key in the log.
+        greatest: the greatest column number known at that time.
+        fingerprints: the name of the landed rows' fingerprints (`snapshot_diff.fingerprints`).
+        types: what the text representation of its values depended on; None: stored by a version of
+            Chronolake that did not record it.
+        evidence: proves that the log up to `lsn` is the one that was read; None if there is no
+            proof yet, or the server does not allow any.
     """
 
     lsn: int
@@ -69,13 +69,13 @@ class LogOffset:
     def before_all_of(
         cls, table: SourceTable, *, lsn: int = 0, published: Published | None = None, server: int
     ) -> Self:
-        """The position of a stream of which nothing has landed.
+        """Return the offset of a stream of which nothing has landed.
 
         Args:
             table: the stream's table.
-            lsn: where the log begins.
-            published: what is published of it; None without the log.
-            server: which database it is of.
+            lsn: the LSN where the log begins.
+            published: the published part of the table; None without the log.
+            server: the database's identifier.
         """
         return cls(
             lsn,
@@ -93,7 +93,7 @@ class LogOffset:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """The inverse of `as_json`."""
+        """Return the offset that `as_json` stored."""
         columns = tuple(SourceColumn(*column) for column in told["columns"])
         return cls(
             told["lsn"],
@@ -115,23 +115,23 @@ class LogOffset:
 
     @property
     def needed_from(self) -> int:
-        """Where the log begins that the next run has to read."""
+        """Return the LSN from which the next run has to read the log."""
         return self.lsn if self.evidence is None else min(self.lsn, self.evidence.lsn)
 
     @property
     def is_in_log(self) -> bool:
-        """Whether it is a place in the log: what landed last may have been read without it."""
+        """Return whether the offset is in the log: the last rows may have been read without it."""
         return self.lsn > 0
 
     def is_of(self, table: SourceTable) -> bool:
-        """Whether it is a position of a table whose rows are told apart as they are now."""
+        """Return whether this is an offset of the table with its present identifying columns."""
         return (self.table, self.key) == (table.oid, table.key_numbers)
 
     def unlogged(self, table: SourceTable) -> str | None:
-        """Return what has happened to a table that its log does not tell, or None.
+        """Return which values of a table its log does not contain, or None.
 
         Args:
-            table: the table after all that the log has told up to the position.
+            table: the table after all changes in the log up to the offset.
         """
         if self.has_unlogged:
             return "there may be values that the log does not have"
@@ -149,23 +149,26 @@ class LogOffset:
     def _tells(
         self, column: SourceColumn, known: Mapping[int | None, SourceColumn], table: SourceTable
     ) -> bool:
-        """Return whether the log has told all values of a column of the table."""
+        """Return whether the log contains all values of a column of the table."""
         if None in known:
             return column in self.columns
         if column.number in known:
             return known[column.number].same_texts(column)
-        # One that is not new was computed before, and the log had nothing of it.
+        # A column that is not new was computed before, and the log did not contain its values.
         is_new = column.number is not None and column.number > self.greatest
         return is_new and column.number not in table.filled
 
     def _altered(self, table: SourceTable) -> list[str]:
         if self.types is None:
-            # They may have been altered before anyone looked.
+            # Types may have been altered before they were recorded.
             return [type_.name for type_ in table.dependencies.types]
         return self.types.altered(table.dependencies)
 
     def not_before(self, micros: int) -> Self:
-        """The same, with no earlier time than one that has landed, whoever died meanwhile."""
+        """Return this offset with a time that is not earlier than a landed version.
+
+        After a crash, files may have landed that the checkpoint does not include.
+        """
         return replace(self, last_micros=max(self.last_micros, micros))
 
     def copied(
@@ -176,16 +179,16 @@ class LogOffset:
         server: int,
         fingerprints: str | None = None,
     ) -> LogOffset:
-        """Where the stream is when a copy of its table has landed.
+        """Return the stream's offset after a copy of its table has landed.
 
-        Its `last_micros` is the time of the copy's versions: the snapshot's, or one microsecond
-        after the last version where the server's clock is behind that.
+        Its `last_micros` is the time of the copy's versions: the snapshot's time, or one
+        microsecond after the last version if the server's clock is behind.
 
         Args:
             table: the table as it is in the copy.
-            snapshot: what the copy is of.
-            server: which database it is a copy of.
-            fingerprints: the name of those that were made of it.
+            snapshot: the snapshot that was copied.
+            server: the database's identifier.
+            fingerprints: the name of the copy's fingerprints.
         """
         return replace(
             self,
@@ -205,11 +208,11 @@ class LogOffset:
         )
 
     def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
-        """What tells columns apart in the lake, by their names."""
+        """Return the numbers that identify columns in the lake, by column name."""
         return numbers_of(columns) if self.is_numbered else {}
 
     def as_json(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """Return the offset in the form that a checkpoint stores."""
         return {
             "lsn": self.lsn,
             "last_micros": self.last_micros,
@@ -234,24 +237,25 @@ class LogOffset:
 
 @dataclass
 class Clock:
-    """Gives the transactions of a stream times that increase with every one of them.
+    """A clock that assigns strictly increasing times to a stream's transactions.
 
-    The order is the log's. A commit that has a time before the one in front of it (two processors,
-    a clock that was set back) counts one microsecond after it.
+    Transactions are ordered as in the log. If a commit's time is not later than that of its
+    predecessor (two processors, a clock that was set back), it counts one microsecond after it.
 
     Attributes:
-        last_micros: the time of the last transaction.
+        last_micros: the time of the last transaction, in microseconds since 1970.
     """
 
     last_micros: int
     _open: int | None = None
 
     def times(self, transactions: Sequence[Transaction], touched: Flags) -> Places:
-        """The times of the transactions of a batch, in microseconds since 1970.
+        """Return the times of a batch's transactions, in microseconds since 1970.
 
         Args:
-            transactions: in the order of the log; the first may be the last of the batch before.
-            touched: which of them changed the stream; the times of others mean nothing.
+            transactions: the transactions in log order; the first may be the last of the previous
+                batch.
+            touched: flags of those that changed the stream; the times of others are undefined.
         """
         found = np.zeros(len(transactions), np.int64)
         numbers = np.flatnonzero(touched)

@@ -1,17 +1,14 @@
-"""Decoder of pgoutput: replication messages to changes, rows into Arrow.
+"""Decoder of pgoutput: batches of replication messages to changes of relations, as Arrow columns.
 
-The rows of many messages at once: numpy over one buffer, into Arrow.
+Source: `specs/postgres-facts.md` (2 and 4.2). Messages are grouped in transactions, in the order of
+their commits: `B (R|Y|O)* (I|U|D|T|M)* C`. A relation is described before its first change, and
+again after anything that may have changed it. A row is decoded by the last description before it.
+Messages that an application emits (`M`) may occur anywhere and are skipped.
 
-A row is `int16` columns, and for each a byte: `n` (null), `u` (an unchanged large value, not sent),
-or `t`, an `int32` length and the text. Rows of the same number of columns are read column by
-column, all of them in one step.
-
-pgoutput: batches of replication messages into changes of relations.
-
-Source: `specs/postgres-facts.md` (2 and 4.2). Messages come in transactions, in the order of their
-commits: `B (R|Y|O)* (I|U|D|T|M)* C`. A relation is described before its first change, and again
-after whatever may have changed it; a row is read by the description before it. Messages that an
-application emits (`M`) may stand anywhere and are passed over.
+The rows of many messages are decoded at once, with numpy over one buffer. A row is an `int16`
+number of columns, and for each column one byte: `n` (null), `u` (an unchanged large value, not
+sent), or `t`, followed by an `int32` length and the text. Rows with the same number of columns are
+decoded column by column, all rows in one step.
 """
 
 from __future__ import annotations
@@ -46,21 +43,21 @@ Flags: TypeAlias = NDArray[np.bool_]
 _NULL: Final = ord("n")
 _UNCHANGED: Final = ord("u")
 _TEXT: Final = ord("t")
-#: Beyond the last message, so that a number that begins in it can be read.
+#: Follows the last message, so that a number that begins in it can be read.
 _PADDING: Final = b"\0" * 16
-#: Texts that are longer on average are copied one by one: gathered, each byte costs nine.
+#: Texts that are longer on average are copied one by one: gathering costs nine bytes for each byte.
 _LONG_TEXT: Final = 512
 _GREATEST_ARRAY: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages, one after the other in one buffer.
+    """Messages, concatenated in one buffer.
 
     Attributes:
-        buffer: their bytes, and some more.
-        offsets: where each begins, and where the last ends.
-        codec: what decodes the texts in them.
+        buffer: their bytes, followed by padding.
+        offsets: the offset of each message, and the end of the last one.
+        codec: decodes the texts in them.
     """
 
     buffer: Bytes
@@ -69,7 +66,7 @@ class Messages:
 
     @classmethod
     def of(cls, messages: Sequence[bytes], codec: TextCodec = UTF_8) -> Messages:
-        """Put messages into one buffer."""
+        """Concatenate messages in one buffer."""
         offsets = np.zeros(len(messages) + 1, np.int64)
         lengths = np.fromiter(map(len, messages), np.int64, len(messages))
         np.cumsum(lengths, out=offsets[1:])
@@ -78,11 +75,11 @@ class Messages:
 
     @property
     def kinds(self) -> Bytes:
-        """The first byte of each; messages are not empty."""
+        """Return the first byte of each message; messages are not empty."""
         return self.buffer[self.offsets[:-1]]
 
     def unsigned(self, places: Places, width: int) -> Places:
-        """The big-endian numbers at some places, of up to seven bytes."""
+        """Return the big-endian numbers at some positions, of up to seven bytes."""
         found = self.buffer[places].astype(np.int64)
         for byte in range(1, width):
             found = (found << 8) | self.buffer[places + byte]
@@ -94,10 +91,10 @@ class Cells:
     """One column of some rows.
 
     Attributes:
-        texts: the values; null where there is none, or it was not sent.
-        is_unchanged: where it was not sent.
-        is_invalid: where it is not a text in the encoding that it was sent in, and null here; None
-            if all are.
+        texts: the values; null if the value is null or was not sent.
+        is_unchanged: flags of values that were not sent.
+        is_invalid: flags of values that are invalid in the encoding in which they were sent, and
+            therefore null here; None if all are valid.
     """
 
     texts: pa.Array
@@ -106,11 +103,11 @@ class Cells:
 
     @classmethod
     def none(cls, rows: int) -> Cells:
-        """As many rows that are not there."""
+        """Return cells for rows that do not exist."""
         return cls(pa.nulls(rows, pa.string()), np.zeros(rows, np.bool_))
 
     def spread(self, where: Flags) -> Cells:
-        """These rows among others, which have none."""
+        """Return these rows at the flagged positions, and nulls at the others."""
         numbers = np.cumsum(where) - 1
         taken = self.texts.take(pa.array(numbers, mask=~where))
         is_unchanged = np.zeros(len(where), np.bool_)
@@ -125,19 +122,19 @@ class Cells:
 def cells_of(
     messages: Messages, places: Places, ends: Places, columns: int
 ) -> tuple[list[Cells], Places]:
-    """Read one row from each of some messages.
+    """Decode one row from each of some messages.
 
     Args:
         messages: the buffer.
         places: where the rows begin.
         ends: where their messages end.
-        columns: how many columns every row has.
+        columns: the number of columns of every row.
 
     Returns:
         The columns, and where the rows end.
 
     Raises:
-        ReplicationProtocolError: a row has another number of columns, or goes beyond its message.
+        ReplicationProtocolError: a row has another number of columns, or exceeds its message.
     """
     places = _expect(places + 2, ends)
     numbers = messages.unsigned(places - 2, 2)
@@ -153,7 +150,7 @@ def cells_of(
             raise misunderstood(f"a value is of the kind {chr(kinds[~is_known][0])!r}")
         starts = places + 1 + 4 * is_text
         _expect(starts, ends)
-        # Where there is no text, what stands there is no length.
+        # Only texts have a length; other bytes here have another meaning.
         lengths = np.where(is_text, messages.unsigned(places + 1, 4), 0)
         places = _expect(starts + lengths, ends)
         texts, is_invalid = _texts(messages, starts, lengths, is_text)
@@ -162,7 +159,7 @@ def cells_of(
 
 
 def _expect(places: Places, ends: Places) -> Places:
-    """Places that lie within their messages."""
+    """Return the positions, or raise an error if one is outside of its message."""
     if (places > ends).any():
         raise misunderstood("a row ends before its last column does")
     return places
@@ -171,7 +168,7 @@ def _expect(places: Places, ends: Places) -> Places:
 def _texts(
     messages: Messages, starts: Places, lengths: Places, is_text: Flags
 ) -> tuple[pa.Array, Flags | None]:
-    """Read texts; gives also which are not valid, and null, or None."""
+    """Return decoded texts, and flags of invalid ones, which are null, or None."""
     buffer = messages.buffer
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -197,7 +194,7 @@ def _texts(
 
 
 def _strings(data: pa.Buffer, offsets: Places, is_text: Flags) -> pa.Array:
-    """Make an array of texts, null where there is none."""
+    """Return an array of texts, with nulls where no text was sent."""
     is_large = int(offsets[-1]) > _GREATEST_ARRAY
     nulls = len(is_text) - int(is_text.sum())
     validity = pa.py_buffer(np.packbits(is_text, bitorder="little")) if nulls else None
@@ -221,14 +218,14 @@ class Changes:
     """Changes of rows of one relation, in the order in which they were made.
 
     Attributes:
-        relation: the relation as it was then.
-        kinds: `Kind.INSERT`, `UPDATE` or `DELETE` of each.
-        transactions: numbers of their transactions among those of the batch.
-        ordinals: their places in their transactions; they increase, with gaps.
+        relation: the relation's description at that time.
+        kinds: `Kind.INSERT`, `UPDATE` or `DELETE` for each change.
+        transactions: the indexes of their transactions in the batch.
+        ordinals: their positions in their transactions; they increase, with gaps.
         new: the columns of the new rows; all null in deletes.
-        old: the columns of the old rows; all null where none is told.
-        has_old: where an old row is told: its key, or all of it.
-        has_whole_old: where all of it is told.
+        old: the columns of the old rows; all null where the old row was not sent.
+        has_old: flags of changes with an old row: its key, or all of it.
+        has_whole_old: flags of changes with the complete old row.
     """
 
     relation: Relation
@@ -242,14 +239,14 @@ class Changes:
 
     @property
     def number(self) -> int:
-        """How many changes there are."""
+        """Return the number of changes."""
         return len(self.kinds)
 
     def first_invalid(self, wanted: Flags) -> tuple[int, str] | None:
-        """Return the number of the first of some changes with an invalid text, and its column.
+        """Return the index of the first change with an invalid text, and the text's column.
 
-        None: the texts of all are valid in the encoding that they were sent in, and so are the
-        columns' names.
+        None means that the texts of all flagged changes are valid in the encoding in which they
+        were sent, and that the columns' names are valid.
         """
         found = None
         columns = self.relation.columns
@@ -268,7 +265,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Ended:
-    """A transaction that has ended, and the position after it."""
+    """A transaction that has ended, and the LSN after it."""
 
     transaction: Transaction
     end_lsn: int
@@ -276,14 +273,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a batch of messages says.
+    """The decoded contents of a batch of messages.
 
     Attributes:
-        transactions: those that the batch has a part of.
-        changes: by relation; a relation is there again when its description has changed.
-        truncates: relations that were emptied.
+        transactions: the transactions of which the batch contains at least a part.
+        changes: the changes by relation; a relation occurs again after its description changed.
+        truncates: the relations that were truncated.
         ended: the last transaction that ends in the batch, or None.
-        emitted: messages that we have written to the log.
+        emitted: messages that Chronolake has written to the log.
     """
 
     transactions: tuple[Transaction, ...]
@@ -294,18 +291,18 @@ class Decoded:
 
     @cached_property
     def touched(self) -> frozenset[int]:
-        """The relations that were changed, by their oids."""
+        """Return the oids of the relations that were changed."""
         changed = {change.relation.oid for change in self.changes}
         return frozenset(changed.union(*(truncate.relations for truncate in self.truncates)))
 
 
 @dataclass
 class Decoder:
-    """Decodes the messages of one reading of a slot, batch after batch; not after an error.
+    """A decoder of consecutive batches of messages; it cannot be used after an error.
 
     Attributes:
-        relations: as they were described last, by oid.
-        codec: what decodes the texts.
+        relations: their last descriptions, by oid.
+        codec: decodes the texts.
     """
 
     relations: dict[int, Relation] = field(default_factory=dict)
@@ -315,14 +312,14 @@ class Decoder:
 
     @property
     def is_between_transactions(self) -> bool:
-        """Whether the last transaction has ended."""
+        """Return whether the last transaction has ended."""
         return self._open is None
 
     def decode(self, batch: Sequence[bytes]) -> Decoded:
         """Decode the next messages.
 
         Raises:
-            ReplicationProtocolError: they are not as pgoutput sends them.
+            ReplicationProtocolError: a message is not valid pgoutput.
         """
         if not all(batch):
             raise described.misunderstood("a message is empty")
@@ -342,7 +339,7 @@ class Decoder:
         )
 
     def _frame(self, batch: Sequence[bytes], is_row: Flags) -> _Frame:
-        """Read all messages but rows, one by one."""
+        """Decode all messages except rows, one by one."""
         frame = _Frame(len(batch), dict(self.relations))
         if self._open is not None:
             frame.begin(0, self._open, self._ordinal)
@@ -392,17 +389,17 @@ class Decoder:
 
 
 class _Frame:
-    """What stands around the rows of a batch: their transactions, and descriptions of relations."""
+    """The context of the rows in a batch: their transactions, and descriptions of relations."""
 
     def __init__(self, messages: int, known: dict[int, Relation]) -> None:
         self.transactions: list[Transaction] = []
         self.truncates: list[Truncate] = []
         self.ended: Ended | None = None
         self.emitted: list[Emitted] = []
-        #: By message: the number of its transaction, or -1; its place in it.
+        #: For each message: the index of its transaction, or -1; its position in the transaction.
         self.transaction_of: Places = np.full(messages, -1, np.int64)
         self.ordinal_of: Places = np.zeros(messages, np.int64)
-        #: Where the present transaction began: before the batch, if negative.
+        #: The index where the current transaction began: negative if before the batch.
         self.begun = 0
         self._descriptions = {oid: [(-1, relation)] for oid, relation in known.items()}
 
@@ -415,7 +412,7 @@ class _Frame:
         self.note(number)
 
     def note(self, upto: int) -> None:
-        """The messages before one, since it began, are of the present transaction."""
+        """Assign the messages from the begin of the current transaction up to an index to it."""
         part = slice(max(self.begun, 0), upto)
         self.transaction_of[part] = len(self.transactions) - 1
         self.ordinal_of[part] = np.arange(part.start, part.stop) - self.begun
@@ -430,7 +427,7 @@ class _Frame:
         self.truncates.append(Truncate(relations, transaction, number - self.begun))
 
     def by_relation(self, packed: Messages, numbers: Places) -> list[tuple[Relation, Places]]:
-        """The numbers of messages that have a row, by the relation as it was then."""
+        """Return the indexes of row messages, by the relation's description at that time."""
         ends = packed.offsets[numbers + 1]
         places = packed.offsets[numbers] + 1
         if (places + 4 > ends).any():
@@ -452,7 +449,7 @@ class _Frame:
 
 
 def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _Frame) -> Changes:
-    """Read the rows of messages of one relation."""
+    """Decode the row messages of one relation."""
     columns = len(relation.columns)
     ends = packed.offsets[numbers + 1]
     places = packed.offsets[numbers] + 5
@@ -468,7 +465,7 @@ def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _F
     if not fits.all():
         raise described.misunderstood(f"a change has a row of the kind {chr(tags[~fits][0])!r}")
     old, after = _some(packed, places, ends, columns, has_old)
-    # After an old row, the new one has its tag.
+    # An old row is followed by the new one, which has its own tag.
     tagged = has_old & has_new
     if (after[tagged] >= ends[tagged]).any() or (packed.buffer[after[tagged]] != _NEW).any():
         raise described.misunderstood("an update has no new row")
@@ -491,7 +488,7 @@ def _changes_of(packed: Messages, numbers: Places, relation: Relation, frame: _F
 def _some(
     packed: Messages, places: Places, ends: Places, columns: int, wanted: Flags
 ) -> tuple[tuple[Cells, ...], Places]:
-    """Read a row, after its tag, where one is wanted; all null elsewhere."""
+    """Decode the row after its tag in the flagged messages; the others get nulls."""
     if not wanted.any():
         return (Cells.none(len(wanted)),) * columns, places
     after = places.copy()

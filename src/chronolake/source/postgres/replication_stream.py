@@ -1,21 +1,16 @@
 """The streaming replication protocol, with transactions in progress.
 
-Transactions that the server sends before they are committed, kept in files until they are.
-
-Source: PostgreSQL's documentation, "Logical Replication Message Formats" (protocol version 2). The
-server holds what transactions change in memory, up to `logical_decoding_work_mem`, and sends the
-largest one when that is exceeded: `S (R|Y|O|I|U|D|T|M)* E`, again and again, with the number of
-the subtransaction in every message. What a subtransaction changed is discarded when that is rolled
-back (`A`). When the transaction is committed (`c`), its messages follow each other as if it had
-been sent then, so that nothing else has to know.
-
-The server's log as it sends it: the protocol of streaming replication.
-
-Source: PostgreSQL's documentation, "Streaming Replication Protocol". The server decodes its log
-while it is read, and holds no more of it than `logical_decoding_work_mem`: nothing waits in memory
-or in temporary files until everything has been decoded, and a transaction of any size comes in
-parts (`inprogress`). It waits while nobody reads. What has landed is confirmed on the same
+Source: PostgreSQL's documentation, "Streaming Replication Protocol" and "Logical Replication
+Message Formats" (protocol version 2). The server decodes its log while it is read, and waits while
+nothing is read. It holds up to `logical_decoding_work_mem` of changes in memory. Nothing waits in
+memory or in temporary files until everything is decoded. Landed changes are confirmed on the same
 connection.
+
+If the limit is exceeded, the server sends the largest transaction in parts before it is committed:
+`S (R|Y|O|I|U|D|T|M)* E`, repeatedly, with the number of the subtransaction in every message. They
+are stored in files until the commit. Changes of a subtransaction are discarded when it is rolled
+back (`A`). When the transaction is committed (`c`), its messages are returned as if it had been
+sent then, so that no other code handles streaming.
 """
 
 from __future__ import annotations
@@ -56,14 +51,14 @@ _START: Final = ord("S")
 _STOP: Final = ord("E")
 _COMMIT: Final = ord("c")
 _ABORT: Final = ord("A")
-#: Messages about transactions in progress, by their kinds.
+#: Kinds of messages about transactions in progress.
 FRAME: Final = re.compile(rb"[SEcA]")
-#: So much of a transaction is in memory at once.
+#: Up to this many bytes of a transaction are buffered in memory.
 _BUFFER_BYTES: Final = 4 * 2**20
-#: A file has blocks: how many messages, their lengths, and the messages.
+#: A file consists of blocks: the number of messages, their lengths, and the messages.
 _COUNT: Final = struct.Struct(">I")
 _LENGTHS: Final = "I"
-#: The bytes of a transaction's number.
+#: The size of a transaction's number in bytes.
 _XID: Final = 4
 _BEGIN: Final = struct.Struct(">cqqI")
 _END: Final = struct.Struct(">cBqqq")
@@ -71,10 +66,10 @@ _END: Final = struct.Struct(">cBqqq")
 
 @dataclass
 class InProgress:
-    """The messages of one connection: gives those of committed transactions.
+    """The transactions in progress of one connection, which returns messages of committed ones.
 
     Attributes:
-        folder: where transactions wait; it is made when one does.
+        folder: the folder of their files, created when it is needed.
     """
 
     folder: Path
@@ -85,14 +80,14 @@ class InProgress:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next message is of a transaction in progress."""
+        """Return whether the next message belongs to a transaction in progress."""
         return self._block is not None
 
     def keep(self, messages: Sequence[bytes]) -> int:
-        """Take messages while they are of the transaction in progress; `is_open` is true.
+        """Store messages as long as they belong to the open transaction; `is_open` is true.
 
         Returns:
-            How many of them were taken.
+            How many messages were stored.
         """
         end = kinds_of(messages).find(_STOP)
         mine = messages if end < 0 else messages[:end]
@@ -107,17 +102,17 @@ class InProgress:
         return len(messages)
 
     def add(self, message: bytes, *, upto: int) -> Iterable[list[bytes]]:
-        """Take a message about a transaction in progress: one that `FRAME` finds.
+        """Process a message about a transaction in progress: one that matches `FRAME`.
 
         Args:
             message: the message.
-            upto: a transaction that is committed at this position or after gives nothing.
+            upto: transactions that are committed at this LSN or later are discarded.
 
         Returns:
             The messages of the transaction that it commits, from BEGIN to COMMIT, in parts.
 
         Raises:
-            ReplicationProtocolError: it is not as pgoutput sends it.
+            ReplicationProtocolError: the message is not valid pgoutput.
         """
         kind = message[0]
         reader = Reader(message)
@@ -168,7 +163,7 @@ class InProgress:
         self._forget(xid)
 
     def _kept(self, xid: int) -> Iterator[list[bytes]]:
-        """Its messages without what was undone, and as they would be without streaming."""
+        """Return messages without rolled-back ones, in the format without streaming."""
         undone = {one.to_bytes(_XID, "big") for one in self._undone.get(xid, ())}
         if not self._file(xid).is_file():
             return
@@ -178,7 +173,7 @@ class InProgress:
                 lengths.frombytes(file.read(_COUNT.unpack(head)[0] * lengths.itemsize))
                 data = file.read(sum(lengths))
                 places = pairwise(accumulate(lengths, initial=0))
-                # The number of the subtransaction is left out.
+                # Leave out the number of the subtransaction.
                 yield [
                     data[begin : begin + 1] + data[begin + 1 + _XID : end]
                     for begin, end in places
@@ -188,27 +183,27 @@ class InProgress:
 
 
 def kinds_of(messages: Sequence[bytes]) -> bytes:
-    """Return the first byte of each message, which says what it is."""
+    """Return the first byte of each message: its kind."""
     return bytes([message[0] for message in messages])
 
 
 #: Decoding is fastest in batches of some megabytes.
 BATCH_BYTES: Final = 4 * 2**20
-#: Messages of so many bytes are looked at together, unless the server is silent.
+#: Messages are processed together up to this many bytes, unless the server is silent.
 _TOGETHER_BYTES: Final = 2**18
-#: A message's kind, its position, that of the log's end, and the time.
+#: The message's kind, its LSN, the LSN of the log's end, and the time.
 _HEADER_BYTES: Final = 25
-#: Kinds of messages, as `kinds_of` gives them.
+#: Kinds of messages, as returned by `kinds_of`.
 _CHANGE: Final = re.compile(rb"[IUDTM]")
 _STREAM_BEGIN: Final = bytes([Kind.BEGIN])
 _STREAM_END: Final = bytes([Kind.COMMIT])
 _DATA: Final = ord("w")
-#: After so long without a message, the server is asked how far it is.
+#: After this time without a message, the server is asked for its position.
 _SILENCE_SECONDS: Final = 1.0
-#: A session that died is noticed by the server when it sends or waits; it decodes in between.
+#: The server notices a dead session only when it sends or waits, not while it decodes.
 _IN_USE_SECONDS: Final = 30.0
 _END_SECONDS: Final = 10.0
-#: Landing may take long, and the server must not take that for a client that is gone.
+#: Landing may take long, and the server must not close the connection meanwhile.
 _SETTINGS: Final = {
     "wal_sender_timeout": "0",
     "tcp_keepalives_idle": "60",
@@ -221,16 +216,16 @@ _KEEPALIVE: Final = struct.Struct(">cqqB")
 
 @dataclass
 class LogStream:
-    """A slot that is being read.
+    """A stream of a slot's messages.
 
     Attributes:
-        connection: where it is read; nothing else can be done with it.
+        connection: the replication connection; it cannot be used for anything else.
         slot: the slot.
-        upto: transactions that are committed before are read, the others are not.
-        transactions: those that are in progress.
-        may_confirm: whether positions can be confirmed while it is read. Where any client counts
-            as a synchronous standby, commits would wait for one that confirms.
-        warned: what the server warns of.
+        upto: only transactions that are committed before this LSN are read.
+        transactions: the transactions in progress.
+        may_confirm: whether LSNs can be confirmed while the slot is read. If any client counts as a
+            synchronous standby, commits would wait for one that confirms.
+        warned: the server's warnings.
     """
 
     connection: psycopg.Connection
@@ -245,20 +240,19 @@ class LogStream:
     def batches(self, batch_bytes: int | None = None) -> Iterator[list[bytes]]:
         """Read the messages of all transactions that are committed before `upto`, once.
 
-        They are as protocol version 1 has them. Transactions without any change are left out:
+        Messages have the format of protocol version 1. Transactions without any change are omitted:
         whether the server sends them depends on its version, and on whether they were sent before
         they were committed.
 
         Args:
-            batch_bytes: a batch is given when it has so many bytes of messages; `BATCH_BYTES` by
-                default.
+            batch_bytes: the minimum size of a batch in bytes; `BATCH_BYTES` by default.
 
         Yields:
-            Batches of messages; a transaction may go on in the next one.
+            Batches of messages; a transaction may continue in the next batch.
 
         Raises:
-            SourceError: the slot cannot be read, or its publication was missing when something
-                changed: what changed then would be left out.
+            SourceError: the slot cannot be read, or its publication did not exist at the time of a
+                change, which would be omitted.
         """
         try:
             yield from self._batches(batch_bytes or BATCH_BYTES)
@@ -279,7 +273,7 @@ class LogStream:
                     break
                 if size >= batch_bytes:
                     self._expect_nothing_skipped()
-                    # Where it ends with a transaction, what was read so far can land.
+                    # If the batch ends with a transaction, everything read so far can land.
                     end = _last_commit(batch) or len(batch)
                     yield batch[:end]
                     batch = batch[end:]
@@ -289,7 +283,7 @@ class LogStream:
             yield batch
 
     def _changing(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Leave out transactions without changes, and all that is not before `upto`."""
+        """Leave out transactions without changes, and everything that is not before `upto`."""
         kinds = kinds_of(messages)
         found: list[bytes] = []
         held = self._held
@@ -323,14 +317,14 @@ class LogStream:
         return found
 
     def _committed(self) -> Iterator[Sequence[bytes]]:
-        """The messages of committed transactions, as they follow each other."""
+        """Return the messages of committed transactions in the order of their commits."""
         transactions = self.transactions
         for received in self._received():
             begin = place = transactions.keep(received) if transactions.is_open else 0
             kinds = kinds_of(received)
             while (frame := FRAME.search(kinds, place)) is not None:
                 place = frame.start()
-                # What came before may be of a transaction that was committed earlier.
+                # Earlier messages may belong to a transaction that was committed before.
                 yield received[begin:place]
                 yield from transactions.add(received[place], upto=self.upto)
                 place += 1
@@ -340,7 +334,7 @@ class LogStream:
             yield received[begin:]
 
     def _received(self) -> Iterator[list[bytes]]:
-        """What the server sends, until it has sent all before `upto`."""
+        """Return the server's messages, until it has sent everything before `upto`."""
         server = self.connection.pgconn
         self.confirm(0, wants_answer=True)
         received: list[bytes] = []
@@ -361,7 +355,7 @@ class LogStream:
                     if is_silent:
                         self.confirm(0, wants_answer=True)
                     server.consume_input()
-                    # The server sends each message by itself, and is often waited for.
+                    # The server sends each message separately, and may have to be waited for.
                     if not is_silent:
                         continue
                 elif self._is_read(bytes(data)):
@@ -380,18 +374,18 @@ class LogStream:
         return bool(end >= self.upto)
 
     def confirm(self, lsn: int, *, wants_answer: bool = False) -> None:
-        """Let the slot forget what was committed before a position, when the server reads this.
+        """Confirm an LSN: the slot then discards what was committed before it.
 
         Args:
-            lsn: the position, not before one that was confirmed; 0 changes nothing.
-            wants_answer: whether the server is asked how far it is.
+            lsn: the LSN, not before one that was confirmed; 0 changes nothing.
+            wants_answer: whether to ask the server for its position.
 
         Raises:
             SourceError: the server cannot be reached any more.
         """
         server = self.connection.pgconn
         with understood():
-            # The server uses the time for nothing.
+            # The server does not use the time.
             server.put_copy_data(_STATUS.pack(b"r", lsn, lsn, lsn, 0, wants_answer))
             server.flush()
 
@@ -413,7 +407,7 @@ class LogStream:
             )
 
     def end(self) -> None:
-        """End the stream, so that the slot is free at once; what is still sent is passed over."""
+        """End the stream and release the slot; messages that are still sent are ignored."""
         server = self.connection.pgconn
         patience = time.monotonic() + _END_SECONDS
         server.put_copy_end()
@@ -438,18 +432,18 @@ class LogStream:
 def streaming(
     dsn: str, slot: Slot, *, begins: int = 0, upto: int, folder: Path
 ) -> Iterator[LogStream]:
-    """Read a slot, while the block runs; what is read stays in it until that is confirmed.
+    """Read a slot while the block runs; the slot retains what is read until it is confirmed.
 
     Args:
         dsn: the server's address.
         slot: the slot.
-        begins: transactions that are committed before this position are not sent; nor those before
-            the slot's own position.
-        upto: nor are those that are committed here or later.
-        folder: where transactions wait that are not committed yet.
+        begins: transactions that are committed before this LSN, or before the slot's own position,
+            are not sent.
+        upto: transactions that are committed at this LSN or later are not sent either.
+        folder: the folder for transactions that are not committed yet.
 
     Raises:
-        SourceError: the slot cannot be read, or somebody else reads it.
+        SourceError: the slot cannot be read, or another process reads it.
     """
     with (
         connected(dsn, replication="database", as_stored=True, settings=_SETTINGS) as connection,
@@ -457,7 +451,7 @@ def streaming(
     ):
         with understood():
             (standbys,) = connection.execute("SHOW synchronous_standby_names").fetchone() or ("",)
-        # In a database without an encoding, texts come as bytes.
+        # In a database without an encoding, texts are returned as bytes.
         names = standbys.decode() if isinstance(standbys, bytes) else str(standbys)
         is_counted = "*" in names or APPLICATION in names
         stream = LogStream(
@@ -469,7 +463,7 @@ def streaming(
             with suppress(psycopg.Error):
                 stream.end()
         finally:
-            # After a failure, or if the server is busy, it is closed as it is.
+            # After a failure, or if the server is busy, the connection is closed immediately.
             connection.close()
 
 
@@ -480,7 +474,7 @@ def _start(connection: psycopg.Connection, slot: Slot, begins: int) -> None:
     ).format(
         slot=sql.Identifier(slot.name),
         begins=sql.SQL(lsn_text(begins)),
-        # A list of identifiers, as the plugin reads it.
+        # The plugin expects a list of identifiers.
         publications=sql.Literal(sql.Identifier(slot.publication).as_string()),
     )
     patience = time.monotonic() + _IN_USE_SECONDS
@@ -492,10 +486,10 @@ def _start(connection: psycopg.Connection, slot: Slot, begins: int) -> None:
             failure = error_from_result(result)
             if not isinstance(failure, ObjectInUse) or time.monotonic() > patience:
                 raise failure
-            # A run that was killed leaves a session that has not noticed yet.
+            # A killed run leaves a session that has not ended yet.
             time.sleep(0.2)
 
 
 def _last_commit(batch: list[bytes]) -> int:
-    """The place after the last message that ends a transaction, or 0."""
+    """Return the index after the last message that ends a transaction, or 0."""
     return kinds_of(batch).rfind(_STREAM_END) + 1

@@ -1,21 +1,19 @@
-"""Changes as record versions, their row key, and their spool files.
+"""Changes as record versions, their row keys, and their spool files.
 
-Changes of a table as record versions, still as texts.
+The values of these versions are still texts. An insert or an update becomes a version, a delete
+becomes a tombstone. An update that changes the key becomes both: a tombstone for the old key and a
+version for the new one. Large values that an update did not touch are omitted, unless the log
+contains the whole old row. A record that gets another key follows the tombstone of its old key.
 
-An insert or an update is a version, a delete a mark. An update that changes the key is both: the
-old key's record ends, and the new key's begins. Large values that an update has not touched are not
-told, unless the whole old row is: a record that gets another key follows the mark of the old one.
+A record is identified by its table's key, or by the column `_fivetran_id` if the table has none.
+`_fivetran_id` is a hash of the columns of a unique index that are never null, or of all columns if
+there is no such index. Identical rows get an additional number, so that none is lost. In the log,
+only rows with such an index can be identified: the number of other rows depends on how many
+identical rows there are.
 
-What identifies a record in the lake: a table's key, or a column of its own if it has none.
-
-`_fivetran_id` is made of the columns of a unique index that are never null, or failing that of all
-that a row says. Of rows that say the same, each has a number besides: none is lost. In the log only
-rows of the first kind are told apart: what the others are called depends on how many there are.
-
-What the log says of a table, on its way to Spark: files, so that memory stays bounded.
-
-A transaction may be larger than memory, and is landed as a whole. What is spooled of it lies in
-files in the lake's folder, which tasks can read, and goes when it has landed.
+Memory stays bounded: a transaction may be larger than memory, and lands as a whole. Its versions
+are spooled to files in the lake's folder, which tasks can read, and which are removed when it has
+landed.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.pgoutput import Bytes, Changes, Flags, Places
 
 
-#: What record versions have besides their data, while the data are texts.
+#: The columns of record versions in addition to their data, while the data are texts.
 SYSTEM: Final = pa.schema(
     [
         (MODIFIED, pa.int64()),
@@ -76,19 +74,19 @@ _PLACE_DIGITS: Final = 12
 
 
 def sequence_of(commit_lsn: int, place: int = 0) -> str:
-    """What orders versions of one time: the place of their commit in the log, then their own."""
+    """Return the sequence of a version: its commit LSN, then its position, in hexadecimal."""
     return f"{commit_lsn:0{_LSN_DIGITS}x}{place:0{_PLACE_DIGITS}x}"
 
 
 def sequences_of(commit_lsns: Places, places: Places) -> pa.Array:
-    """`sequence_of` for many at once."""
+    """Return `sequence_of` for arrays of LSNs and positions."""
     digits = np.hstack([_digits(commit_lsns, _LSN_DIGITS), _digits(places, _PLACE_DIGITS)])
     offsets = np.arange(len(digits) + 1, dtype=np.int32) * digits.shape[1]
     return pa.StringArray.from_buffers(len(digits), pa.py_buffer(offsets), pa.py_buffer(digits))
 
 
 def _digits(numbers: Places, count: int) -> Bytes:
-    """The hexadecimal digits of numbers, a row for each."""
+    """Return the hexadecimal digits of numbers, one row for each number."""
     shifts = np.arange(count - 1, -1, -1, dtype=np.int64) * 4
     found: Bytes = _HEX[(numbers[:, np.newaxis] >> shifts) & 0xF]
     return found
@@ -97,19 +95,20 @@ def _digits(numbers: Places, count: int) -> Bytes:
 def versions_of(
     changes: Changes, key: Sequence[str], *, times: Places, commits: Sequence[int], wanted: Flags
 ) -> tuple[pa.Table, bool]:
-    """Record versions of changes.
+    """Return the record versions of changes.
 
     Args:
         changes: the changes.
         key: the names of the columns that identify a record.
-        times: when each change's transaction counts as committed, in microseconds since 1970.
-        commits: where the transactions of the batch are committed in the log.
-        wanted: which changes.
+        times: the commit time of each change's transaction, in microseconds since 1970.
+        commits: the commit LSNs of the batch's transactions.
+        wanted: which changes to convert.
 
     Returns:
-        The relation's columns as texts, then those of `SYSTEM`: a row for each change, and a mark
-        more for each that changed its key; in no order. And whether that is everything: the key of
-        a deleted record, or the one that an update replaced, may not have been sent.
+        A table, unordered, with the relation's columns as texts and those of `SYSTEM`. It has a row
+        for each change, and an additional tombstone for each change of a key. And whether the table
+        is complete: the key of a deleted record, or the one that an update replaced, may not have
+        been sent.
     """
     names = [column.name for column in changes.relation.columns]
     is_key = np.array([name in key for name in names], np.bool_)
@@ -117,11 +116,11 @@ def versions_of(
     new = _filled(changes, is_key)
     moved = changes.has_old & ~is_delete & _differ(changes, new, is_key)
     tells = wanted & ~is_delete
-    # Where a partition had another replica identity, the old row is not told by the key.
+    # If a partition had another replica identity, the old row does not contain the key.
     is_nameless = wanted & is_delete & _lack(changes, is_key)
     ends = wanted & (is_delete | moved) & ~is_nameless
     lsns = np.array(commits, np.int64)[changes.transactions]
-    # A key's old record ends before the new one's begins.
+    # The record of the old key ends before that of the new key begins.
     ordinals = changes.ordinals * 2
 
     def system(rows: Flags, *, is_mark: bool) -> list[pa.Array]:
@@ -157,10 +156,10 @@ def versions_of(
 
 
 def _filled(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
-    """The new rows' values, and where they are not known: what old rows tell is filled in."""
+    """Return the new rows' values, filled from old rows, and flags where values are unknown."""
     found = []
     for new, old, of_key in zip(changes.new, changes.old, is_key, strict=True):
-        # Of an old key, other columns are null.
+        # If only the old key was sent, the other columns are null.
         known = new.is_unchanged & (changes.has_old if of_key else changes.has_whole_old)
         texts = new.texts
         if known.any():
@@ -170,7 +169,7 @@ def _filled(changes: Changes, is_key: Flags) -> list[tuple[pa.Array, Flags]]:
 
 
 def _differ(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) -> Flags:
-    """Where the old row has another key than the new one."""
+    """Return flags of rows whose old key differs from the new one."""
     differ = np.zeros(changes.number, np.bool_)
     for (texts, _), old, of_key in zip(new, changes.old, is_key, strict=True):
         if of_key:
@@ -180,7 +179,7 @@ def _differ(changes: Changes, new: list[tuple[pa.Array, Flags]], is_key: Flags) 
 
 
 def _lack(changes: Changes, is_key: Flags) -> Flags:
-    """Where the old row lacks a column of the key, which is never null."""
+    """Return flags of rows whose old row lacks a key column; key columns are never null."""
     lack = np.zeros(changes.number, np.bool_)
     for old, of_key in zip(changes.old, is_key, strict=True):
         if of_key:
@@ -189,9 +188,9 @@ def _lack(changes: Changes, is_key: Flags) -> Flags:
 
 
 def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
-    """Where an update may have changed the key without an old row that has it.
+    """Return flags of updates that may have changed the key without an old row that contains it.
 
-    So it is while the table's replica identity is another index, or nothing.
+    This happens while the table's replica identity is another index, or nothing.
     """
     is_identity = np.array([column.is_identity for column in changes.relation.columns], np.bool_)
     if is_identity[is_key].all():
@@ -201,7 +200,7 @@ def _may_hide_key(changes: Changes, is_key: Flags) -> Flags:
 
 
 def _omitted(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.Array:
-    """For each row the names of the columns that it does not tell, or null."""
+    """Return for each row the names of its omitted columns, or null."""
     if not any(flags.any() for flags in unknown):
         return pa.nulls(count, pa.list_(pa.string()))
     flags = np.stack(unknown, axis=1)
@@ -213,14 +212,14 @@ def _omitted(names: Sequence[str], unknown: Sequence[Flags], count: int) -> pa.A
 
 
 def _words(kinds: Bytes) -> pa.Array:
-    """What the log calls each change."""
+    """Return the log's name of each change: insert, update or delete."""
     known = np.array(sorted(_WORDS), np.uint8)
     words = pa.array([_WORDS[kind] for kind in sorted(_WORDS)], pa.string())
     return words.take(pa.array(np.searchsorted(known, kinds)))
 
 
 def _small(column: pa.Array) -> pa.Array:
-    """Columns of one type, whatever the length of their texts in a batch."""
+    """Return a column as `string`, whatever string type it has in a batch."""
     return column.cast(pa.string()) if column.type == pa.large_string() else column
 
 
@@ -231,12 +230,12 @@ _SAME: Final = f"{RESERVED}same"
 
 @dataclass(frozen=True)
 class RowKey:
-    """What identifies a record in the lake.
+    """The columns that identify a record in the lake.
 
     Attributes:
-        columns: those that tell rows apart, in the order of their numbers, which all are known; all
-            of a row's columns together if there are none.
-        is_hashed: whether the lake's key is `_fivetran_id`, and not these columns themselves.
+        columns: the columns that identify rows, in the order of their numbers, which are all known;
+            empty if all columns of a row together identify it.
+        is_hashed: whether the lake's key is `_fivetran_id` instead of these columns.
     """
 
     columns: tuple[SourceColumn, ...]
@@ -244,23 +243,23 @@ class RowKey:
 
     @classmethod
     def of(cls, table: SourceTable) -> Self:
-        """What identifies a record of a table as it is in the catalog."""
+        """Return the row key of a table from the catalog."""
         names = table.key or table.distinct_by
         mine = tuple(column for column in table.columns if column.name in names)
         return cls(mine, is_hashed=not table.key)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns that tell rows apart."""
+        """Return the names of the columns that identify rows."""
         return tuple(column.name for column in self.columns)
 
     def declared(self, columns: Sequence[SourceColumn], *, beyond: set[str]) -> list[Column]:
-        """A table's columns as they are declared to the lake, its key included.
+        """Return a table's columns as declared to the lake, including its key.
 
         Args:
-            columns: the columns.
-            beyond: the names of those that have values which their types cannot hold: they are
-                texts.
+            columns: the source's columns.
+            beyond: the names of columns with values that their types cannot hold; these are
+                declared as strings.
         """
         text = ColumnType(TypeKind.STRING)
         key = () if self.is_hashed else self.names
@@ -283,20 +282,20 @@ class RowKey:
         others: str = "",
         beyond: Mapping[str, str] | None = None,
     ) -> ArrowRows:
-        """Rows with values of the types that are wanted, and with their key.
+        """Return rows with typed values and with their key.
 
         Args:
-            rows: rows whose columns are texts. If nothing tells them apart: all rows of the table,
-                and nothing but its columns.
-            columns: the columns as the source has them.
-            wanted: the same as they are `declared`.
-            others: columns that stay as they are, as a Spark schema.
-            beyond: as of `Typing`.
+            rows: rows whose columns are texts. If no columns identify them, these must be all rows
+                of the table, with only its columns.
+            columns: the source's columns.
+            wanted: the same columns as returned by `declared`.
+            others: columns that stay unchanged, as a Spark schema.
+            beyond: see `Typing`.
 
         Returns:
-            The rows. `_fivetran_id` is 64 hexadecimal digits that stay the same as long as the
-            columns do that it is made of, under whatever names, and as long as others have no
-            value.
+            The rows. `_fivetran_id` has 64 hexadecimal digits. It stays the same as long as the
+            values of its columns stay the same, even if columns are renamed, or added without
+            values.
         """
         mine = tuple(column for column in wanted if column is not ROW_KEY)
         if not self.is_hashed:
@@ -313,7 +312,7 @@ class RowKey:
 
 
 def _told(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
-    """Rows told apart by all that they say, and by a number if others say the same."""
+    """Return rows keyed by the hash of all their values and a number among identical rows."""
     names = [quoted(column.name) for column in columns]
     counted = texts.groupBy(*names).count().withColumnRenamed("count", _SAME)
     each = counted.selectExpr(*names, f"explode(sequence(1L, {_SAME})) AS {_SAME}")
@@ -321,8 +320,9 @@ def _told(texts: DataFrame, columns: Sequence[SourceColumn]) -> DataFrame:
 
 
 def _hash(columns: Sequence[SourceColumn], number: str = "1") -> str:
-    """`_fivetran_id` of columns and a number, as SQL."""
-    # By their numbers, and without nulls: another name, or a new column, changes nothing.
+    """Return a SQL expression for the `_fivetran_id` of columns and a number."""
+    # Columns are identified by number and nulls are ignored, so that renamed or new columns do not
+    # change the hash.
     cells = (f"{literal(str(column.number))}, {quoted(column.name)}" for column in columns)
     said = f"to_json(named_struct({', '.join(cells)}), map('ignoreNullFields', 'true'))"
     return f"sha2(concat_ws(':', {number}, {said}), 256) AS {quoted(ROW_ID)}"
@@ -335,7 +335,7 @@ _SQL: Final = {
     pa.bool_(): "boolean",
     pa.list_(pa.string()): "array<string>",
 }
-#: What versions have besides their data, as a Spark schema.
+#: The columns of versions in addition to their data, as a Spark schema.
 _SYSTEM_COLUMNS: Final = ", ".join(
     f"{one.name} {_SQL[one.type]}" for one in SYSTEM.append(pa.field(PURGED_AT, pa.int64()))
 )
@@ -343,14 +343,14 @@ _SYSTEM_COLUMNS: Final = ", ".join(
 
 @dataclass
 class Spool:
-    """Record versions of one table, of one set of columns.
+    """A spool file for record versions of one table with one set of columns.
 
     Attributes:
         columns: the table's columns, whose values are texts here.
-        key: what identifies a record.
-        file: where the versions go.
-        bytes: how much has been added.
-        has_followers: whether records got another key, and kept values that were not sent.
+        key: the row key.
+        file: the file's path.
+        bytes: how many bytes were added.
+        has_followers: whether records got another key and kept values that were not sent.
     """
 
     columns: tuple[SourceColumn, ...]
@@ -364,7 +364,7 @@ class Spool:
     _writer: pq.ParquetWriter | None = None
 
     def add(self, versions: pa.Table) -> None:
-        """Append versions, as `versions.versions_of` gives them."""
+        """Append versions that `versions_of` returned."""
         for column in self.columns:
             if column.name not in self._beyond and not is_held(column, versions[column.name]):
                 self._beyond.add(column.name)
@@ -386,18 +386,18 @@ class Spool:
         self._waiting, self._waiting_bytes = [], 0
 
     def close(self) -> None:
-        """Write what waits; nothing can be added any more."""
+        """Write buffered versions and close the file. Nothing can be added afterwards."""
         self._write()
         if self._writer is not None:
             self._writer.close()
 
     @property
     def declared(self) -> list[Column]:
-        """The columns as they land: with types that hold all of these values."""
+        """Return the columns as they land, with types that hold all spooled values."""
         return self.key.declared(self.columns, beyond=self._beyond)
 
     def versions(self, spark: SparkSession) -> ArrowRows:
-        """The versions as `rawlake.land` takes them, after `close`."""
+        """Return the versions in the form that `landing` accepts, after `close`."""
         groups = pq.read_metadata(self.file).num_row_groups
         places = pa.table({"file": [str(self.file)] * groups, "row_group": range(groups)})
         tasks = max(1, min(groups, spark.sparkContext.defaultParallelism))
@@ -411,7 +411,7 @@ class Spool:
 
 
 def _spooled(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read groups of rows, in an executor."""
+    """Read row groups in an executor."""
     with ExitStack() as opened:
         files: dict[str, pq.ParquetFile] = {}
         for batch in places:

@@ -1,4 +1,4 @@
-"""The tables of a database that a pipeline brings, as its configuration names them."""
+"""The tables of a database that a pipeline's configuration selects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EPSILON_MICROS: Final = 1
 
 @dataclass(frozen=True)
 class WantedTables:
-    """The tables that a pipeline's configuration wants; they are looked at once."""
+    """The tables that a pipeline's configuration selects. The catalog is read once."""
 
     project: Project
     pipeline: str
@@ -46,9 +46,9 @@ class WantedTables:
 
     @cached_property
     def _there(self) -> dict[str, SourceTable]:
-        """The tables of the schemas, by their streams."""
+        """Return the tables of the schemas, by stream."""
         with connected(self.config.dsn) as connection:
-            # Without the log, it is no matter what the log says.
+            # Without the log, unlogged tables can be read too.
             is_compared = self.config.method is PostgresMethod.SNAPSHOT_DIFF
             found = catalog.tables_in(
                 connection,
@@ -60,9 +60,9 @@ class WantedTables:
 
     @property
     def options(self) -> ColumnOptions:
-        """What the configuration says about columns."""
+        """Return the configured column options."""
         config = self.config
-        # The log has stored ones only, and computes nothing.
+        # The log contains only stored generated columns, and no virtual ones.
         kinds = "sv" if config.method is PostgresMethod.SNAPSHOT_DIFF else "s"
         return ColumnOptions(
             json_arrays=config.arrays is ValuesAs.JSON,
@@ -73,30 +73,30 @@ class WantedTables:
 
     @cached_property
     def names(self) -> list[str]:
-        """The streams of all, whether they are there or not."""
+        """Return the streams of all selected tables, including missing ones."""
         return list(dict.fromkeys(self.config.tables or self._there))
 
     @cached_property
     def there(self) -> dict[str, SourceTable]:
-        """Those that are there, by their streams."""
+        """Return the existing tables, by stream."""
         return {name: self._there[name] for name in self.names if name in self._there}
 
     @cached_property
     def unfollowed(self) -> set[str]:
-        """The streams of those that are there and that the log does not tell enough of."""
+        """Return the streams of existing tables whose rows cannot be identified in the log."""
         return {name for name, table in self.there.items() if not table.followed_by}
 
     def fingerprints_of(self, stream: str) -> FingerprintFolder:
-        """Where the fingerprints of a stream's table are."""
+        """Return the folder of the fingerprints of a stream's table."""
         landed = self.landed_of(stream)
         return FingerprintFolder(self._fingerprints / landed.path.name, landed)
 
     def landed_of(self, stream: str) -> ObjectFolder:
-        """What has landed of a stream."""
+        """Return the folder of a stream's landed files."""
         return raw_folder(self.project, self.pipeline, stream)
 
     def forget_fingerprints(self, *, but: Iterable[str]) -> None:
-        """Remove the fingerprints of all streams but some: they hold keys."""
+        """Remove the fingerprints of all streams except some: they contain keys."""
         kept = {self.fingerprints_of(name).path for name in but}
         for path in self._fingerprints.glob("*"):
             if path not in kept:
@@ -107,10 +107,11 @@ class WantedTables:
         return fingerprint_folder(self.project, self.pipeline)
 
     def discover(self, capture_method: CaptureMethod) -> list[StreamDescriptor]:
-        """A stream for each table; also for one that is not there, which fails by itself.
+        """Return a stream for each table. A missing table gets a stream that fails on its own.
 
         Args:
-            capture_method: of tables that can be followed in the log. Others are read as a whole.
+            capture_method: the capture method of tables that can be replicated from the log. Others
+                are read completely.
         """
         keys = {name: table.key or (ROW_KEY.name,) for name, table in self.there.items()}
         return [
@@ -127,10 +128,10 @@ class WantedTables:
         ]
 
     def table(self, stream: str) -> SourceTable:
-        """The table of a stream.
+        """Return the table of a stream.
 
         Raises:
-            SourceError: it is not there.
+            SourceError: the table does not exist, or cannot be read under its name.
         """
         table = self.there.get(stream)
         if table is None:
@@ -151,7 +152,7 @@ class WantedTables:
         return table
 
     def describe_streams(self, names: Iterable[str]) -> Iterator[DescribedStream | StreamFailure]:
-        """The columns of some streams as they are declared to the lake."""
+        """Return the columns of some streams as declared to the lake."""
         for name in names:
             try:
                 table = self.table(name)

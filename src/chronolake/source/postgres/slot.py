@@ -1,27 +1,21 @@
-"""Replication slot, publication, and proof that the log is the one read before.
+"""Replication slot, publication, and evidence that the log is the one that was read before.
 
-A publication that was missing for a while: what changed meanwhile is in no log of the slot.
+Source: `specs/postgres-facts.md` (2.1, 2.2, 3.1 to 3.4). The server retains its log from a
+replication slot's position on, until the slot is advanced. `replication_stream` reads it.
 
-A slot is read with the catalog of the time at which something changed. If the publication was not
-there then, the server refuses to decode the change (up to PostgreSQL 17), or leaves it out and
-warns (from 18 on). It may be there again: only a new slot gets over that.
-
-A replication slot: the server keeps its log from there on, until the slot is advanced.
-
-Source: `specs/postgres-facts.md` (2.1, 2.2, 3.1 to 3.4). How it is read: `stream`.
-
-Evidence that the log at a position is the one that was read before.
+A slot is decoded with the catalog at the time of a change. If the publication did not exist then,
+the server refuses to decode the change (up to PostgreSQL 17), or omits it and warns (from 18 on),
+even if the publication exists again. Only a new slot solves this.
 
 A server that was restored from a snapshot of its files, or a standby that lagged when it was
-promoted, has the same identifiers as before and writes other transactions at the same positions. So
-a stream's position names something in the log that the next run has to find again: the last
-transaction that was read, by its place, its number and its commit time to the microsecond; or a
-message with a random text that was written to the log after a copy had begun. The slot keeps
-what is needed to read it again.
+promoted, has the same identifiers as before and writes other transactions at the same LSNs. A
+stream's offset therefore contains evidence that the next run has to find in the log: the last
+transaction that was read, by its LSN, its number and its commit time to the microsecond; or a
+message with a random text that was written to the log after a copy had begun. The slot retains what
+is needed to read it again.
 
-Where no message can be written, on a standby or without the right to do so, it is the last bytes of
-the log before the position: replication of whole servers sends them as they are, whatever wrote
-them.
+If no message can be written, on a standby or without the privilege, the evidence is the last bytes
+of the log before the offset. Physical replication sends them unchanged, whatever wrote them.
 """
 
 from __future__ import annotations
@@ -54,13 +48,13 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.pgoutput import Decoded
 
 
-#: A look does not decode the log for longer than that.
+#: Timeout in seconds for decoding the log during a check.
 _LOOK_SECONDS: Final = 20
 
 
 @contextmanager
 def warnings_of(connection: psycopg.Connection) -> Iterator[list[str]]:
-    """Collect what a server warns of, while the block runs."""
+    """Collect the server's warnings while the block runs."""
     warned: list[str] = []
 
     def note(notice: Diagnostic) -> None:
@@ -82,7 +76,7 @@ def recovery_of(slot: Slot) -> str:
 
 
 def was_missing(slot: Slot) -> SourceError:
-    """Return the error of a log that has changes from when the publication was not there."""
+    """Return the error for a log with changes from a time without the publication."""
     return SourceError(
         f"The publication {slot.publication} was not there when something changed that the slot "
         f"{slot.name} has to tell: it was dropped, or made after the slot.",
@@ -91,16 +85,16 @@ def was_missing(slot: Slot) -> SourceError:
 
 
 def is_missing(failure: SourceError) -> bool:
-    """Return whether reading a slot failed because its publication was not there."""
+    """Return whether reading a slot failed because its publication did not exist."""
     cause = failure.__cause__
     return isinstance(cause, psycopg.errors.UndefinedObject) and "publication" in str(cause)
 
 
 def is_newer(connection: psycopg.Connection, slot: Slot) -> bool:
-    """Return whether a publication was made, or altered, after what the slot's log begins with.
+    """Return whether a publication was created or altered after the begin of the slot's log.
 
     Raises:
-        SourceError: the server does not say.
+        SourceError: the server does not return it.
     """
     query = (
         "SELECT age(p.xmin) <= age(s.catalog_xmin) FROM pg_publication p, pg_replication_slots s "
@@ -112,12 +106,12 @@ def is_newer(connection: psycopg.Connection, slot: Slot) -> bool:
 
 
 def has_gap(connection: psycopg.Connection, slot: Slot) -> bool | None:
-    """Return whether a slot's log has changes from when its publication was not there.
+    """Return whether a slot's log has changes from a time without its publication.
 
-    A slot that is being read is not looked at: who reads it finds out.
+    A slot that is being read is not checked: its reader raises the error.
 
     Returns:
-        None if that is not known, because its log is too long for a look.
+        None if this is not known, because the log is too long to be checked.
 
     Raises:
         SourceError: the slot cannot be read for another reason.
@@ -146,19 +140,19 @@ def has_gap(connection: psycopg.Connection, slot: Slot) -> bool | None:
     return bool(warned)
 
 
-#: So much log is more than a pipeline that runs leaves.
+#: More log than this is not expected to be left by a pipeline that runs regularly.
 _MUCH_BYTES: Final = 10 * 2**30
 _OTHER_NAME: Final = (
     "Give this pipeline's another name, in chronolake.yml: `slot: …` below `source`."
 )
 
 
-#: How far a server's log can be read, as SQL.
+#: SQL for the LSN up to which a server's log can be read.
 END_OF_LOG: Final = (
     "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
     "ELSE pg_current_wal_flush_lsn() END"
 )
-#: From this version on, standbys may keep copies of slots.
+#: From this version on, standbys can keep copies of slots.
 HAS_FAILOVER: Final = 170_000
 
 
@@ -178,31 +172,31 @@ class Slot:
 
 
 def slot_of(config: PostgresSource, pipeline: str) -> Slot:
-    """The slot and the publication of a pipeline."""
+    """Return the slot and the publication of a pipeline."""
     name = config.slot_for(pipeline)
     return Slot(name, config.publication or name, config.failover)
 
 
 def exists(connection: psycopg.Connection, slot: Slot) -> bool:
-    """Whether a server has a slot of that name, perhaps of another database.
+    """Return whether the server has a slot of that name, perhaps in another database.
 
     Raises:
-        SourceError: it does not say.
+        SourceError: the server does not return it.
     """
     return _is_here(connection, slot) is not None
 
 
 def is_here(connection: psycopg.Connection, slot: Slot) -> bool:
-    """Whether the database that is connected has a slot of that name.
+    """Return whether the connected database has a slot of that name.
 
     Raises:
-        SourceError: it does not say.
+        SourceError: the server does not return it.
     """
     return _is_here(connection, slot) is True
 
 
 def _is_here(connection: psycopg.Connection, slot: Slot) -> bool | None:
-    """Whether a slot is of the database that is connected; None: there is no such slot."""
+    """Return whether a slot belongs to the connected database; None: no such slot exists."""
     query = (
         "SELECT coalesce(database = current_database(), false) FROM pg_replication_slots "
         "WHERE slot_name = %s"
@@ -213,20 +207,20 @@ def _is_here(connection: psycopg.Connection, slot: Slot) -> bool | None:
 
 
 def lsn_text(lsn: int) -> str:
-    """A place in the log as PostgreSQL writes it."""
+    """Return an LSN as PostgreSQL prints it."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def lsn_number(text: str) -> int:
-    """The inverse of `lsn_text`."""
+    """Return the number of an LSN that `lsn_text` printed."""
     high, _, low = text.partition("/")
     return (int(high, 16) << 32) | int(low, 16)
 
 
 def written_upto(connection: psycopg.Connection) -> int:
-    """How far the server's log is durable: what is read up to there is never taken back.
+    """Return the LSN up to which the log is durable: nothing before it is ever taken back.
 
-    Of a standby: how far it has replayed its primary's log.
+    For a standby, return the LSN up to which it has replayed its primary's log.
     """
     with understood():
         (text,) = connection.execute(f"SELECT ({END_OF_LOG})::text").fetchone() or ("",)
@@ -234,10 +228,10 @@ def written_upto(connection: psycopg.Connection) -> int:
 
 
 def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
-    """Where a slot begins: what was committed before is not in it any more.
+    """Return the LSN where a slot begins: earlier commits are no longer in it.
 
     Raises:
-        SourceError: there is no such slot, or it is none that can be read here.
+        SourceError: the slot does not exist, or cannot be read here.
     """
     has_failover = connection.info.server_version >= HAS_FAILOVER
     is_copy = "synced AND pg_is_in_recovery()" if has_failover else "false"
@@ -285,10 +279,10 @@ def confirmed(connection: psycopg.Connection, slot: Slot) -> int:
 
 
 def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
-    """How much log a slot is behind, and keeps.
+    """Return how much log a slot lags behind, and how much it retains.
 
     Raises:
-        SourceError: there is no such slot, or it cannot be read any more.
+        SourceError: the slot does not exist, or cannot be read any more.
     """
     confirmed(connection, slot)
     with understood():
@@ -310,9 +304,9 @@ def lag(connection: psycopg.Connection, slot: Slot) -> Lag:
 
 
 def advance(connection: psycopg.Connection, slot: Slot, *, upto: int) -> None:
-    """Let a slot forget all transactions that end at a place in the log or before.
+    """Advance a slot beyond all transactions that end at an LSN or before.
 
-    A place that it is beyond already changes nothing.
+    Nothing changes if the slot is already beyond the LSN.
 
     Raises:
         SourceError: the slot cannot be advanced.
@@ -332,22 +326,22 @@ def advance(connection: psycopg.Connection, slot: Slot, *, upto: int) -> None:
 log = structlog.get_logger(__name__)
 
 _PAGE_BYTES: Final = 8_192
-#: Fewer bytes may be of a page's header alone, which any log has.
+#: Fewer bytes may contain only a page's header, which is the same in any log.
 _LEAST_BYTES: Final = 512
-#: A message's kind, its position, that of the log's end, and the time.
+#: The message's kind, its LSN, the LSN of the log's end, and the time.
 _HEADER_BYTES: Final = 25
 _BYTES: Final = re.compile(r"bytes ([0-9]+) ([0-9]+) [0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Something in the log that the next run has to find again.
+    """Evidence in the log that the next run has to find again.
 
     Attributes:
-        lsn: where it is: its commit, or the message itself. The slot has to keep the log from here.
-        until: its transaction was committed before this position.
-        mark: what is found there: a transaction's number and commit time, a message's text, or the
-            hash of the bytes before it with their timeline and their first position.
+        lsn: the LSN of the commit, or of the message. The slot has to retain the log from here on.
+        until: the transaction was committed before this LSN.
+        mark: the expected contents: a transaction's number and commit time, a message's text, or
+            the hash of the bytes before the LSN with their timeline and first LSN.
     """
 
     lsn: int
@@ -356,29 +350,29 @@ class Evidence:
 
     @classmethod
     def of(cls, transaction: Transaction) -> Self:
-        """Take a transaction that was read as evidence."""
+        """Return a transaction that was read as evidence."""
         until = transaction.commit_lsn + 1
         return cls(transaction.commit_lsn, until, _mark_of(transaction))
 
     @classmethod
     def from_json(cls, stored: Sequence[Any]) -> Self:
-        """Return the inverse of `as_json`."""
+        """Return the evidence that `as_json` stored."""
         return cls(*stored)
 
     def as_json(self) -> list[Any]:
-        """Return what a checkpoint stores."""
+        """Return the evidence in the form that a checkpoint stores."""
         return [self.lsn, self.until, self.mark]
 
     @property
     def is_bytes(self) -> bool:
-        """Whether it is bytes of the log, which are in no stream of changes (`is_there`)."""
+        """Return whether it consists of bytes of the log, which `is_there` looks up."""
         return _BYTES.fullmatch(self.mark) is not None
 
     def is_there(self, dsn: str) -> bool:
         """Return whether a server's log has the same bytes.
 
         Raises:
-            SourceError: the server does not answer.
+            SourceError: the server does not respond.
         """
         found = _BYTES.fullmatch(self.mark)
         if found is None:
@@ -392,12 +386,12 @@ class Evidence:
                 cause = failure.__cause__
                 if not isinstance(cause, psycopg.Error) or cause.sqlstate is None:
                     raise
-                # It is not in the server's history.
+                # The position is not in the server's history.
                 return False
         return _mark_of_bytes(timeline, begin, data) == self.mark
 
     def is_in(self, decoded: Decoded) -> bool:
-        """Return whether a batch of the log contains it."""
+        """Return whether a batch of the log contains the evidence."""
         place = bisect_left(decoded.transactions, self.lsn, key=lambda one: one.commit_lsn)
         is_read = any(
             transaction.commit_lsn == self.lsn and _mark_of(transaction) == self.mark
@@ -408,19 +402,19 @@ class Evidence:
         )
 
     def should_be_before(self, decoded: Decoded) -> bool:
-        """Return whether a batch goes beyond its place, so that it can't follow any more."""
+        """Return whether a batch extends beyond the evidence, so that it cannot follow any more."""
         transactions = decoded.transactions
         return bool(transactions) and transactions[-1].commit_lsn >= self.until
 
 
 @dataclass(frozen=True)
 class Reached:
-    """How far the log was read.
+    """The end of what was read of the log.
 
     Attributes:
-        lsn: where the next run goes on: nothing follows up to `upto`.
-        evidence: what proves a log up to there.
-        upto: all that was committed before this position was read.
+        lsn: the LSN where the next run continues: nothing follows up to `upto`.
+        evidence: proves the identity of the log up to there.
+        upto: everything that was committed before this LSN was read.
     """
 
     lsn: int
@@ -433,13 +427,14 @@ def _mark_of(transaction: Transaction) -> str:
 
 
 def emit(connection: psycopg.Connection) -> Evidence | None:
-    """Write a small message to the server's log, as evidence for positions up to its end.
+    """Write a small message to the server's log, as evidence for offsets up to its end.
 
-    It is durable when the function returns. No table and no privilege beyond the default is needed.
+    The message is durable when the function returns. It needs no table, and no privilege beyond the
+    default.
 
     Returns:
-        None if the server is a standby, or the role must not call `pg_logical_emit_message`: then
-        there are `bytes_before`.
+        None if the server is a standby, or the role may not call `pg_logical_emit_message`. Use
+        `bytes_before` then.
 
     Raises:
         SourceError: the server cannot be reached.
@@ -450,7 +445,7 @@ def emit(connection: psycopg.Connection) -> Evidence | None:
             return None
     try:
         with connection.transaction():
-            # Standbys need not have it, and the role may have turned durable commits off.
+            # Standbys need not have received it, and the role may have disabled durable commits.
             connection.execute("SET LOCAL synchronous_commit = local")
             row = connection.execute(
                 "SELECT pg_logical_emit_message(true, %s, %s)::text", (PREFIX, text)
@@ -465,14 +460,14 @@ def emit(connection: psycopg.Connection) -> Evidence | None:
 
 
 def bytes_before(dsn: str, lsn: int) -> Evidence | None:
-    """Take the last bytes of a server's log before a position as evidence.
+    """Return the last bytes of a server's log before an LSN as evidence.
 
     Args:
         dsn: the server's address.
-        lsn: the position; the log is durable up to there.
+        lsn: the LSN; the log is durable up to it.
 
     Returns:
-        None if the server does not send them, or there are too few on their page.
+        None if the server does not send the bytes, or there are too few on their page.
 
     Raises:
         SourceError: the server cannot be reached.
@@ -482,7 +477,7 @@ def bytes_before(dsn: str, lsn: int) -> Evidence | None:
             "SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size'"
         ).fetchone()
     assert row is not None  # noqa: S101 - every server has the setting
-    # The slot keeps this file of the log, but perhaps not the one before.
+    # The slot retains this file of the log, but perhaps not the previous one.
     file = lsn - lsn % int(row[0])
     begin = max(file, lsn - lsn % _PAGE_BYTES - _PAGE_BYTES)
     if lsn - begin < _LEAST_BYTES:
@@ -512,10 +507,10 @@ def _mark_of_bytes(timeline: int, begin: int, data: bytes) -> str:
 
 
 def _bytes_of(connection: psycopg.Connection, timeline: int, begin: int, end: int) -> bytes:
-    """Read bytes of the log; fewer if the timeline ends before. The connection is used up.
+    """Read bytes of the log, or fewer if the timeline ends earlier. The connection is then closed.
 
     Raises:
-        psycopg.Error: they are not in the server's log.
+        psycopg.Error: the bytes are not in the server's log.
     """
     server = connection.pgconn
     command = f"START_REPLICATION PHYSICAL {lsn_text(begin)} TIMELINE {timeline}"
@@ -530,6 +525,6 @@ def _bytes_of(connection: psycopg.Connection, timeline: int, begin: int, end: in
                 break
             message = bytes(data)
             found += message[_HEADER_BYTES:] if message.startswith(b"w") else b""
-    # Nothing else is read of it, and nothing is confirmed.
+    # Nothing else is read from it, and nothing is confirmed.
     connection.close()
     return found[: end - begin]

@@ -1,7 +1,7 @@
-"""States of a database that several connections look at.
+"""Snapshots of a database that several connections share.
 
-Source: `specs/postgres-facts.md` (1.1, 1.3). A slot of its own exports the snapshot, and says to
-which place in the log it belongs; without the log, a transaction does.
+Source: `specs/postgres-facts.md` (1.1, 1.3). A temporary slot exports the snapshot together with
+its LSN. Without the log, a transaction exports it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: After so long without a snapshot a warning says why, and then so often.
+#: Seconds without a snapshot until the first warning, and between further warnings.
 _PATIENCE_SECONDS: Final = 5.0
 _REPORT_EVERY_SECONDS: Final = 60.0
-#: Statements that are polite give up sooner than that.
+#: Timeout in seconds for locks, so that blocked statements of others can continue.
 _LOCK_SECONDS: Final = 5
 
 
 @dataclass(frozen=True)
 class DatabaseSnapshot:
-    """A state of a database that others can look at, as long as it is held.
+    """An exported snapshot of a database, valid as long as it is held.
 
     Attributes:
-        name: by which they find it.
-        lsn: what was committed before this place in the log is in it, and nothing else; 0 if it was
-            taken without the log.
+        name: the name under which other connections import it.
+        lsn: it contains exactly what was committed before this LSN; 0 if it was taken without the
+            log.
         at_micros: the server's time before it was taken, in microseconds since 1970.
-        evidence: what proves that a log up to `lsn` is this server's; None if there is nothing.
+        evidence: proves that a log up to `lsn` is this server's; None if there is no evidence.
     """
 
     name: str
@@ -53,7 +53,7 @@ class DatabaseSnapshot:
 
 
 class SnapshotRequest:
-    """A snapshot that a server is asked for: it waits until open transactions have ended.
+    """A requested snapshot, which the server creates when open transactions have ended.
 
     Attributes:
         dsn: the server's address.
@@ -74,17 +74,17 @@ class SnapshotRequest:
 
     @property
     def seconds(self) -> float:
-        """How long ago it was asked for."""
+        """Return the seconds since the request."""
         return time.monotonic() - self._began
 
     def wait(self, seconds: float) -> DatabaseSnapshot | None:
-        """Wait for the snapshot, and say from time to time which transaction it waits for.
+        """Wait for the snapshot, and log from time to time which transaction blocks it.
 
         Args:
-            seconds: how long at most.
+            seconds: the timeout.
 
         Returns:
-            The snapshot, or None if the time is over.
+            The snapshot, or None after the timeout.
 
         Raises:
             SourceError: the server refuses.
@@ -103,7 +103,7 @@ class SnapshotRequest:
         return self._found
 
     def cancel(self) -> None:
-        """Stop waiting; a snapshot that there is stays."""
+        """Stop waiting. An existing snapshot stays valid."""
         self._is_cancelled = True
         if self._thread.is_alive():
             with suppress(psycopg.Error):
@@ -126,9 +126,9 @@ class SnapshotRequest:
 
 @contextmanager
 def requested_snapshot(dsn: str) -> Iterator[SnapshotRequest]:
-    """Ask for a snapshot of a database, and hold it while the block runs.
+    """Request a snapshot of a database, and hold it while the block runs.
 
-    It is that of a slot which goes with the block.
+    It is the snapshot of a temporary slot, which is dropped after the block.
 
     Raises:
         SourceError: the server cannot be reached, or refuses.
@@ -144,7 +144,7 @@ def requested_snapshot(dsn: str) -> Iterator[SnapshotRequest]:
 
 @contextmanager
 def exported_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
-    """Hold a snapshot of a database that needs no log, also of a standby, while the block runs.
+    """Hold a snapshot of a database without the log, also of a standby, while the block runs.
 
     Raises:
         SourceError: the server cannot be reached, or refuses.
@@ -159,10 +159,10 @@ def exported_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
 
 @contextmanager
 def in_snapshot(connection: psycopg.Connection, snapshot: DatabaseSnapshot) -> Iterator[None]:
-    """Look at a snapshot, while the block runs.
+    """Use a snapshot on a connection while the block runs.
 
     Raises:
-        SourceError: it is not held any more.
+        SourceError: the snapshot is not held any more.
     """
     with understood():
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -176,15 +176,15 @@ def in_snapshot(connection: psycopg.Connection, snapshot: DatabaseSnapshot) -> I
 
 @contextmanager
 def beside(dsn: str, snapshot: DatabaseSnapshot) -> Iterator[psycopg.Connection]:
-    """A connection that looks at a snapshot, of a table that another one of ours holds.
+    """Open a second connection in a snapshot of a table that another connection has locked.
 
-    A statement that wants to change the table waits for whoever holds it, and what comes later
-    waits for that statement. So if this connection has to wait, it may be for a run that waits for
-    it, which the server cannot know: it gives up soon, and the statement goes on.
+    A statement that alters the table waits for the lock, and later statements wait for that one. If
+    this connection has to wait, it may wait for a run that waits for it, a deadlock that the server
+    cannot detect. It therefore uses a short lock timeout, after which the statement continues.
 
     Raises:
         SourceError: the snapshot is not held any more, or, while the block runs, the table cannot
-            be had.
+            be locked.
     """
     with connected(dsn) as connection, in_snapshot(connection, snapshot):
         with understood():
@@ -194,11 +194,11 @@ def beside(dsn: str, snapshot: DatabaseSnapshot) -> Iterator[psycopg.Connection]
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """What keeps snapshots and slots waiting.
+    """A transaction that blocks snapshots and slots.
 
     Attributes:
-        reason: which transaction it is.
-        hint: what ends it.
+        reason: a description of the transaction.
+        hint: how to end it.
         facts: the same for programs.
     """
 
@@ -250,7 +250,7 @@ def oldest_transaction(dsn: str) -> OpenTransaction:
 
 
 def _clock(dsn: str) -> int:
-    """The server's time, in microseconds since 1970."""
+    """Return the server's time, in microseconds since 1970."""
     with connected(dsn) as connection, understood():
         (micros,) = row_of(
             connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -259,7 +259,7 @@ def _clock(dsn: str) -> int:
 
 
 def row_of(connection: psycopg.Connection, query: str) -> tuple[object, ...]:
-    """The one row that a query gives."""
+    """Return the single row of a query's result."""
     row = connection.execute(query.encode()).fetchone()
     assert row is not None  # noqa: S101 - these queries give one row
     return tuple(row)

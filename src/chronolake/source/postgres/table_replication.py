@@ -1,8 +1,8 @@
-"""One table in the log: what becomes of its changes on their way into the raw lake.
+"""Replication of one table from the log to its landed files.
 
-Changes are spooled until their transaction has ended; then they are brought in pieces, in the log's
-order. A piece has rows of one set of columns: where columns come, go or get other names, or the
-table was emptied, another one begins.
+Changes are spooled until their transaction has ended. Then they are returned as change batches, in
+log order. All rows of a batch have the same columns: a new batch begins when columns are added,
+dropped or renamed, or when the table is truncated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.slot import Reached
     from chronolake.source.protocol import Offset
 
-#: A table's changes are brought when so many bytes of them wait, and their transaction has ended.
+#: A table's changes are returned when this many bytes are spooled and their transaction has ended.
 PIECE_BYTES: Final = 256 * 2**20
 
 
@@ -40,8 +40,8 @@ class Invalid:
     """A change in the log with a text that is not valid in its database's encoding.
 
     Attributes:
-        column: the name of its column.
-        transaction: its transaction.
+        column: the name of the text's column.
+        transaction: the change's transaction.
     """
 
     column: str
@@ -50,7 +50,7 @@ class Invalid:
 
 @dataclass(frozen=True)
 class _Emptied:
-    """A truncate, by its time and its place in the log."""
+    """A truncate, with its time and its order in the log."""
 
     at_micros: int
     sequence: str
@@ -59,19 +59,19 @@ class _Emptied:
 
 @dataclass
 class Following:
-    """A table that is followed in the log.
+    """A table that is replicated from the log.
 
     Attributes:
-        table: the table as the catalog has it now.
-        position: how far it has come: what was brought last says so.
-        folder: where changes wait.
-        domains: for each type that stands for another one, that one's oid and modifier.
-        before: the table before the log was read; None: it was not there yet.
-        looked_at: how far the log was when that was looked at.
-        invalid: the change that cannot be read, or None: the log is followed no further than to its
+        table: the table in the present catalog.
+        position: its offset after what was returned last.
+        folder: the folder of spooled changes.
+        domains: the oid and modifier of each domain's base type, by the domain's oid.
+        before: the table in the catalog before the log was read; None: it did not exist yet.
+        looked_at: the end of the log when that catalog was read.
+        invalid: a change that cannot be decoded, or None. The log is only followed up to its
             transaction.
-        is_recognized: whether the log that is read is known to be the one that was read before.
-        is_lost: whether it is another one.
+        is_recognized: whether the log is known to be the one that was read before.
+        is_lost: whether it is another log.
     """
 
     table: SourceTable
@@ -105,12 +105,12 @@ class Following:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much waits that it should be brought before the log is read on."""
+        """Return whether enough is spooled to be returned before more of the log is read."""
         waiting = sum(step.bytes for step in self._steps if isinstance(step, Spool))
         return self.is_recognized and waiting >= PIECE_BYTES
 
     def add(self, decoded: Decoded) -> None:
-        """Take what the next batch of the log says of the table, unless it is another log."""
+        """Add the table's changes in the next batch of the log, unless it is another log."""
         self._recognize(decoded)
         is_read = not self.is_lost and self.invalid is None
         if is_read and self.table.oid in decoded.touched:
@@ -135,7 +135,7 @@ class Following:
             end = decoded.transactions.index(self.invalid.transaction)
             new[end:] = False
             if self.invalid.transaction.commit_lsn == self._added_commit:
-                # A part of its transaction waits, and must not land alone.
+                # A part of the transaction is spooled, and must not land alone.
                 self._forget()
                 return
         touched = np.zeros(len(new), np.bool_)
@@ -167,7 +167,7 @@ class Following:
         *,
         between: tuple[tuple[int, int], tuple[int, int]],
     ) -> None:
-        """Spool the rows between two places, each a transaction and an ordinal in it."""
+        """Spool the rows between two positions, each a transaction and an ordinal in it."""
         for change in changes:
             wanted = (
                 new[change.transactions] & _after(change, between[0]) & ~_after(change, between[1])
@@ -189,7 +189,7 @@ class Following:
             self._added_commit = max(self._added_commit, last)
 
     def _spool_for(self, relation: Relation) -> Spool:
-        """Where rows of the table as it was described go."""
+        """Return the spool for rows with a relation's columns."""
         columns = self._resolved(relation)
         last = self._steps[-1] if self._steps else None
         if isinstance(last, Spool) and last.columns == columns:
@@ -203,7 +203,7 @@ class Following:
         return spool
 
     def _resolved(self, relation: Relation) -> tuple[SourceColumn, ...]:
-        """A description's columns with their numbers, which the log does not tell."""
+        """Return a relation's columns with their numbers, which the log does not contain."""
         described = []
         for column in relation.columns:
             if column.name in self.table.generated:
@@ -213,7 +213,7 @@ class Following:
         found = numbered(described, self._columns, self.table.columns, greatest=self._greatest)
         if not self.table.forms:
             return found
-        # A key stays the text that it is.
+        # Key values keep their text representation.
         key = {*self.table.key_numbers, *self.table.followed_by}
         return tuple(
             replace(one, form=self.table.forms.get(one.type_oid))
@@ -231,7 +231,7 @@ class Following:
             elif old is not None:
                 is_provided = old.same_texts(column)
             else:
-                # One that is not new was computed before.
+                # A column that is not new was computed before.
                 is_filled = column.number in self.table.filled
                 is_provided = column.number > self._greatest and not is_filled
             self._has_unlogged = self._has_unlogged or not is_provided
@@ -239,7 +239,7 @@ class Following:
         self._greatest = max(self._greatest, *numbers_of(columns).values(), 0)
 
     def _key_in(self, columns: tuple[SourceColumn, ...]) -> RowKey:
-        """What identifies a record while the table has some columns."""
+        """Return the row key for a set of the table's columns."""
         by_number = {column.number: column.name for column in columns}
         unnumbered = {column.name for column in columns if column.number is None}
         key = [column for column in self.table.columns if column.name in self.table.followed_by]
@@ -249,25 +249,26 @@ class Following:
                 found.append(replace(column, name=by_number[column.number]))
             elif column.name in unnumbered:
                 found.append(column)
-        # A hash of some of them would be another record's: without all, the key is not the table's.
+        # A hash of only some key columns would identify another record: the table's key needs all
+        # of them.
         return RowKey(tuple(found), is_hashed=not self.table.key and len(found) == len(key))
 
     def read(self, spark: SparkSession, reached: Reached) -> Iterator[ChangeBatch | Snapshot]:
-        """What waits, in its order.
+        """Return the spooled changes in their order.
 
         Args:
-            spark: the session that will read it.
-            reached: how far the log was read.
+            spark: the session that will read them.
+            reached: the end of what was read of the log.
         """
         if self.invalid is not None:
-            # What waited before it was forgotten, or is all that there is before it.
+            # What was spooled before this change was discarded, or is all that precedes it.
             before = min(reached.lsn, self.invalid.transaction.commit_lsn)
             lsn = 0 if self._is_forgotten else before
             reached = replace(reached, lsn=lsn, upto=lsn)
         done = self._position_at(reached)
         steps, self._steps = self._steps, []
         for number, step in enumerate(steps):
-            # What comes before the end may have to be brought again.
+            # Batches before the last one may have to be read again.
             position = (done if number == len(steps) - 1 else self.position).as_json()
             if isinstance(step, _Emptied):
                 yield self._emptied(spark, step, position)
@@ -292,7 +293,7 @@ class Following:
         self.position = done
 
     def _position_at(self, reached: Reached) -> LogOffset:
-        """The stream's position when all that waits has landed."""
+        """Return the stream's offset after all spooled changes have landed."""
         is_further = reached.lsn >= self.position.lsn
         done = replace(
             self.position,
@@ -306,14 +307,14 @@ class Following:
         is_looked_at = reached.upto >= self.looked_at and done.unlogged(self.table) is None
         if self.before is None or not is_looked_at:
             return done
-        # What is altered after this look is seen in the next run.
+        # Later alterations are found in the next run.
         done = replace(done, types=self.before.dependencies.known)
         if self.before.columns != self.table.columns:
             return done
         return replace(done, columns=self.table.columns, greatest=self.table.greatest)
 
     def _forget(self) -> None:
-        """Remove what waits: it will be brought again, from where the stream is."""
+        """Discard spooled changes. They will be read again from the stream's offset."""
         for step in self._steps:
             if isinstance(step, Spool):
                 step.close()
@@ -339,7 +340,7 @@ class Following:
 def _first_invalid(
     changes: Iterable[Changes], new: Flags, transactions: Sequence[Transaction]
 ) -> Invalid | None:
-    """Return the first change of new transactions that cannot be read, or None."""
+    """Return the first change of new transactions that cannot be decoded, or None."""
     found = [
         (int(change.transactions[first[0]]), first[1])
         for change in changes
@@ -352,7 +353,7 @@ def _first_invalid(
 
 
 def _after(changes: Changes, place: tuple[int, int]) -> Flags:
-    """Which changes were made after a place."""
+    """Return flags of the changes that were made after a position."""
     transaction, ordinal = place
     is_within: Flags = (changes.transactions == transaction) & (changes.ordinals > ordinal)
     return (changes.transactions > transaction) | is_within

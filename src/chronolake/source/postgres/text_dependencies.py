@@ -1,12 +1,12 @@
-"""What the texts of a table's values depend on, besides the values themselves.
+"""Dependencies of values' texts on the catalog and on settings.
 
-A row has the number of an enum's label, and a composite value as its attributes were when the row
-was written. `ALTER TYPE … RENAME VALUE` and `ADD ATTRIBUTE` change the text of every row without
-changing a row, and the log does not mention it. So the state of these types is stored with a
-stream's position, and the table is read once more when it has changed.
+A row stores the number of an enum's label, and a composite value with its attributes at the time of
+writing. `ALTER TYPE … RENAME VALUE` and `ADD ATTRIBUTE` change the text of every row without
+changing a row, and the log does not contain that. The state of these types is therefore stored with
+a stream's offset, and the table is read again when the state has changed.
 
-An added label changes no text, and is no reason to read a table. But it may have been renamed after
-rows were written with it: then the log has a text that is not a label any more.
+An added label changes no text, and does not cause a read. But it may have been renamed after rows
+were written with it: then the log contains a text that is no longer a label.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
-#: Types that are used by columns of some tables, themselves or within others: the elements of
-#: arrays, what domains stand for, attributes of composites, bounds of ranges.
+#: Types that columns of some tables use, directly or within other types: elements of arrays, base
+#: types of domains, attributes of composites, bounds of ranges.
 _USED: Final = """
 WITH RECURSIVE builtin(type, elements) AS MATERIALIZED (
     SELECT oid, typarray FROM pg_catalog.pg_type
@@ -69,7 +69,7 @@ FROM of_types JOIN pg_catalog.pg_type t ON t.oid = of_types.type
 WHERE t.typtype IN ('c', 'e') OR t.oid IN (SELECT type FROM builtin)
 ORDER BY t.oid
 """
-#: Types whose texts are names of objects: where these are.
+#: Types whose texts are names of objects, and the catalogs of these objects.
 _NAMES: Final = {
     "regclass": "pg_class",
     "regcollation": "pg_collation",
@@ -84,11 +84,11 @@ _NAMES: Final = {
     "regrole": "pg_roles",
     "regtype": "pg_type",
 }
-#: Types whose texts name roles, and how a role's name is asked for.
+#: Types whose texts contain names of roles, and the type that converts a role's oid to its name.
 _ROLES: Final = {"aclitem": "regrole"}
 #: Types whose texts depend on a setting of the database.
 _SETTINGS: Final = {"money": "lc_monetary"}
-#: In place of a type: what the configuration says of the form of values.
+#: Stands in for a type's oid: the configured representation of values.
 _SETTINGS_OID: Final = 0
 
 
@@ -97,8 +97,8 @@ class EnumLabel:
     """A label of an enum.
 
     Attributes:
-        oid: what rows have in its place.
-        version: another number after each statement that has changed it.
+        oid: the number that rows store instead of the label.
+        version: changes with each statement that alters the label.
         text: the label.
     """
 
@@ -109,13 +109,13 @@ class EnumLabel:
 
 @dataclass(frozen=True)
 class TypeState:
-    """What the texts of a type's values depend on.
+    """The state of a type that the texts of its values depend on.
 
     Attributes:
         oid: the type.
         name: its name as SQL.
-        labels: of an enum its labels.
-        other: of other types all that there is, so that it can be compared.
+        labels: the labels of an enum.
+        other: the comparable state of other types.
     """
 
     oid: int
@@ -126,11 +126,12 @@ class TypeState:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What the texts of a table's values depend on.
+    """The types that the texts of a table's values depend on.
 
     Attributes:
-        types: the types; none of those whose texts depend on nothing.
-        columns: for each of them the numbers of the columns that have it, or have it within.
+        types: the types, without those whose texts never change.
+        columns: for each type, the numbers of the columns that have it, directly or within another
+            type.
     """
 
     types: tuple[TypeState, ...] = ()
@@ -138,7 +139,7 @@ class Dependencies:
 
     @property
     def known(self) -> KnownTypes:
-        """What a position keeps of it."""
+        """Return the state that is stored with an offset."""
         return KnownTypes(
             {
                 type_.oid: KnownType(
@@ -151,44 +152,44 @@ class Dependencies:
 
 @dataclass(frozen=True)
 class KnownType:
-    """What a position keeps of a type.
+    """The state of a type that is stored with an offset.
 
     Attributes:
-        other: as of `TypeState`.
-        labels: the versions of labels, by their oids.
+        other: see `TypeState`.
+        labels: the versions of labels, by oid.
     """
 
     other: str
     labels: Mapping[int, int]
 
     def holds(self, now: TypeState) -> bool:
-        """Whether the texts of values that were there then are what they were."""
+        """Return whether the texts of values that existed then are unchanged."""
         versions = {label.oid: label.version for label in now.labels}
         return self.other == now.other and self.labels.items() <= versions.items()
 
 
 @dataclass(frozen=True)
 class KnownTypes:
-    """What the texts of a table's values depended on when it was last looked at."""
+    """The stored state of the types that the texts of a table's values depended on."""
 
     by_oid: Mapping[int, KnownType]
 
     @classmethod
     def from_json(cls, stored: Sequence[Any]) -> Self:
-        """The inverse of `as_json`."""
+        """Return the state that `as_json` stored."""
         return cls({oid: KnownType(other, dict(labels)) for oid, other, labels in stored})
 
     def as_json(self) -> list[Any]:
-        """What JSON can hold."""
+        """Return the state in a form that JSON can represent."""
         return [
             [oid, one.other, [list(label) for label in one.labels.items()]]
             for oid, one in self.by_oid.items()
         ]
 
     def altered(self, now: Dependencies) -> list[str]:
-        """Return the names of the types whose texts are not what they were.
+        """Return the names of the types whose texts have changed.
 
-        A type that was not known counts only with the column that has it.
+        A new type only matters together with the column that has it.
         """
         found = [
             type_.name
@@ -201,17 +202,17 @@ class KnownTypes:
         return found
 
     def lacks(self, now: TypeState) -> bool:
-        """Return whether a type, or a label of it, was not known."""
+        """Return whether a type, or one of its labels, is not in the stored state."""
         known = self.by_oid.get(now.oid)
         return known is None or any(label.oid not in known.labels for label in now.labels)
 
 
 @dataclass(frozen=True)
 class LabelCheck:
-    """Finds texts in the log that may not be those of the table any more.
+    """A check for texts in the log that may no longer be those of the table.
 
     Attributes:
-        labels: the labels that an enum has now, by the number of the column that is one.
+        labels: the present labels of enum columns, by column number.
         unknown: the numbers of columns whose texts may have changed since, whatever they are.
     """
 
@@ -225,9 +226,9 @@ class LabelCheck:
         """Return the check of a table.
 
         Args:
-            known: what was known of the types.
-            now: what they are now.
-            types: the columns' types by their numbers.
+            known: the stored state of the types.
+            now: their present state.
+            types: the columns' types by column number.
         """
         labels: dict[int, frozenset[str]] = {}
         unknown: set[int] = set()
@@ -242,7 +243,7 @@ class LabelCheck:
         return cls(labels, frozenset(unknown))
 
     def doubts(self, number: int | None, texts: pa.Array | pa.ChunkedArray) -> bool:
-        """Return whether a column of the log may have texts that the table has not any more."""
+        """Return whether a column in the log may have texts that the table no longer has."""
         if number in self.unknown:
             return bool(texts.null_count < len(texts))
         if number is None or number not in self.labels:
@@ -254,12 +255,12 @@ class LabelCheck:
 def dependencies_of(
     connection: psycopg.Connection, tables: Sequence[int], options: ColumnOptions = PLAIN
 ) -> dict[int, Dependencies]:
-    """Return what the texts of tables' values depend on, by the tables' oids.
+    """Return the dependencies of tables' texts, by table oid.
 
     Args:
-        connection: to their database.
+        connection: a connection to their database.
         tables: the tables' oids.
-        options: what the configuration says about columns.
+        options: the configured column options.
 
     Raises:
         SourceError: the catalog cannot be read.
@@ -287,12 +288,12 @@ def dependencies_of(
 
 
 def _other(connection: psycopg.Connection, name: str) -> str:
-    """What the texts of a type of the system depend on."""
+    """Return the state that the texts of a built-in type depend on."""
     if name in _SETTINGS:
         row = connection.execute("SELECT current_setting(%s)", (_SETTINGS[name],)).fetchone()
     elif name in _NAMES or name in _ROLES:
         spelled = _ROLES.get(name, name)
-        # Sessions come and go with objects of their own, which are in no row of a table.
+        # Sessions create and drop temporary objects, which no row of a table refers to.
         query = (
             "SELECT md5(string_agg(concat_ws(' ', oid::bigint, spelled), ',' ORDER BY oid)) FROM "
             f"(SELECT o.oid, o.oid::pg_catalog.{spelled}::text AS spelled "

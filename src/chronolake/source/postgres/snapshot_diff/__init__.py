@@ -1,10 +1,9 @@
-"""What differs in a table since it was last read, where there is no log to tell.
+"""Differences of a table between two snapshots, without a log.
 
-Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). The server makes
-`fingerprints` of all rows, which are compared by their `ctid_ranges` with those `fingerprints` from
-the snapshot before. What is left of both is brought together by its `ctid_ranges`, and only the
-rows that differ are
-read: a `diff` at a table does all of it.
+Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). `fingerprints`
+are computed by the server for all rows, and stored. `ctid_ranges` compares them with those of the
+previous snapshot, and matches the remaining rows of both by key. `diff` does this for a table, and
+reads only the rows that differ.
 """
 
 from chronolake.source.postgres.snapshot_diff.diff import SnapshotDiff

@@ -1,18 +1,12 @@
-"""Ranges of ctids whose rows changed or moved, and what became of them.
+"""Ranges of ctids whose rows changed or moved, and the kind of each row's change.
 
-Which rows do not stand where they stood, as they were: only of these it has to be found out why.
+An unchanged row stays at its ctid unless its table is rewritten. Each task (`ByPlace`) therefore
+compares the fingerprints of some pages with the stored fingerprints of the same pages. It returns
+the rows that are new or different at their ctid, and the stored rows that are missing there.
 
-A row that is not changed stays in its place, unless its table is written anew. So each task
-compares the fingerprints of some pages with those that were `kept` of the same pages, and sends on
-what differs: rows that were not there or not as they are, and rows that are not there any more.
-What becomes of these is decided by their keys (`keys`).
-
-What has become of rows that do not stand where they stood, as they were.
-
-Rows with one key come together: a row that has only moved is as it was, one with another
-fingerprint has changed, one that was nowhere is new, and one that is nowhere any more has gone.
-Rows that have changed or are new are read by their places in the snapshot; of those that have gone
-the key is told, as it was kept.
+These rows are matched by key (`ByKey`). A row with an equal fingerprint has only moved. A row with
+another fingerprint was changed. Rows on one side only were inserted or deleted. Changed and
+inserted rows are read from the snapshot by ctid. Deleted rows are reported by their stored keys.
 """
 
 from __future__ import annotations
@@ -51,36 +45,36 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.snapshot_diff.fingerprints import Fingerprints, KeptFile
 
 
-#: Which part a row stands in, by its number; null, if it does not stand there any more.
+#: The number of the part that stores a row; null if the row is no longer at its place.
 PART: Final = "part"
 
 _RANGES: Final = "ranges"
 _RANGE: Final = pa.struct(
     [
-        # Null: none of the table's parts has these pages any more.
+        # Null: no part of the table has these pages any more.
         ("part", pa.int32()),
         ("begin", pa.int64()),
         ("finish", pa.int64()),
         ("last", pa.int64()),
-        # The file that has what was kept of them.
+        # The file with the stored fingerprints of these pages.
         ("before", pa.string()),
     ]
 )
-#: So many files of pages that are not there any more are read by one task.
+#: Up to this many files of pages that no longer exist are read by one task.
 _FILES_PER_TASK: Final = 16
 _SPARK: Final = {pa.int32(): "int", pa.int64(): "bigint", pa.string(): "string"}
 
 
 def differing_places(now: pa.Table, before: pa.Table) -> tuple[Places, Places]:
-    """Which rows are not where they were as they are.
+    """Return the rows that differ at their ctids.
 
     Args:
-        now: fingerprints of some pages, in the order of their places.
-        before: those that were kept of them.
+        now: fingerprints of some pages, in the order of their ctids.
+        before: the stored fingerprints of the same pages.
 
     Returns:
-        Which rows of `now` `before` has not got, or not with this fingerprint; and which rows of
-        `before` `now` has not got so.
+        The indexes of rows of `now` that are missing in `before` or have another fingerprint there,
+        and the indexes of rows of `before` that are missing or different in `now`.
     """
     places, earlier = now[PLACE].to_numpy(), before[PLACE].to_numpy()
     found = np.searchsorted(earlier, places)
@@ -94,15 +88,15 @@ def differing_places(now: pa.Table, before: pa.Table) -> tuple[Places, Places]:
 
 @dataclass(frozen=True)
 class ByPlace:
-    """Makes and keeps fingerprints of ranges of pages, and compares; it goes to the executors.
+    """A task that computes, stores and compares fingerprints of page ranges in executors.
 
     Attributes:
         dsn: the server's address.
-        database: the snapshot, held until all have been made.
-        parts: what holds the table's rows there.
-        making: asks for fingerprints.
-        new: where they are kept.
-        before: what they are compared with; None: they are only kept.
+        database: the snapshot, held until all fingerprints are computed.
+        parts: the relations that store the table's rows in the snapshot.
+        making: computes the fingerprints.
+        new: where new fingerprints are stored.
+        before: the fingerprints to compare with; None: new ones are only stored.
     """
 
     dsn: str
@@ -114,7 +108,7 @@ class ByPlace:
 
     @property
     def schema(self) -> str:
-        """What it gives, as a Spark schema: `PART`, and the columns of fingerprints."""
+        """Return the output's Spark schema: `PART`, and the columns of fingerprints."""
         return ", ".join(f"{field.name} {_SPARK[field.type]}" for field in self._schema)
 
     @property
@@ -122,7 +116,7 @@ class ByPlace:
         return pa.schema([(PART, pa.int32()), *schema_of(self.making.key)])
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """The rows that differ, lazily; to compute them is to keep the new fingerprints.
+        """Return the rows that differ, lazily. Computing them stores the new fingerprints.
 
         Args:
             spark: the session; its executors must reach the server and the lake's folder.
@@ -149,10 +143,10 @@ class ByPlace:
             yield [{"before": name} for name in names[begin : begin + _FILES_PER_TASK]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give the rows of ranges of pages that differ.
+        """Return the rows that differ in page ranges.
 
         Raises:
-            SourceError: the server does not answer, or what was kept is damaged.
+            SourceError: the server does not respond, or stored fingerprints are damaged.
         """
         with beside(self.dsn, self.database) as connection:
             for batch in batches:
@@ -199,24 +193,25 @@ class ByPlace:
             yield from given.combine_chunks().to_batches()
 
 
-#: Whether a row is there; of others only the key is told. Null: two rows have one key.
+#: Whether a row exists. Rows that do not exist only contain the key. Null: two rows have the same
+#: key.
 IS_THERE: Final = "__chronolake_is_there"
-#: So many rows that differ are brought together by one task: some 50 MB.
+#: Up to this many rows that differ are matched in one task: about 50 MB.
 _ROWS_PER_TASK: Final = 500_000
-#: Fewer are not worth a task.
+#: Fewer rows are not worth a task.
 _LEAST_PER_TASK: Final = 10_000
-#: So many rows are asked for at once.
+#: Up to this many rows are requested at once.
 _ROWS_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What rows that do not stand where they stood come to.
+    """The result of matching rows that differ at their ctids.
 
     Attributes:
         changed: the rows that are new or have another fingerprint, with their `PART` and `PLACE`.
-        gone: the keys of those that are nowhere any more.
-        are_distinguishable: whether no two rows have one key.
+        gone: the keys of deleted rows.
+        are_distinguishable: whether no two rows have the same key.
     """
 
     changed: pa.Table
@@ -225,10 +220,10 @@ class Difference:
 
 
 def differing(rows: pa.Table, keys: Sequence[str]) -> Difference:
-    """Find out what has become of rows.
+    """Match rows by key and return what changed.
 
     Args:
-        rows: rows that differ by their places (`places`), all that there are of each key.
+        rows: rows that differ at their ctids (`differing_places`), complete for each key.
         keys: the columns of the key.
     """
     is_there = pc.is_valid(rows[PART])
@@ -256,14 +251,14 @@ def differing(rows: pa.Table, keys: Sequence[str]) -> Difference:
 
 @dataclass(frozen=True)
 class ByKey:
-    """Brings rows of one key together, and reads those that differ; it goes to the executors.
+    """A task that matches rows by key and reads those that differ, in executors.
 
     Attributes:
         dsn: the server's address.
-        database: the snapshot, held until all has been read.
-        relations: what holds the table's rows, as SQL.
+        database: the snapshot, held until all rows have been read.
+        relations: the relations that store the table's rows, as SQL.
         columns: the names of the table's columns.
-        key: the names of those that tell its rows apart.
+        key: the names of the columns that identify rows.
     """
 
     dsn: str
@@ -274,7 +269,7 @@ class ByKey:
 
     @property
     def schema(self) -> str:
-        """What it gives, as a Spark schema: texts, and whether the row is there."""
+        """Return the output's Spark schema: texts, and whether the row exists."""
         return ", ".join(
             [*(f"{quoted(name)} string" for name in self.columns), f"{IS_THERE} boolean"]
         )
@@ -289,28 +284,28 @@ class ByKey:
         return [key_name(number) for number in range(len(self.key))]
 
     def rows(self, differing: DataFrame, count: int) -> DataFrame:
-        """The rows that are new or have changed, and the keys of those that have gone, lazily.
+        """Return new and changed rows, and the keys of deleted rows, lazily.
 
         Args:
-            differing: rows that differ by their places.
-            count: how many.
+            differing: rows that differ at their ctids.
+            count: the number of these rows.
         """
         cores = differing.sparkSession.sparkContext.defaultParallelism
         tasks = max(-(-count // _ROWS_PER_TASK), min(cores, -(-count // _LEAST_PER_TASK)))
         return differing.repartition(tasks, *self._keys).mapInArrow(self, self.schema)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give what has become of rows that differ by their places.
+        """Return the changes of rows that differ at their ctids.
 
         Raises:
-            SourceError: the server does not give the rows that it gave fingerprints of.
+            SourceError: the server does not return the rows whose fingerprints it computed.
         """
         given = list(batches)
         if not given:
             return
         found = differing(pa.Table.from_batches(given).combine_chunks(), self._keys)
         if not found.are_distinguishable:
-            # Nobody can say what has become of which.
+            # Rows with equal keys cannot be matched.
             yield pa.RecordBatch.from_pylist([{IS_THERE: None}], schema=self._arrow)
             return
         if found.changed.num_rows:

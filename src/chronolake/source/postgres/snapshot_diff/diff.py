@@ -1,8 +1,9 @@
-"""A look at a table without the log: what differs from what was there at the look before.
+"""Snapshot diff of a table without the log.
 
-A large table is looked at by fingerprints (`places`, `keys`): only what differs is read, and lands
-as it is. The first look, and every one that has nothing to go by, brings all rows, which are
-compared with the lake's table; its fingerprints are made besides, in the same snapshot.
+A large table is compared by fingerprints (`fingerprints`, `ctid_ranges`), and only the rows that
+differ are read and land as they are. The first snapshot, and any other without valid fingerprints
+to compare with, reads all rows, which are compared with the lake's table. Its fingerprints are
+computed in the same snapshot.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Of tables with fewer pages of 8 KiB all rows are read sooner than their fingerprints are made.
+#: For tables with fewer pages of 8 KiB, reading all rows is faster than computing fingerprints.
 _LEAST_PAGES: Final = 4_096
-#: How fingerprints are made; those of another way say nothing.
+#: Version of the fingerprints' algorithm; those of another version are not comparable.
 _WAY: Final = 2
 _ROWS_PER_TASK: Final = 50_000
-#: Types of which each value has one text.
+#: Types whose values have exactly one text representation.
 _EXACT: Final = {Kind.BOOLEAN, Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
 _DATES: Final = (
     f"{MODIFIED} bigint, {SEQUENCE} string, {DELETED_AT} bigint, {PURGED_AT} bigint, "
@@ -63,15 +64,15 @@ _DATES: Final = (
 
 @dataclass(frozen=True)
 class SnapshotDiff:
-    """A look at tables in one snapshot of their database.
+    """The snapshot diff of tables in one snapshot of their database.
 
     Attributes:
         spark: the session that does the work.
         dsn: the server's address.
-        snapshot: held meanwhile.
-        server: which database it is (`catalog.server_of`).
+        snapshot: the snapshot, held meanwhile.
+        server: the database's identifier (`catalog.server_of`).
         major: the server's major version.
-        folder: where the stream's fingerprints are.
+        folder: the folder of the stream's fingerprints.
     """
 
     spark: SparkSession
@@ -84,12 +85,12 @@ class SnapshotDiff:
     def at(
         self, table: SourceTable, position: LogOffset, *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
-        """Bring what differs in a table, or all of it.
+        """Read what differs in a table, or all of it.
 
         Args:
-            table: the table as it was before; the snapshot's own catalog counts.
-            position: where its stream was before.
-            full_refresh: whether all of it is wanted.
+            table: the table in an earlier catalog; the snapshot's own catalog is authoritative.
+            position: the stream's offset before.
+            full_refresh: whether to read all rows.
         """
         self.folder.remove_all_but(position.fingerprints)
         try:
@@ -107,10 +108,10 @@ class SnapshotDiff:
         if key.is_hashed or len(key.columns) != len(held.table.key):
             return False
         if any(column.type.kind in {Kind.FLOAT, Kind.DOUBLE} for column in key.columns):
-            # In the lake, -0 and 0 are one key, and so is every NaN.
+            # In the lake, -0 and 0 are the same key, and so are all NaN values.
             return False
         if held.has_new_parts:
-            # Two rows may have one key.
+            # Two rows may have the same key.
             return False
         is_large = sum(part.pages for part in held.parts) >= _LEAST_PAGES
         return is_large or position.fingerprints is not None
@@ -119,7 +120,7 @@ class SnapshotDiff:
         self, held: TableSnapshot, key: RowKey, position: LogOffset, *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | ReadProgress | StreamFailure]:
         stream, columns = held.table.stream, held.table.columns
-        # All that follows is looking.
+        # Everything that follows only compares.
         yield ReadProgress(stream, 0)
         says = self._says(held, key)
         before = None if full_refresh else self.folder.load_token(position.fingerprints, says)
@@ -158,7 +159,7 @@ class SnapshotDiff:
         self.folder.remove_all_but(new.name)
 
     def _says(self, held: TableSnapshot, key: RowKey) -> dict[str, Any]:
-        """What fingerprints are of, and how they are made: others cannot be compared with them."""
+        """Return table, columns and algorithm of fingerprints, which only compare if equal."""
         table = held.table
         columns = [
             [column.number, column.name, column.type_oid, column.type_modifier]
@@ -191,7 +192,7 @@ class SnapshotDiff:
     def _found(
         self, held: TableSnapshot, key: RowKey, new: Fingerprints, before: Fingerprints | None
     ) -> Iterator[_Found]:
-        """Make new fingerprints, and keep what differs from those before while the block runs."""
+        """Compute new fingerprints, and keep the differences while the block runs."""
         columns = held.table.columns
         making = Fingerprinting(columns, key.columns)
         by_place = ByPlace(self.dsn, held.database, held.parts, making, new, before)
@@ -213,7 +214,7 @@ class SnapshotDiff:
     def _versions(
         self, found: _Found, held: TableSnapshot, declared: Sequence[Column], done: LogOffset
     ) -> ArrowRows | None:
-        """The rows that differ as record versions, all of them at the time of the snapshot."""
+        """Return the rows that differ as record versions at the time of the snapshot."""
         if found.rows is None or not found.count:
             return None
         # Each of Spark's tasks writes a file.
@@ -225,19 +226,19 @@ class SnapshotDiff:
 
 
 def _is_exact(declared: Iterable[Column]) -> bool:
-    """Whether keys whose texts differ are never one key in the lake."""
+    """Return whether key values with different texts are always different keys in the lake."""
     return all(column.type.kind in _EXACT for column in declared if column.primary_key)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What differs.
+    """The rows that differ.
 
     Attributes:
-        rows: the rows (`ByKey.schema`); None: none do.
-        count: how many.
-        beyond: the names of the columns with values in them that their types cannot hold.
-        are_distinguishable: whether no two of them have one key.
+        rows: the rows (`ByKey.schema`); None if there are none.
+        count: the number of rows.
+        beyond: the names of columns with values that their types cannot hold.
+        are_distinguishable: whether no two rows have the same key.
     """
 
     rows: DataFrame | None
@@ -248,7 +249,7 @@ class _Found:
 
 @contextmanager
 def _kept(rows: DataFrame) -> Iterator[DataFrame]:
-    """Rows that are computed once, and kept while the block runs."""
+    """Persist rows while the block runs, so that they are computed once."""
     rows.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
         yield rows
@@ -272,7 +273,7 @@ def _measured(rows: DataFrame, columns: Iterable[SourceColumn]) -> _Found:
 def _dated(
     batches: Iterable[pa.RecordBatch], *, at: int, sequence: str
 ) -> Iterator[pa.RecordBatch]:
-    """Give rows as versions of a time, and marks for those that have gone."""
+    """Return rows as versions at one time, and tombstones for deleted rows."""
     for batch in batches:
         is_there = batch[IS_THERE]
         when = pa.repeat(pa.scalar(at, pa.int64()), batch.num_rows)

@@ -1,17 +1,14 @@
 """Fingerprints of rows computed by the server, and their store.
 
-Fingerprints of a table's rows, made by the server: rows need not be sent to be compared.
+With fingerprints, rows need not be sent to be compared. A row's fingerprint is a 64-bit hash of
+everything that COPY would send of the row. The server's own hash functions are used. They may
+differ between major versions, so fingerprints are only compared with those of an earlier snapshot
+of the same table (`ctid_ranges`), and never with anything in the lake.
 
-A row's fingerprint is a hash, of 64 bits, of all that COPY would send of it. Hashes are of the
-server's own functions, which may differ between major versions and say nothing elsewhere: they are
-compared with those of an earlier snapshot of the same table (`places`), and never with anything in
-the lake.
-
-Fingerprints of a table as it was when it was last read, kept until it is read again.
-
-They are in a folder beside the raw lake, a file for each range of pages, and count only while the
-stream's checkpoint names them and its raw lake ends with the file that it ended with then: what has
-landed since is not in them, whoever landed it, and wherever a process died.
+The fingerprints of the last snapshot are stored in a folder next to the landed files, with a file
+for each range of pages. They are valid only if the stream's checkpoint names them, and if the last
+landed file is the same as when they were completed. Changes that landed later, by any process or
+before a crash, are not included in them.
 """
 
 from __future__ import annotations
@@ -44,16 +41,17 @@ if TYPE_CHECKING:
     from chronolake.source.postgres.pgoutput import Places
 
 
-#: Where a row stands in its part: the number of its page, and its place there.
+#: A row's place in its part (ctid): the page number and the offset in the page.
 PLACE: Final = "place"
-#: The hash of all that the row says.
+#: The hash of all values of the row.
 ROW: Final = "row"
 
-#: Types whose hashes are of all of a value, as it is: bool, bytea, int2, int4, text, oid, varchar,
+#: Types whose hash functions cover a value exactly: bool, bytea, int2, int4, text, oid, varchar,
 #: date and uuid.
 _PLAIN: Final = frozenset({16, 17, 21, 23, 25, 26, 1043, 1082, 2950})
-#: Of others they are of a part of it (int8 and times: 32 bits), or of what is equal to it as well
-#: (1.0 and 1.00, 0 and -0). Of these, what the server would send of a value is as it is.
+#: Hash functions of other types cover only a part of a value (int8 and times: 32 bits), or are the
+#: same for equal values (1.0 and 1.00, 0 and -0). For these types, the bytes that the server would
+#: send are hashed.
 _SENT: Final = {
     20: "int8send({})",
     700: "float4send(CASE WHEN {0} = 'NaN' THEN 'NaN' ELSE {0} END)",
@@ -65,25 +63,25 @@ _SENT: Final = {
     1700: "numeric_send({})",
 }
 _COLLATED: Final = frozenset({25, 1043})
-#: Whole numbers of a key are sent as numbers: how, and of what size.
+#: Integers of a key are sent as binary numbers: the send function, and the numpy type.
 _WHOLE: Final = {20: ("int8send", ">i8"), 21: ("int2send", ">i2"), 23: ("int4send", ">i4")}
-#: The hash of no value is 0, and that of a number may be what it begins with.
+#: Without a seed, the hash of null is 0, and that of a number may be what it starts with.
 _SEED: Final = 0x2545F4914F6CDD1D
-#: So many pages are asked for at once: of the smallest rows some 230,000.
+#: Up to this many pages are requested at once: with the smallest rows, about 230,000 rows.
 _STEP_PAGES: Final = 1_024
 _OFFSET_BITS: Final = 16
 
 
 def key_name(number: int) -> str:
-    """The column of fingerprints that has what a column of the key says, by its number."""
+    """Return the fingerprint column for a key column, by the column's number."""
     return f"key{number}"
 
 
 def schema_of(key: Sequence[SourceColumn]) -> pa.Schema:
-    """The columns of fingerprints: `PLACE`, `ROW`, and the key's, whole numbers or texts.
+    """Return the columns of fingerprints: `PLACE`, `ROW`, and the key's, integers or texts.
 
     Args:
-        key: the columns that tell rows apart.
+        key: the columns that identify rows.
     """
     return pa.schema(
         [
@@ -99,17 +97,17 @@ def _key_type(column: SourceColumn) -> pa.DataType:
 
 
 def first_place(page: int) -> int:
-    """The least place of a page: those of earlier pages are below."""
+    """Return the least place of a page. Places of earlier pages are less."""
     return page << _OFFSET_BITS
 
 
 @dataclass(frozen=True)
 class Fingerprinting:
-    """Asks the server for fingerprints of a table's rows; it goes to the executors.
+    """A query for fingerprints of a table's rows; it is sent to executors.
 
     Attributes:
         columns: the table's columns.
-        key: those that tell its rows apart.
+        key: the columns that identify its rows.
     """
 
     columns: tuple[SourceColumn, ...]
@@ -118,18 +116,18 @@ class Fingerprinting:
     def of(
         self, connection: psycopg.Connection, pages: PageRange
     ) -> Iterator[tuple[int, pa.Table]]:
-        """The fingerprints of the rows of a range of pages, in the order of their places.
+        """Return the fingerprints of the rows in a page range, in the order of their ctids.
 
         Args:
-            connection: to the database; it looks at a snapshot.
-            pages: the range.
+            connection: a connection to the database, in a snapshot.
+            pages: the page range.
 
         Returns:
-            Tables of `schema_of`, and the page that each of them ends before: rows of later pages
-            come in later tables. The last one's page is after all that there are.
+            Tables of `schema_of`, each with the page before which it ends: rows of later pages are
+            in later tables. The last table's page is after all existing pages.
 
         Raises:
-            SourceError: the server does not answer, or a key is no text.
+            SourceError: the server does not respond, or a key is not valid text.
         """
         for begin, finish in _steps(pages):
             made = self._made(connection, pages.part.relation, begin, finish)
@@ -173,13 +171,13 @@ class Fingerprinting:
 
 
 def _between(begin: int, finish: int | None) -> sql.Composed:
-    """The rows of some pages; without a finish, of all that follow."""
+    """Return a condition for the rows of some pages; without a finish, of all later pages."""
     until = sql.SQL("") if finish is None else sql.SQL(" AND ctid < '({},0)'").format(finish)
     return sql.SQL("ctid >= '({},0)'{}").format(begin, until)
 
 
 def _steps(pages: PageRange) -> Iterator[tuple[int, int | None]]:
-    """A range of pages in smaller ones; that of a range without an end has none."""
+    """Split a page range into smaller ones; the last one of an open range is open."""
     for step in range(pages.begin, max(pages.last, pages.begin + 1), _STEP_PAGES):
         end = step + _STEP_PAGES
         yield step, pages.finish if end >= pages.last else end
@@ -190,12 +188,12 @@ def _together(value: sql.Composable, between: str = "") -> sql.Composed:
 
 
 def _key_sent(column: SourceColumn) -> sql.Composed:
-    """The bytes of all rows' values of a column of the key."""
+    """Return SQL for the concatenated bytes of all rows' values of a key column."""
     name = sql.Identifier(column.name)
     if column.type_oid in _WHOLE:
         send, _ = _WHOLE[column.type_oid]
         return _together(sql.SQL("{}({})").format(sql.SQL(send), name))
-    # As COPY writes it. No text of the server has this byte.
+    # As COPY writes it. Texts of the server never contain a zero byte.
     return _together(sql.SQL("textsend(concat({}))").format(name), "\\x00")
 
 
@@ -207,33 +205,33 @@ def _key_cells(column: SourceColumn, sent: bytes) -> pa.Array:
 
 
 def _hash(columns: Iterable[SourceColumn]) -> sql.Composed:
-    """The bytes of a hash of some columns."""
+    """Return SQL for the bytes of a hash of some columns."""
     values = sql.SQL(", ").join(map(_value, columns))
     return sql.SQL("int8send(hash_record_extended(ROW({}), {}))").format(values, _SEED)
 
 
 def _value(column: SourceColumn) -> sql.Composed:
-    """What the server makes a hash of: it is the same only where the column's text is."""
+    """Return SQL for the value to hash, which is equal only if the column's text is equal."""
     name = sql.Identifier(column.name)
     if column.type_oid in _SENT:
         return sql.SQL(_SENT[column.type_oid]).format(name)
     if column.type_oid in _PLAIN:
-        # A collation may find texts equal that are not the same.
+        # Different texts may be equal in a collation.
         return sql.SQL('{} COLLATE "C"' if column.type_oid in _COLLATED else "{}").format(name)
-    # As COPY writes it; a cast to text would not keep every space.
+    # As COPY writes it; a cast to text would remove some spaces.
     text = sql.SQL("CASE WHEN {0} IS NOT NULL THEN concat({0}) END").format(name)
     return sql.SQL('({}) COLLATE "C"').format(text)
 
 
 def _places(sent: bytes) -> Places:
-    """Places in a relation as numbers: the page, and the place in it."""
+    """Return ctids as numbers: the page and the offset in it."""
     pairs = np.frombuffer(sent, np.dtype([("page", ">u4"), ("offset", ">u2")]))
     found: Places = (pairs["page"].astype(np.int64) << _OFFSET_BITS) | pairs["offset"]
     return found
 
 
 def _texts(sent: bytes) -> pa.Array:
-    """Texts with a byte of 0 between them."""
+    """Return texts that are separated by zero bytes as an array."""
     every = np.frombuffer(sent + b"\0", np.uint8)
     is_end = every == 0
     ends = np.flatnonzero(is_end)
@@ -253,7 +251,7 @@ def _texts(sent: bytes) -> pa.Array:
 
 
 def places_as_text(places: Sequence[int] | Places) -> str:
-    """Places in a relation as PostgreSQL takes an array of them."""
+    """Return ctids as a PostgreSQL array literal."""
     numbers = pa.array(places, pa.int64())
     pages = pa.compute.shift_right(numbers, _OFFSET_BITS).cast(pa.string())
     offsets = pa.compute.bit_wise_and(numbers, (1 << _OFFSET_BITS) - 1).cast(pa.string())
@@ -262,12 +260,12 @@ def places_as_text(places: Sequence[int] | Places) -> str:
 
 
 _TELLS: Final = "fingerprints.json"
-#: A file is named for its part, its first page, the number of its rows and a check of its bytes.
+#: File names contain the part, the first page, the number of rows and a CRC of the bytes.
 _FILES: Final = "pages-*"
 
 
 class KeptFile:
-    """A file of fingerprints that is being written."""
+    """A file of fingerprints during writing."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = pa.BufferOutputStream()
@@ -275,12 +273,12 @@ class KeptFile:
         self._rows = 0
 
     def write(self, rows: pa.Table) -> None:
-        """Add fingerprints of further pages."""
+        """Append fingerprints of further pages."""
         self._stream.write_table(rows)
         self._rows += rows.num_rows
 
     def save(self, folder: Path, oid: int, begin: int) -> None:
-        """Put it in its place as a whole; the same again does no harm."""
+        """Move the file to its place atomically. Saving it twice is harmless."""
         self._stream.close()
         data = self._sink.getvalue()
         staged = folder / f"{uuid4().hex}.staged"
@@ -290,31 +288,31 @@ class KeptFile:
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Fingerprints of a table in a snapshot; it goes to the executors.
+    """The fingerprints of a table in a snapshot; the object is sent to executors.
 
     Attributes:
-        path: their folder.
+        path: the folder of the fingerprints.
     """
 
     path: Path
 
     @property
     def name(self) -> str:
-        """By which a checkpoint names them."""
+        """Return the name that a checkpoint stores."""
         return self.path.name
 
     @property
     def are_whole(self) -> bool:
-        """Whether all files that there are are as they were written."""
+        """Return whether all existing files are undamaged."""
         return None not in map(_content, self.path.glob(_FILES))
 
     @property
     def rows(self) -> int:
-        """Of how many rows they are."""
+        """Return the number of rows."""
         return sum(int(path.name.split("-")[3]) for path in self.path.glob(_FILES))
 
     def files(self) -> dict[tuple[int, int], str]:
-        """The names of their files, by the part's oid and the first page."""
+        """Return the names of the files, by the part's oid and the first page."""
         found = {}
         for path in self.path.glob(_FILES):
             _, oid, begin, *_ = path.name.split("-")
@@ -323,11 +321,11 @@ class Fingerprints:
 
     @contextmanager
     def writing(self, oid: int, begin: int, schema: pa.Schema) -> Iterator[KeptFile]:
-        """A file for some pages, which is there when the block has ended.
+        """Create a file for some pages, which is saved at the end of the block.
 
         Args:
-            oid: the part that has the pages.
-            begin: the first of them.
+            oid: the part that contains the pages.
+            begin: the first page.
             schema: the columns of the fingerprints.
         """
         file = KeptFile(schema)
@@ -335,10 +333,10 @@ class Fingerprints:
         file.save(self.path, oid, begin)
 
     def read(self, name: str) -> pa.Table:
-        """The fingerprints of a file, in the order of their places.
+        """Return the fingerprints in a file, in the order of their ctids.
 
         Raises:
-            SourceError: it is not there, or not as it was written.
+            SourceError: the file is missing or damaged.
         """
         path = self.path / name
         data = _content(path)
@@ -352,7 +350,7 @@ class Fingerprints:
 
 
 def _content(path: Path) -> bytes | None:
-    """What a file holds; None, if it is gone, or that is not what was written."""
+    """Return the contents of a file, or None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -365,19 +363,19 @@ class FingerprintFolder:
     """The fingerprints of a stream's table.
 
     Attributes:
-        path: where they are.
-        landed: what has landed of the stream.
+        path: the folder of the fingerprints.
+        landed: the folder of the stream's landed files.
     """
 
     path: Path
     landed: ObjectFolder
 
     def load_token(self, name: str | None, says: Mapping[str, Any]) -> Fingerprints | None:
-        """Those that a checkpoint names, if they are of all that has landed, and of nothing else.
+        """Return the fingerprints that a checkpoint names, if they match what has landed.
 
         Args:
-            name: their name; None: it names none.
-            says: what they are of, and how they were made.
+            name: their name; None if the checkpoint has none.
+            says: the expected table, columns and algorithm.
 
         Raises:
             SourceError: the folder cannot be read.
@@ -394,7 +392,7 @@ class FingerprintFolder:
             return found if counts and reported["files"] == len(found.files()) else None
 
     def begun(self) -> Fingerprints:
-        """New ones, of which none are written yet.
+        """Return a new, empty set of fingerprints.
 
         Raises:
             SourceError: the folder cannot be written.
@@ -405,11 +403,11 @@ class FingerprintFolder:
         return found
 
     def finish(self, found: Fingerprints, says: Mapping[str, Any]) -> None:
-        """Let fingerprints count: what they tell of has landed, and a checkpoint names them.
+        """Mark fingerprints as valid. Their rows have landed, and a checkpoint names them.
 
         Args:
-            found: all of them are written.
-            says: what they are of, and how they were made.
+            found: the fingerprints, completely written.
+            says: their table, columns and algorithm.
 
         Raises:
             SourceError: the folder cannot be written.
@@ -421,7 +419,7 @@ class FingerprintFolder:
             staged.replace(found.path / _TELLS)
 
     def remove_all_but(self, name: str | None) -> None:
-        """Remove those that no checkpoint names."""
+        """Remove all fingerprints except those with a name."""
         for path in self.path.glob("*"):
             if path.name != name:
                 shutil.rmtree(path, ignore_errors=True)
