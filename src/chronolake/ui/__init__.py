@@ -1,17 +1,17 @@
-"""The page: a lake's tables, timelines and runs in a browser, read-only.
+"""The web UI: a lake's tables, timelines and runs in a browser, read-only.
 
 | module | |
 |---|---|
-| `server` | listens, tells where, ends |
-| `app` | which page answers which URL, and what becomes of errors |
-| `security` | who may ask: hosts, token, methods, headers |
-| `rendering` | templates, and how values are shown |
-| `links` | URLs, and what is read from them |
-| `site` | what all pages look at: the lake, and what was read of it already |
-| `record` | a record's versions, page by page and as its chart draws them |
-| `pages/` | a module for each page: its routes, and what its template is given |
+| `server` | listens on the address and stops on signals |
+| `app` | routes of the pages, and error pages |
+| `security` | access control: hosts, token, methods, headers |
+| `rendering` | templates, and the display of values |
+| `links` | building and parsing of URLs |
+| `site` | access of all pages to the lake, with caches |
+| `concurrency` | limit of concurrent pages that read rows or files |
+| `pages/` | one module per page: its routes, and the context of its templates |
 
-Everything is read with PyIceberg, PyArrow and the operational store; nothing here knows Spark.
+Everything is read with PyIceberg, PyArrow and the operational store; nothing here imports Spark.
 """
 
 from chronolake.ui.server import Address, UiOptions, serve

@@ -1,7 +1,7 @@
-"""The application: which page answers which URL, and what becomes of errors.
+"""The ASGI application: the routes of the pages, and the handling of errors.
 
 A page is a module of `pages/` with `ROUTES`. Pages are plain functions, which Starlette runs in
-threads: all they do is read.
+threads, because they only read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from chronolake.ui.site import Site
 
-#: The pages, each a module with ROUTES.
+#: The modules of the pages.
 PAGES: Final = (tables, inside, record, past, runs, run, usage)
 
-#: Those that read rows, or all of a table's lists of files.
+#: Pages that read rows, or a table's complete lists of files.
 _READING: Final = (inside, record, past)
 
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -39,8 +39,8 @@ _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 
 def application(site: Site, guard: Guard) -> ASGIApp:
-    """The page of a lake, behind a guard."""
-    # On the way to another machine, Plotly's megabytes are worth packing.
+    """Return the application for a lake, behind a guard."""
+    # Over a network, Plotly's megabytes are worth compressing.
     packed = [] if guard.only_loopback else [Middleware(GZipMiddleware, minimum_size=2_000)]
     turns = Turns()
     made = Starlette(
@@ -77,7 +77,7 @@ def _asset(request: Request) -> Response:
         if name not in known:
             raise HTTPException(404)
         file = known[name]
-    # What has no version in its URL may have changed.
+    # Files without a version in their URL may have changed.
     is_named = "v" in request.query_params or "plotly" in name
     return FileResponse(
         file,
@@ -87,7 +87,7 @@ def _asset(request: Request) -> Response:
 
 
 def _plotly() -> Path:
-    """Plotly's JavaScript, where its package keeps it; the package itself is slow to import."""
+    """Return the path of Plotly's JavaScript without importing the package, which is slow."""
     from importlib.util import find_spec  # noqa: PLC0415
 
     found = find_spec("plotly")
@@ -122,7 +122,7 @@ def _unreadable(request: Request, failure: Exception) -> Response:
 
 
 def _unexpected(request: Request, _: Exception) -> Response:
-    # uvicorn writes what it was to standard error; a traceback in the page might hold values.
+    # uvicorn logs the error to standard error. A traceback in the page might contain values.
     reported = ChronolakeError(
         "Something unexpected went wrong while the page was made.",
         hint="The terminal in which `chronolake ui` runs shows what it was; reload the page to "

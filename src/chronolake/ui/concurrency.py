@@ -1,7 +1,7 @@
-"""Taking turns: only a few pages that read rows or files are made at once.
+"""Concurrency limit for pages that read rows or files.
 
-Each of them holds memory while it is made. Without turns, many requests would hold all that there
-is, and keep every thread from the pages that are made in no time.
+Each of these pages holds memory while it is rendered. Without a limit, many requests would use all
+memory, and would occupy all threads, so that cheap pages would wait, too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 _AT_ONCE: Final = 3
-#: So many requests wait for their turn, and each of them at most so long.
+#: The maximum number of waiting requests, and the maximum seconds that each waits.
 _WAITING: Final = 24
 _LONGEST_SECONDS: Final = 20
 _RETRY_SECONDS: Final = 5
-#: Without one of these a page offers a choice, and reads nothing.
+#: A page without one of these parameters shows a choice of tables and reads nothing.
 _NAMING: Final = frozenset({"table", "name"})
 
 
 class Turns:
-    """The turns of one application."""
+    """The concurrency limit of one application."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(_AT_ONCE)
@@ -39,10 +39,10 @@ class Turns:
     def taken_by(
         self, made: Callable[[Request], Response]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """A page that waits for its turn, and tells what to do if that does not come.
+        """Return a page handler that waits for a slot, or answers 503 if it gets none in time.
 
         Args:
-            made: makes the page, in a thread. It is not called for a client that has gone.
+            made: renders the page in a thread. It is not called if the client has disconnected.
         """
 
         async def answer(request: Request) -> Response:
@@ -65,7 +65,7 @@ class Turns:
         return answer
 
     async def _comes(self, request: Request) -> bool:
-        """Wait for a turn; whether it has come, and somebody still waits for the page."""
+        """Wait for a slot; return whether one is acquired and the client is still connected."""
         turn = asyncio.ensure_future(self._free.acquire())
         gone = asyncio.ensure_future(_goes(request))
         try:
@@ -91,7 +91,7 @@ class Turns:
 
 
 async def _goes(request: Request) -> None:
-    """End when the client has gone."""
+    """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

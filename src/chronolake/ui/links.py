@@ -1,4 +1,4 @@
-"""The page's URLs: each says all that its page shows, so that it can be shared."""
+"""The web UI's URLs. Each contains everything that its page shows, so that it can be shared."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
     from chronolake.formatting import Cell
 
-#: Before a key column's name, in a query: columns may have any name.
+#: The prefix of a key column's name in a query, because columns may have any name.
 KEY: Final = "key."
-#: Before a key column's name: the value that the form began with, as JSON. An input keeps no line
-#: breaks, and a form does not send them as they were.
+#: The prefix of a key column's name for the initial value of the form, as JSON. An input removes
+#: line breaks, and a form does not send them unchanged.
 WAS: Final = "was."
-#: Names a key column whose value is too long for a link.
+#: The parameter with the name of a key column whose value is too long for a link.
 LONG: Final = "long"
-#: In bytes: `serving` reads no more than 64 KiB of a request's line and headers together.
+#: In bytes. The server reads up to 64 KiB of a request's line and headers together.
 _LONGEST: Final = 48 * 1024
 _LONGEST_NUMBER: Final = 12
-#: In a URL that was written by hand, the plus of a zone is a blank.
+#: In a URL that was typed by hand, the plus of a UTC offset becomes a blank.
 _ZONE: Final = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
 
 
 def to(path: str, **query: str | int | None) -> str:
-    """A path with a query; what is None or empty is left out."""
+    """Return a path with a query; parameters that are None or empty are omitted."""
     given = [(name, str(value)) for name, value in query.items() if value not in {None, ""}]
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def inside(name: TableName) -> str:
-    """The page of a table's inside."""
+    """Return the URL of a table's metadata page."""
     return to("/table", name=str(name))
 
 
@@ -50,9 +50,9 @@ def record(
     path: str = "/record",
     **query: str | int | None,
 ) -> str:
-    """The page of a record's timeline, or a piece of it; of choosing one, if there is no key.
+    """Return the URL of a record's timeline or of a part of it; without a key, of the key form.
 
-    A key that is too long for a URL makes one that `key_of` refuses with what to do.
+    A key that is too long for a URL gives a URL that `key_of` rejects with a hint.
     """
     table = [("table", str(name))]
     given = [
@@ -68,19 +68,19 @@ def record(
 
 
 def past(name: TableName, **query: str | None) -> str:
-    """The page of a table as it stood."""
+    """Return the URL of a table as of a time."""
     return to("/past", table=str(name), **query)
 
 
 def text_of(value: Cell) -> str:
-    """A cell of a key as the text that `chronolake history --key` takes."""
+    """Return a key's value as the text that `chronolake history --key` accepts."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
 
 
 def table_of(request: Request, parameter: str = "table") -> TableName | None:
-    """The table that a URL names, or None if it names none.
+    """Return the table that a URL names, or None.
 
     Raises:
         SchemaError: the text is not schema.table.
@@ -90,10 +90,10 @@ def table_of(request: Request, parameter: str = "table") -> TableName | None:
 
 
 def required_table_of(request: Request, parameter: str = "table") -> TableName:
-    """The table that a URL names.
+    """Return the table that a URL names.
 
     Raises:
-        SchemaError: the URL names none.
+        SchemaError: the URL names no table.
     """
     found = table_of(request, parameter)
     if found is None:
@@ -102,7 +102,7 @@ def required_table_of(request: Request, parameter: str = "table") -> TableName:
 
 
 def key_of(request: Request) -> dict[str, str | None]:
-    """The record's key that a URL gives: text by column, None for null.
+    """Return the record's key in a URL: text by column, None for null.
 
     Raises:
         ValueRefusedError: the key is too long for a URL.
@@ -126,7 +126,7 @@ def key_of(request: Request) -> dict[str, str | None]:
 
 
 def without_breaks(text: str) -> str:
-    """A text as an input of a form keeps it."""
+    """Return a text as an input of a form keeps it."""
     return text.replace("\r", "").replace("\n", "")
 
 
@@ -139,22 +139,22 @@ def _original(text: str) -> str | None:
 
 
 def number_of(request: Request, name: str, *, default: int, least: int = 1) -> int:
-    """A whole number of a URL; the default where it is none."""
-    # Python refuses to read very long ones, and nothing has so many pages.
+    """Return an integer parameter of a URL; the default if it is not valid."""
+    # Python cannot parse very long integers, and no list has that many pages.
     text = request.query_params.get(name, "")[:_LONGEST_NUMBER]
     return max(least, int(text)) if text.isascii() and text.isdecimal() else default
 
 
 def micros_of(text: str) -> int:
-    """An instant that a person wrote, in microseconds since 1970; without a zone it is in UTC.
+    """Parse an instant that a person typed, in microseconds since 1970; UTC without an offset.
 
     Args:
         text: ISO 8601, such as `2024-05-02T00:00:00Z`; a date, a month or a year is its first
-            instant. A zone's plus may have become a blank. What is before or after all times is
-            the first or last one.
+            instant. The plus of a UTC offset may have become a blank. Times out of range become the
+            first or last instant.
 
     Raises:
-        ValueRefusedError: the text is no time.
+        ValueRefusedError: the text is not a time.
     """
     found = instants.micros_of(_ZONE.sub(r"\1+\2", text.strip()))
     return min(max(found, TMIN_MICROS), LAST_MICROS)

@@ -1,8 +1,7 @@
-"""HTML from templates, with values escaped.
+"""Rendering of templates, errors and values as HTML.
 
-Values of records as HTML: escaped, and shown so that no two of them look alike.
-
-HTML from templates: everything is escaped, and values look the same on every page.
+Everything is escaped. Values are shown in the same way on every page, and different values never
+look alike.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ if TYPE_CHECKING:
 
 _LONGEST: Final = 240
 _LONGEST_WHOLE: Final = 100_000
-#: How much HTML of long texts a page may have, besides what it shows at once.
+#: The maximum characters of HTML for the full texts on a page, in addition to the visible parts.
 _ROOM: Final = 500_000
-#: How many characters are shown on each side of a difference.
+#: The number of characters that are shown on each side of a difference.
 _AROUND: Final = 60
 _NOTHING: Final = Markup("")
 _NULL: Final = Markup(
@@ -61,12 +60,12 @@ _EMPTY: Final = Markup(
 
 
 class Room:
-    """What a page opens of its long texts: their whole, as long as there is room for it.
+    """The budget of one page for the full texts of long values.
 
-    Each page makes one of its own.
+    Each page creates its own.
 
     Attributes:
-        is_short: whether something long can only be read elsewhere.
+        is_short: whether a long text is not on the page in full.
     """
 
     def __init__(self) -> None:
@@ -74,12 +73,12 @@ class Room:
         self._left = _ROOM
 
     def shown(self, value: Cell, *, is_instant: bool = False, longest: int = _LONGEST) -> Markup:
-        """A value; a text that is cut can be opened.
+        """Return a value as HTML; a text that is cut can be expanded.
 
         Args:
             value: the value.
             is_instant: whether texts are instants.
-            longest: how many characters are shown at once.
+            longest: the maximum number of characters that are visible at first.
         """
         if is_instant and isinstance(value, str):
             return instant_tag(value, exact=True)
@@ -115,7 +114,7 @@ class Room:
 
 
 def cell(value: Cell, longest: int = _LONGEST) -> Markup:
-    """A value as text whatever it holds; long ones are cut short."""
+    """Return any value as HTML; long texts are cut."""
     if value is None:
         return _NULL
     if isinstance(value, bool):
@@ -130,12 +129,12 @@ def cell(value: Cell, longest: int = _LONGEST) -> Markup:
 
 
 def whole(value: Cell) -> Markup:
-    """A value as far as a page can reasonably show it at once."""
+    """Return a value in full, up to what a page can show."""
     return cell(value, 20_000)
 
 
 def changed(old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, Markup]:
-    """An old and a new value; long texts are cut to where they differ.
+    """Return an old and a new value; long texts are cut to their difference.
 
     Args:
         old: the value before.
@@ -159,20 +158,20 @@ def changed(old: Cell, new: Cell, *, is_instant: bool = False) -> tuple[Markup, 
 
 
 def instants(columns: Iterable[Column]) -> frozenset[str]:
-    """The names of the columns whose values are instants."""
+    """Return the names of the columns whose values are instants."""
     return frozenset(column.name for column in columns if column.type.kind is Kind.UTC_DATETIME)
 
 
 def instant_tag(
     text: str | None, *, missing: str = "-", seconds: bool = False, exact: bool = False
 ) -> Markup:
-    """An ISO instant as `<time>`; JavaScript adds the local time.
+    """Return an ISO instant as `<time>`; JavaScript adds the local time.
 
     Args:
         text: the instant, or None.
-        missing: what is shown for None.
-        seconds: whether fractions of seconds are left out of what is shown.
-        exact: whether the two ends of time are shown as times, too.
+        missing: the text for None.
+        seconds: whether fractions of seconds are hidden.
+        exact: whether the minimum and maximum times are shown as times, too.
     """
     if text is None:
         return Markup('<span class="null">{}</span>').format(missing)
@@ -195,7 +194,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _excerpt(text: str, same_before: int, same_after: int) -> Markup:
-    """Where a text differs from another one, with a little of what is around it."""
+    """Return the part of a text that differs from another one, with some context."""
     start, stop = max(0, same_before - _AROUND), len(text) - same_after
     shown = _mark("…") if start else _NOTHING
     shown += _piece(text, start, same_before)
@@ -210,7 +209,7 @@ def _excerpt(text: str, same_before: int, same_after: int) -> Markup:
 
 
 def _piece(text: str, start: int, stop: int) -> Markup:
-    """A part of a text; blanks at the text's own ends, which nobody would see, are marked."""
+    """Return a part of a text; blanks at the text's ends, which would be invisible, are marked."""
     shown = text[start:stop]
     inner = shown.lstrip(" ") if start == 0 else shown
     before = len(shown) - len(inner)
@@ -219,7 +218,7 @@ def _piece(text: str, start: int, stop: int) -> Markup:
 
 
 def _letters(text: str) -> Markup:
-    """Spelled out, what is unprintable can neither hide nor turn the text around."""
+    """Escape a text, and unprintable characters so that they cannot hide or reverse text."""
     if text.isprintable():
         return escape(text)
     return _NOTHING.join(
@@ -250,7 +249,7 @@ def _mark(words: str) -> Markup:
     return Markup('<span class="null">{}</span>').format(words)
 
 
-#: Columns that are not the source's own.
+#: Columns that the source does not have.
 SYSTEM_COLUMNS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, DELETED, ROW_ID, VERSION, HASH})
 ASSETS: Final = Path(__file__).parent / "assets"
 _MINUTE: Final = 60
@@ -261,9 +260,9 @@ class Place(NamedTuple):
     """An entry of the navigation.
 
     Attributes:
-        section: what a page's `section` is compared with.
-        title: the words.
-        path: where it leads.
+        section: the value of a page's `section` for which this entry is current.
+        title: the label.
+        path: the URL path.
     """
 
     section: str
@@ -290,15 +289,15 @@ def page(
     status: int = 200,
     **context: Any,
 ) -> HTMLResponse:
-    """A whole page.
+    """Render a full page.
 
     Args:
-        request: what it answers.
-        template: a file of `templates/` that extends `base.html`.
-        title: of the browser's window, and the page's heading by default.
-        section: which entry of the navigation is the present one.
+        request: the request.
+        template: a file in `templates/` that extends `base.html`.
+        title: the title of the browser window, and by default the heading.
+        section: the current entry of the navigation.
         status: the HTTP status.
-        context: what else the template needs.
+        context: additional variables of the template.
     """
     shown = {
         "request": request,
@@ -312,7 +311,7 @@ def page(
 
 
 def part(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """A piece of a page, for its JavaScript."""
+    """Render a part of a page, for its JavaScript."""
     text = environment().get_template(template).render({"request": request, **context})
     return HTMLResponse(text, status_code=status)
 
@@ -324,13 +323,13 @@ def failed(
     status: int | None = None,
     title: str = "It did not work",
 ) -> HTMLResponse:
-    """What went wrong and what to do: as a page, or as a piece of one.
+    """Render an error with its hint, as a page or as a part of one.
 
     Args:
-        request: what could not be answered.
-        failure: what went wrong.
-        status: the HTTP status; by default the one that suits the error.
-        title: the page's heading.
+        request: the request.
+        failure: the error.
+        status: the HTTP status; derived from the error by default.
+        title: the heading.
     """
     shown = status or status_of(failure)
     if request.url.path.startswith("/part/"):
@@ -339,7 +338,7 @@ def failed(
 
 
 def status_of(failure: ChronolakeError) -> int:
-    """The HTTP status that an error is told with."""
+    """Return the HTTP status for an error."""
     if isinstance(failure, TableNotFoundError):
         return 404
     if isinstance(failure, LakeError):
@@ -349,7 +348,7 @@ def status_of(failure: ChronolakeError) -> int:
 
 @cache
 def environment() -> Environment:
-    """The templates, with all that they may use."""
+    """Return the template environment with all filters and globals."""
     made = Environment(
         loader=PackageLoader("chronolake.ui"),
         autoescape=True,
@@ -380,9 +379,9 @@ def environment() -> Environment:
 
 
 def asset(name: str) -> str:
-    """The URL of a file of `assets/`; it changes with the file, except for scripts.
+    """Return the URL of a file in `assets/`; it changes with the file, except for scripts.
 
-    Modules name each other, and one that has two URLs is two modules.
+    Scripts import each other by name. A module with two URLs would be loaded twice.
     """
     return f"/assets/{name}" if name.endswith(".js") else f"/assets/{name}?v={_stamp(name)}"
 
@@ -393,29 +392,29 @@ def _stamp(name: str) -> str:
 
 
 def plotly_path() -> str:
-    """The URL of Plotly's bundle; it changes with the installed version."""
+    """Return the URL of Plotly's bundle; it changes with the installed version."""
     from importlib.metadata import version  # noqa: PLC0415 - quick, and only here
 
     return f"/assets/plotly-{version('plotly')}.min.js"
 
 
 def number(value: float) -> str:
-    """A count with thousands separators."""
+    """Format a count with thousands separators."""
     return f"{value:,}"
 
 
 def only(row: Mapping[str, Cell], names: Sequence[str]) -> dict[str, Cell]:
-    """Some columns of a row."""
+    """Return some columns of a row."""
     return {name: row[name] for name in names}
 
 
 def without(row: Mapping[str, Cell], names: Collection[str]) -> list[str]:
-    """A row's columns but some."""
+    """Return the names of a row's columns, without some."""
     return [name for name in row if name not in names]
 
 
 def ago_tag(text: str | None, *, missing: str = "never") -> Markup:
-    """An ISO instant as how long ago it was; JavaScript keeps it up to date."""
+    """Return an ISO instant as its age; JavaScript keeps it up to date."""
     if text is None:
         return Markup('<span class="null">{}</span>').format(missing)
     return Markup('<time datetime="{}" data-ago title="{}">{}</time>').format(
@@ -424,7 +423,7 @@ def ago_tag(text: str | None, *, missing: str = "never") -> Markup:
 
 
 def lasting(seconds: float | None) -> Markup:
-    """A length of time: `3.2 s`, `4 min 12 s`, `2 h 5 min`."""
+    """Format a duration: `3.2 s`, `4 min 12 s`, `2 h 5 min`."""
     if seconds is None:
         return Markup('<span class="null">not known</span>')
     if seconds < _MINUTE:
@@ -436,7 +435,7 @@ def lasting(seconds: float | None) -> Markup:
 
 
 def age(text: str, *, now: datetime | None = None) -> str:
-    """How long ago an ISO instant was, in words: `3 min ago`."""
+    """Format the age of an ISO instant: `3 min ago`."""
     passed = ((now or datetime.now(UTC)) - datetime.fromisoformat(text)).total_seconds()
     if passed < 1:
         return "just now"

@@ -1,9 +1,9 @@
-"""Who may ask: a guard in front of every page.
+"""Access control of the web UI.
 
-On a loopback address nobody is asked for anything, but a request must name a loopback host:
-otherwise any web site could make its own name stand for 127.0.0.1 and read along (DNS rebinding).
-On any other address each request needs the token, which a link brings once and a cookie keeps.
-There is nothing to write anywhere: only GET and HEAD are answered.
+On a loopback address no token is needed, but a request must name a loopback host. Otherwise any web
+site could point its own name to 127.0.0.1 and read the lake (DNS rebinding). On other addresses
+each request needs the token, which is passed once in a link and then stored in a cookie. The UI is
+read-only: only GET and HEAD are allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: The name under which a link brings the token.
+#: The query parameter with the token.
 TOKEN: Final = "token"  # noqa: S105 - a name
 _METHODS: Final = frozenset({"GET", "HEAD"})
 _HOST: Final = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^\[\]:]+))(:[0-9]*)?")
@@ -45,7 +45,7 @@ HEADERS: Final = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a name can only mean this machine."""
+    """Return whether an address or name always means this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -54,18 +54,18 @@ def is_loopback(host: str) -> bool:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """Return a random token."""
     return secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What is asked of every request.
+    """The requirements for every request.
 
     Attributes:
-        token: what a request has to bring, or None: nothing.
+        token: the token that a request needs, or None.
         only_loopback: whether a request must name a loopback host.
-        cookie: the name of the cookie that keeps the token; cookies know no ports.
+        cookie: the name of the cookie that stores the proof. Cookies do not depend on the port.
     """
 
     token: str | None = field(repr=False)
@@ -74,17 +74,17 @@ class Guard:
 
     @property
     def proof(self) -> str:
-        """What the cookie holds: it shows that the token was known, and does not tell it."""
+        """Return the cookie's value, which proves knowledge of the token without revealing it."""
         return hmac.new((self.token or "").encode(), b"chronolake ui", hashlib.sha256).hexdigest()
 
 
 class Guarded:
-    """An application behind a guard.
+    """An ASGI application behind a guard.
 
     Args:
         app: the application.
-        guard: what is asked.
-        refused: the page of a request without the token: its HTML.
+        guard: the requirements.
+        refused: returns the HTML of the page for requests without the token.
     """
 
     def __init__(self, app: ASGIApp, guard: Guard, refused: Callable[[], str]) -> None:
@@ -93,7 +93,7 @@ class Guarded:
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let the application do it."""
+        """Answer a request, or pass it to the application."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -111,7 +111,7 @@ class Guarded:
         await (answer or self._app)(scope, receive, guarded)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """What is answered in the application's place, or None: it may answer."""
+        """Return the response of the guard, or None if the application may answer."""
         headers = Headers(scope=scope)
         if self._guard.only_loopback and not is_loopback(_host_of(headers.get("host", ""))):
             return PlainTextResponse(
@@ -150,7 +150,7 @@ class Guarded:
         if _same(cookie_parser(headers.get("cookie", "")).get(self._guard.cookie, ""), self._proof):
             return None
         if headers.get("sec-fetch-site") == "cross-site":
-            # A link on another site: browsers keep the cookie back until this page asks itself.
+            # A link on another site: browsers omit the cookie until this page reloads itself.
             return HTMLResponse(_AGAIN, status_code=401, headers={"refresh": "0"})
         return HTMLResponse(self._refused(), status_code=401)
 
@@ -165,22 +165,22 @@ _AGAIN: Final = (
 
 
 def _is_public(path: str) -> bool:
-    """Whether anybody may have it: what the page of refusal looks like."""
+    """Return whether a path needs no token: the assets of the page for refused requests."""
     return path in {"/assets/page.css", "/assets/theme.js", "/assets/icon.svg"}
 
 
 def _host_of(header: str) -> str:
-    """The host of a Host header, without its port."""
+    """Return the host of a Host header, without its port."""
     found = _HOST.fullmatch(header)
     return "" if found is None else found["six"] or found["name"]
 
 
 def _path_of(scope: Scope) -> str:
-    """The path of this request, and never another site: `//host/` would be one."""
+    """Return the path of this request, never another site: `//host/` would be one."""
     path: str = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
     return "/" + path.lstrip("/\\")
 
 
 def _same(given: str, wanted: str) -> bool:
-    """Whether two secrets are the same, in a time that does not tell where they differ."""
+    """Return whether two secrets are equal, in constant time."""
     return hmac.compare_digest(given.encode(), wanted.encode())

@@ -1,4 +1,4 @@
-"""Listening, telling where, and ending."""
+"""The server of the web UI: listens on an address until it is stopped."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 _SHORTEST_TOKEN: Final = 16
 _LAST_PORT: Final = 65_535
-#: In bytes, a request's line and headers: a link may name a record by a long key.
+#: In bytes, a request's line and headers. A link may contain a record's long key.
 _LONGEST_HEAD: Final = 64 * 1024
-#: How long requests have to end when the process is told to.
+#: Seconds for open requests to finish after a signal.
 _GRACE_SECONDS: Final = 1
 
 
 @dataclass(frozen=True)
 class UiOptions:
-    """How the page is served.
+    """Options of the server.
 
     Attributes:
         host: the address to listen on.
-        port: TCP port; 0 takes any free one.
+        port: TCP port; 0 selects a free one.
         browser: whether a browser is opened.
     """
 
@@ -45,12 +45,12 @@ class UiOptions:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the page is.
+    """The address of the web UI.
 
     Attributes:
-        host: the address that it listens on.
+        host: the address to listen on.
         port: the TCP port.
-        token: what a link has to bring, or None: nothing.
+        token: the token that a link needs, or None.
     """
 
     host: str
@@ -59,8 +59,8 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The page's URL; with the token, if it needs one."""
-        # Every address is not an address that a browser can go to: the machine's name is.
+        """Return the URL of the web UI, including the token if it is needed."""
+        # Browsers cannot open the wildcard address, so the machine's name is used instead.
         named = socket.gethostname() if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104
         host = f"[{named}]" if ":" in named else named
         query = f"?{TOKEN}={self.token}" if self.token else ""
@@ -74,24 +74,24 @@ def serve(
     *,
     project: Path | None = None,
 ) -> None:
-    """Show a lake until SIGINT or SIGTERM.
+    """Serve a lake's web UI until SIGINT or SIGTERM.
 
     Args:
-        config: the lake; it need not be there yet.
-        options: how it is served.
-        tell: called once the page answers.
+        config: the lake, which does not need to exist yet.
+        options: host, port and browser.
+        tell: called as soon as the server accepts requests.
         project: the chronolake.yml whose pipelines fill the lake, or None.
 
     Raises:
-        ConfigurationError: the address cannot be listened on, or the token is too short.
+        ConfigurationError: the address is not available, or the token is too short.
     """
-    import uvicorn  # noqa: PLC0415 - not for `--help`
+    import uvicorn  # noqa: PLC0415 - not needed for `--help`
 
     from chronolake.ui.app import application  # noqa: PLC0415 - the same
     from chronolake.ui.site import Site  # noqa: PLC0415 - the same
 
     listening = _bound(options)
-    # What a name means is known once it is bound: a resolver may give any address for it.
+    # A name's address is known after binding, because a resolver may return any address.
     bound = str(listening.getsockname()[0])
     try:
         token = _token(bound)
@@ -114,10 +114,11 @@ def serve(
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
     )
-    # uvicorn hands a signal on after it has ended: by then it has done its work.
+    # uvicorn raises a signal again after it has stopped; all work is done at that point.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    # The socket queues what comes before the first request is taken: it can be told now.
+    # The socket queues connections before the server accepts them, so the address can be reported
+    # now.
     tell(address)
     if options.browser:
         threading.Thread(target=webbrowser.open, args=[address.url], daemon=True).start()
@@ -129,7 +130,7 @@ def serve(
 
 
 def _prepared() -> None:
-    """Import what the first page needs, while nobody waits for it."""
+    """Import what the first page needs, in the background."""
     import pyiceberg.catalog.rest  # noqa: PLC0415
     import pyiceberg.table  # noqa: F401, PLC0415
 
@@ -146,7 +147,7 @@ def _token(host: str) -> str | None:
 
 
 def _bound(options: UiOptions) -> socket.socket:
-    """A socket that listens on the wanted address."""
+    """Return a socket that listens on the configured address."""
     if not 0 <= options.port <= _LAST_PORT:
         raise ConfigurationError(f"{options.port} is no TCP port.", hint="Give 0 to 65535.")
     try:

@@ -1,8 +1,6 @@
-"""The lake as all pages see it, with a cached overview of its tables.
+"""Access of all pages to the lake, with a cached overview of its tables.
 
-Every table of the lake at a glance; a table that has not changed is not read again.
-
-What all pages look at: the lake, and what was read of it already.
+A table is read again only if it has changed.
 """
 
 from __future__ import annotations
@@ -41,30 +39,31 @@ if TYPE_CHECKING:
 
 
 _READERS: Final = 3
-#: A UTC month, as URLs and properties spell it.
+#: A UTC month in URLs and properties.
 MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
-#: How long a table counts as unchanged where only reading it tells whether it is, and how long one
-#: that cannot be read counts as such.
+#: Seconds for which a table is considered unchanged if only reading it would show a change, and for
+#: which a failed read is not repeated.
 _TRUSTED_SECONDS: Final = 10
-#: So many deleted rows are worth a compaction, as maintenance decides.
+#: The minimum number of deleted rows for a compaction, as in maintenance.
 _WORTH_IT: Final = 10_000
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A table at a glance.
+    """The summary of a table.
 
     Attributes:
         name: the table.
-        place: where the metadata is that this was read from.
-        summary: what `chronolake tables` tells, or None: it could not be read, or not yet.
-        health: how well kept its files are, or None: as `summary`.
-        capture_method: what its stream sees of its source, or None: no pipeline fills it.
+        place: the location of the metadata that was read.
+        summary: the summary of `chronolake tables`, or None if the table was not read yet or cannot
+            be read.
+        health: the state of its files, or None as for `summary`.
+        capture_method: the capture method of its stream, or None if no pipeline fills the table.
         stream: the `pipeline/stream` that fills it, or None.
-        filled: what it says of that stream, for `pipeline.freshness`, or None: as `summary`.
-        usage: its monthly active rows, the first month first.
-        failure: why it could not be read, or None.
-        read_at: when that was, on the clock of `time.monotonic`.
+        filled: its properties about the stream, for `pipeline.freshness`, or None as for `summary`.
+        usage: its monthly active rows in chronological order.
+        failure: the error of reading it, or None.
+        read_at: the time of reading, on the clock of `time.monotonic`.
     """
 
     name: TableName
@@ -79,32 +78,32 @@ class Seen:
     read_at: float = field(default_factory=time.monotonic, compare=False)
 
     def is_still_true(self, place: str | None) -> bool:
-        """Whether nothing has changed since, if the table's metadata is at a place now."""
-        # What kept it from being read may be over, although nothing was published.
+        """Return whether the summary is up to date if the table's metadata is at `place`."""
+        # The cause of a failure may be gone without a new snapshot.
         if place is None or self.failure is not None:
             return time.monotonic() - self.read_at < _TRUSTED_SECONDS
         return place == self.place
 
     @property
     def is_read(self) -> bool:
-        """Whether it was read, with or without success."""
+        """Return whether the table was read, with or without success."""
         return self.summary is not None or self.failure is not None
 
     @property
     def rows(self) -> int | None:
-        """Its records: of a history table those that are active."""
+        """Return the number of records; for a history table, the number of active records."""
         if self.summary is None:
             return None
         return self.summary.rows if self.summary.active is None else self.summary.active
 
     @property
     def versions(self) -> int | None:
-        """Versions of a history table; None of others."""
+        """Return the number of versions of a history table; None for other tables."""
         is_history = self.summary is not None and self.summary.mode is Mode.HISTORY
         return self.summary.rows if self.summary and is_history else None
 
     def ills(self, limits: MaintenanceConfig) -> list[str]:
-        """What maintenance would mend, in a few words each; empty if the table is well kept."""
+        """Return what maintenance would fix, in short phrases; empty if nothing."""
         if self.health is None or self.summary is None:
             return []
         found = []
@@ -112,14 +111,14 @@ class Seen:
             found.append(f"{self.health.small_files:,} small files")
         ratio = self.health.delete_ratio
         removed = self.summary.rows * ratio / (1 - ratio) if ratio < 1 else _WORTH_IT
-        # A few rows are not worth a compaction, whatever their share is.
+        # A few rows do not justify a compaction, whatever their share is.
         if ratio >= limits.deletion_vector_ratio and removed >= _WORTH_IT:
             found.append(f"{ratio:.0%} of the stored rows are deleted")
         return found
 
 
 class Overview:
-    """The tables of a lake, read by a few threads and kept until they change.
+    """The tables of a lake, read by a few threads and cached until they change.
 
     Args:
         config: the lake.
@@ -133,19 +132,19 @@ class Overview:
         self._reading: dict[TableName, Future[None]] = {}
 
     def tables(self, patience: float) -> list[Seen]:
-        """Every table, sorted by name; those that were not read in time are not `is_read`.
+        """Return all tables, sorted by name; tables that were not read in time are not `is_read`.
 
         Args:
-            patience: seconds to wait for tables that were never read, or have changed.
+            patience: seconds to wait for tables that were never read or have changed.
 
         Raises:
-            LakeError: there is no lake, or its catalog does not answer.
+            LakeError: the lake does not exist, or its catalog does not respond.
         """
         now = places(self._config)
         with self._lock:
             for name in self._known.keys() - now.keys():
                 del self._known[name]
-            # In the order in which they are shown at first.
+            # Read in the order of the initial display.
             for name, place in sorted(now.items()):
                 known = self._known.get(name)
                 is_known = known is not None and known.is_still_true(place)
@@ -157,7 +156,7 @@ class Overview:
             return [self._known.get(name, Seen(name, now[name])) for name in sorted(now)]
 
     def close(self) -> None:
-        """Begin no more reading."""
+        """Start no further reads."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, name: TableName, place: str | None) -> None:
@@ -168,12 +167,12 @@ class Overview:
 
 
 def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Seen:
-    """A table at a glance.
+    """Return the summary of a table.
 
     Args:
         config: the lake.
         found: the table's metadata.
-        place: where it was read from, if that is known.
+        place: the location of the metadata, if known.
     """
     properties = found.table.properties
     return Seen(
@@ -189,7 +188,7 @@ def seen_of(config: LakeConfig, found: LookedUp, place: str | None = None) -> Se
 
 
 def _usage(found: LookedUp) -> tuple[MonthlyUsage, ...]:
-    """Its usage by month; nothing, if its properties are not what Chronolake wrote."""
+    """Return the usage by month, or nothing if the properties were not written by Chronolake."""
     try:
         reported = usage_of(found)
     except LakeError:
@@ -213,15 +212,15 @@ def _seen(config: LakeConfig, name: TableName, place: str | None) -> Seen:
 
 
 _KEPT: Final = 4
-#: Each is drawn in the chart.
+#: The chart draws each version.
 _MOST_VERSIONS: Final = 100_000
-#: Of one timeline, and of all that are kept together.
+#: The limit for one timeline, and for all cached timelines.
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _Found = TypeVar("_Found")
 
 
 class Site:
-    """A lake that is looked at for as long as the page is up.
+    """A lake that the web UI shows while the server runs.
 
     Args:
         config: the lake's configuration.
@@ -237,50 +236,50 @@ class Site:
 
     @property
     def label(self) -> str:
-        """The lake in a few words that hold no secret."""
+        """Return a short name of the lake without secrets."""
         return "/".join(self.config.path.parts[-2:])
 
     def expect_lake(self) -> None:
-        """Refuse a lake that is not there, unless it is a project's that has never run.
+        """Raise LakeError if the lake does not exist, unless its project has never run.
 
         Raises:
-            LakeError: there is no lake.
+            LakeError: the lake does not exist.
         """
         if self._project is not None and self._project.is_file() and not _holds(self.config.path):
             return
         check(self.config)
 
     def sources(self) -> dict[str, str]:
-        """The types of the sources of the project's pipelines, by the pipelines' names.
+        """Return the source type of each of the project's pipelines, by pipeline name.
 
         Raises:
-            ConfigurationError: chronolake.yml cannot be read by now.
+            ConfigurationError: chronolake.yml can no longer be read.
         """
         return {} if self._project is None else sources_of_project(self._project)
 
     def freshness(
         self, tables: Iterable[Seen], *, with_waiting: bool = False
     ) -> dict[TableName, Freshness]:
-        """What the operational store knows of tables; nothing, where there is none that answers.
+        """Return the freshness of tables from the operational store; empty if it does not respond.
 
         Args:
-            tables: the tables; those that could not be read are left out.
+            tables: the tables; tables that could not be read are omitted.
             with_waiting: whether files that wait to be applied are counted.
         """
         filled = [seen.filled for seen in tables if seen.filled is not None]
         try:
             return freshness(self.config, filled, with_waiting=with_waiting)
         except Exception:  # noqa: BLE001 - whatever is wrong with the store
-            # Tables are shown without: what they hold does not depend on it.
+            # Tables are shown without it, because their content does not depend on it.
             return {}
 
     def timeline(self, name: TableName, key: Mapping[str, str | None]) -> Timeline:
-        """A record's timeline, as `chronolake history` has it.
+        """Return a record's timeline, as `chronolake history` does.
 
-        It is kept until its table changes: a long one is shown page by page.
+        It is cached until its table changes, because a long timeline is shown page by page.
 
         Raises:
-            ChronolakeError: as `look.history` does.
+            ChronolakeError: as for `inspect.history`.
         """
         return self._once(
             name,
@@ -291,10 +290,10 @@ class Site:
         )
 
     def life(self, name: TableName) -> Life:
-        """When a table changed, and how much; kept until it changes again.
+        """Return when and how much a table changed; cached until it changes again.
 
         Raises:
-            ChronolakeError: as `look.past.life` does.
+            ChronolakeError: as for `time_travel.life`.
         """
         return self._once(name, "life", lambda: time_travel.life(self.config, name))
 
@@ -314,15 +313,15 @@ class Site:
         return found
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no further work."""
         self.overview.close()
 
 
 def _size(kept: object) -> int:
-    """How many bytes something holds; what is small holds none."""
+    """Return the bytes of a cached object; small objects count as 0."""
     return kept.bytes if isinstance(kept, inspect.Timeline) else 0
 
 
 def _holds(folder: Path) -> bool:
-    """Whether there is anything in a folder."""
+    """Return whether a folder contains anything."""
     return folder.is_dir() and any(folder.iterdir())

@@ -1,1 +1,1 @@
-"""The pages: a module each, with its `ROUTES`, and what its templates are given."""
+"""The pages of the web UI: one module each, with its `ROUTES` and its templates' context."""

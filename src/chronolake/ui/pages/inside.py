@@ -1,4 +1,4 @@
-"""A table's inside: columns, key, properties, what each snapshot published, files by partition."""
+"""Page: a table's metadata: columns, key, properties, snapshots, and files by partition."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from chronolake.inspect.table_metadata import Inside
     from chronolake.ui.site import Site
 
-#: At most so many snapshots, and so many partitions, are shown.
+#: The maximum number of snapshots and of partitions.
 MOST: Final = 100
 
 
 def whole(request: Request) -> Response:
-    """The page."""
+    """Render the page."""
     site: Site = request.app.state.site
     name = links.required_table_of(request, "name")
     found = look_up(site.config, name)
@@ -50,11 +50,11 @@ def whole(request: Request) -> Response:
 
 
 def _partitions(told: Inside) -> dict[str, Any]:
-    """The partitions with the most bytes, and what all of them hold."""
+    """Return the partitions with the most bytes, and the partition fields of all of them."""
     every = range(len(told.partitions))
     largest = sorted(every, key=lambda place: -told.partitions[place].bytes)[:MOST]
     shown = [told.partitions[place] for place in sorted(largest)]
-    # A table's partitioning may have changed, and files stay as they were.
+    # The partition spec may have changed, and old files keep their partitions.
     fields = dict.fromkeys(field for one in shown for field in one.values)
     return {"partitions": shown, "fields": [*fields]}
 

@@ -1,4 +1,4 @@
-"""A table as it stood at a time, and what differs between two times."""
+"""Page: a table as of a time, and the differences between two times."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
     from chronolake.ui.site import Site
 
-#: How many rows, or records that differ, stand on one page.
+#: The number of rows, or of different records, on one page.
 PAGE: Final = 50
-#: The two times of a URL: as of when, and compared with when.
+#: The two times of a URL: as of, and compared with.
 WHICH: Final = ("at", "than")
 _LONGEST: Final = 100
 
 
 class TimeRefusedError(ValueRefusedError):
-    """One of the two times is none, or one of which nothing is kept.
+    """One of the two times is invalid, or is before the data that is kept.
 
     Attributes:
-        which: the parameter that says it.
+        which: the parameter of the time.
     """
 
     which: str
 
     @classmethod
     def of(cls, failure: ValueRefusedError, which: str) -> TimeRefusedError:
-        """An error as it is, and of which parameter it is."""
+        """Return a copy of an error with the parameter that it concerns."""
         made = cls(failure.message, hint=failure.hint, table=failure.table)
         made.which = which
         return made
@@ -49,13 +49,13 @@ class TimeRefusedError(ValueRefusedError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a URL asks for.
+    """The parameters of a URL.
 
     Attributes:
         name: the table.
-        at: an instant, or None: now.
-        than: another instant to compare with, or None: no comparison.
-        after: the cursor of the page, or None: the first one.
+        at: an instant, or None for now.
+        than: another instant to compare with, or None for no comparison.
+        after: the cursor of the page, or None for the first one.
     """
 
     name: TableName
@@ -65,29 +65,29 @@ class Asked:
 
     @classmethod
     def of(cls, request: Request, name: TableName) -> Asked:
-        """What a request asks for.
+        """Parse the parameters of a request.
 
         Raises:
-            TimeRefusedError: a text is no time.
+            TimeRefusedError: a text is not a time.
         """
         after = request.query_params.get("after") or None
         return cls(name, _instant(request, "at"), _instant(request, "than"), after)
 
     @property
     def between(self) -> tuple[str, str]:
-        """The two instants, the earlier first; now is later than any that has passed."""
+        """Return the two instants in order; None is now."""
         pair = (self.at or _now(), self.than or _now())
         first, second = sorted(pair, key=links.micros_of)
         return first, second
 
     def url(self, *, path: str = "/past", **other: str | None) -> str:
-        """The URL of this page, or of another one like it."""
+        """Return the URL of this page, with some parameters replaced."""
         said = {"at": self.at, "than": self.than, "after": self.after}
         return links.to(path, table=str(self.name), **(said | other))
 
 
 def whole(request: Request) -> Response:
-    """The page."""
+    """Render the page."""
     site: Site = request.app.state.site
     name = links.table_of(request)
     if name is None:
@@ -111,14 +111,14 @@ def whole(request: Request) -> Response:
         asked = Asked.of(request, name)
         shown |= _context(site, asked)
     except ValueRefusedError as failure:
-        # What was typed stays there, to be mended.
+        # The typed text is kept, so that it can be corrected.
         at, than = (request.query_params.get(which, "")[:_LONGEST] or None for which in WHICH)
         shown |= {"asked": Asked(name, at, than, None), "failure": failure, "status": 400}
     return page(request, "past.html", **shown)
 
 
 def rows(request: Request) -> Response:
-    """The rows as of a time, or what differs between two."""
+    """Render the rows as of a time, or the differences between two times."""
     site: Site = request.app.state.site
     try:
         asked = Asked.of(request, links.required_table_of(request))
@@ -148,8 +148,8 @@ def _context(site: Site, asked: Asked) -> dict[str, Any]:
         return _found(site, asked)
     except ValueRefusedError as failure:
         if asked.after is not None:
-            raise  # It may be the cursor.
-        # Of two times, the earlier one is that of which nothing is kept.
+            raise  # The cursor may be invalid.
+        # Of two times, the earlier one is before the data that is kept.
         is_first = asked.than is None or asked.between[0] == asked.at
         raise TimeRefusedError.of(failure, "at" if is_first else "than") from failure
     except BatchError:
@@ -190,7 +190,7 @@ def _found(site: Site, asked: Asked) -> dict[str, Any]:
 
 
 def _known_since(at: str, since: str | None) -> str | None:
-    """The instant before which the table is not known, if a time is before it."""
+    """Return the earliest known instant of the table, if a time is before it."""
     return since if since and links.micros_of(at) < links.micros_of(since) else None
 
 

@@ -1,9 +1,4 @@
-"""Page: the timeline of a record, with its chart.
-
-A record's timeline as its page shows it: pages of versions, and what its chart draws.
-
-A record's timeline: its versions on a time axis and as a list, and what changed in each.
-"""
+"""Page: the timeline of a record, as a chart and as a list of versions with their changes."""
 
 from __future__ import annotations
 
@@ -33,7 +28,7 @@ if TYPE_CHECKING:
     from chronolake.ui.site import Site
 
 
-#: How many columns have a lane of their own in the chart: those that changed most.
+#: The maximum number of columns with their own lane in the chart: those with the most changes.
 LANES: Final = 12
 _STATES: Final = {Ending.ACTIVE: "a", Ending.REPLACED: "r", Ending.DELETED: "d"}
 
@@ -43,10 +38,11 @@ class TimelinePage:
     """A version in the list.
 
     Attributes:
-        number: from 1, by start.
+        number: from 1, in order of the start.
         version: the version.
-        gone_since: when the record was deleted before it, if it was: then it is a revival.
-        is_instant: whether it ended when it began.
+        gone_since: the time of the deletion before this version, or None. With it, the version is a
+            revival.
+        is_instant: whether the version ended at its start or earlier.
     """
 
     number: int
@@ -55,7 +51,7 @@ class TimelinePage:
 
     @property
     def is_instant(self) -> bool:
-        """Whether it ended when it began, or before: it was never true for any time."""
+        """Return whether the version ended at its start or earlier, so that it was never valid."""
         start, end = self.version.start, self.version.end
         return start is not None and end is not None and _milliseconds(end) <= _milliseconds(start)
 
@@ -65,9 +61,9 @@ class VersionPage:
     """A page of a timeline's versions.
 
     Attributes:
-        versions: those on it.
-        number: of the page, from 1.
-        pages: how many there are.
+        versions: the versions on it.
+        number: the page number, from 1.
+        pages: the number of pages.
         newest_first: the order.
     """
 
@@ -80,7 +76,7 @@ class VersionPage:
 def version_page(
     timeline: Timeline, number: int, *, size: int, newest_first: bool = False
 ) -> VersionPage:
-    """A page of a timeline; the nearest one if there is none of that number."""
+    """Return a page of a timeline; the nearest one if the number is out of range."""
     count = len(timeline.versions)
     pages = max(1, -(-count // size))
     number = min(max(1, number), pages)
@@ -88,7 +84,7 @@ def version_page(
     last = min(first + size, count)
     if newest_first:
         first, last = count - last, count - first
-    # What was before tells whether a version is a revival.
+    # The previous version shows whether a version is a revival.
     known = timeline.versions[max(0, first - 1) : last]
     befores = known if first else [None, *known]
     both = zip(befores, known[1:] if first else known, strict=False)
@@ -97,7 +93,7 @@ def version_page(
 
 
 def page_of(version: int, count: int, *, size: int, newest_first: bool = False) -> int:
-    """On which page a version is, by its number."""
+    """Return the number of the page that contains a version."""
     place = count - version if newest_first else version - 1
     return max(0, min(place, count - 1)) // size + 1
 
@@ -108,10 +104,10 @@ def _shown(number: int, before: Version | None, version: Version) -> TimelinePag
 
 
 def drawn(timeline: Timeline) -> dict[str, Any]:
-    """What the chart needs: times in milliseconds since 1970, None for both ends of time.
+    """Return the chart's data: times in milliseconds since 1970, None for both ends of time.
 
-    One character a version says how it ended; `lanes` name the columns that changed, each with the
-    places of the versions that changed it.
+    `states` has one character per version for how it ended. `lanes` contains the columns that
+    changed, each with the positions of the versions that changed it.
     """
     versions = timeline.versions
     changed = Counter(change.column for version in versions for change in version.changes)
@@ -122,7 +118,7 @@ def drawn(timeline: Timeline) -> dict[str, Any]:
                 lanes[change.column].append(place)
     return {
         "starts": [_finite(version.start) for version in versions],
-        # Others end what is still true at another time than we do, as far away.
+        # Other writers end active versions at another time, as far in the future as ours.
         "ends": [
             None if version.ending is Ending.ACTIVE else _finite(version.end)
             for version in versions
@@ -138,11 +134,11 @@ def _finite(text: str | None) -> float | None:
 
 
 def _milliseconds(text: str) -> float:
-    # Python's own datetime has no years before 1 or after 9999, which UTC may need.
+    # Python's datetime has no years before 1 or after 9999, which occur after conversion to UTC.
     return int(np.datetime64(text.removesuffix("Z"), "us").astype(np.int64)) / 1_000
 
 
-#: How many versions stand on one page of the list; of wide records as many as hold so many values.
+#: The maximum number of versions on one page; fewer for wide records, to limit the values.
 PAGE: Final = 50
 _FEWEST: Final = 10
 _VALUES: Final = 2_000
@@ -150,7 +146,7 @@ _SUGGESTED: Final = 20
 
 
 def whole(request: Request) -> Response:
-    """The page: of choosing a table, of giving a key, or of a timeline."""
+    """Render the page: a choice of tables, the form for a key, or a timeline."""
     site: Site = request.app.state.site
     name = links.table_of(request)
     if name is None:
@@ -191,7 +187,7 @@ def whole(request: Request) -> Response:
 
 
 def versions(request: Request) -> Response:
-    """A page of the list of versions."""
+    """Render a page of the list of versions."""
     site: Site = request.app.state.site
     found = look_up(site.config, links.required_table_of(request))
     listed = _versions(request, site, found, links.key_of(request))
@@ -199,7 +195,7 @@ def versions(request: Request) -> Response:
 
 
 def chart(request: Request) -> Response:
-    """What the chart draws, as JSON."""
+    """Return the chart's data as JSON."""
     site: Site = request.app.state.site
     found = look_up(site.config, links.required_table_of(request))
     timeline = _timeline(site, found, links.key_of(request))
@@ -207,7 +203,7 @@ def chart(request: Request) -> Response:
 
 
 def keys(request: Request) -> Response:
-    """Values that a key column has and that begin with what was typed, as JSON."""
+    """Return values of a key column that start with the typed text, as JSON."""
     site: Site = request.app.state.site
     found = completions(
         site.config,
@@ -222,7 +218,7 @@ def keys(request: Request) -> Response:
 
 
 def _asked_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str, Any]]:
-    """The inputs of the form: the key's columns."""
+    """Return the inputs of the form: the key's columns."""
     by_name = {column.name: column for column in found.columns}
     return [
         {
@@ -236,7 +232,7 @@ def _asked_columns(found: LookedUp, key: dict[str, str | None]) -> list[dict[str
 
 
 def _was(text: str | None) -> str | None:
-    """A value that an input would not keep, as JSON."""
+    """Return a value that an input would change as JSON, else None."""
     return None if text is None or links.without_breaks(text) == text else json.dumps(text)
 
 

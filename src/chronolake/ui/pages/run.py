@@ -1,4 +1,4 @@
-"""One run: how far each stream is, what failed, and what the run has moved."""
+"""Page: a run with the progress, errors and row counts of its streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from chronolake.ui.site import Site
 
 _LONGEST: Final = 500
-#: So many streams stand on one page, those that failed or run first.
+#: The number of streams on one page; failed and running streams are shown first.
 PAGE: Final = 500
 _FIRST: Final = (Status.FAILED, Status.DEAD, Status.RUNNING)
 
@@ -65,12 +65,12 @@ def _context(request: Request, found: ObservedRun) -> dict[str, Any]:
 
 
 def json_text(value: object) -> str:
-    """A value of JSON's own types as a text."""
+    """Serialize a value as JSON text."""
     return orjson.dumps(value).decode()
 
 
 def whole(request: Request) -> Response:
-    """The page."""
+    """Render the page."""
     found = _found(request)
     if found is None:
         return _missing(request)
@@ -80,7 +80,7 @@ def whole(request: Request) -> Response:
 
 
 def rows(request: Request) -> Response:
-    """What changes while it runs."""
+    """Render the parts that change during the run."""
     found = _found(request)
     if found is None:
         return _missing(request)

@@ -1,4 +1,4 @@
-"""Pipelines, and what became of their runs."""
+"""Page: pipelines and the status of their runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from chronolake.ui.site import Site
 
-#: How many runs stand on one page.
+#: The number of runs on one page.
 PAGE: Final = 50
-#: The badge of each status; the word stands in it.
+#: The style of each status's badge; the badge contains the status.
 BADGES: Final = {
     Status.RUNNING: "accent",
     Status.SUCCEEDED: "good",
@@ -35,12 +35,12 @@ _LONGEST: Final = 500
 
 @dataclass(frozen=True)
 class Asked:
-    """Which runs a URL asks for.
+    """The parameters of a URL.
 
     Attributes:
-        pipeline: only this pipeline's; empty: all.
-        status: only those of which this became; None: all.
-        after: only those older than this run, or None.
+        pipeline: only this pipeline's runs; all if empty.
+        status: only runs with this status; all if None.
+        after: only runs older than this one, or None.
     """
 
     pipeline: str
@@ -49,7 +49,7 @@ class Asked:
 
     @classmethod
     def of(cls, request: Request) -> Asked:
-        """What a request asks for; what it says wrongly is left out."""
+        """Parse the parameters of a request; invalid ones are ignored."""
         query = request.query_params
         status = query.get("status", "")
         return cls(
@@ -59,7 +59,7 @@ class Asked:
         )
 
     def url(self, *, path: str = "/runs", **other: str | None) -> str:
-        """The URL of these runs, or of others."""
+        """Return the URL of these runs, with some parameters replaced."""
         said = {"pipeline": self.pipeline, "status": self.status, "after": self.after}
         return links.to(path, **(said | other))
 
@@ -72,7 +72,7 @@ def _context(request: Request) -> dict[str, Any]:
     try:
         configured = site.sources()
     except ConfigurationError as failure:
-        # Runs are known without it.
+        # Runs can be shown without the configuration.
         configured, problem = {}, failure
     found = summaries(
         site.config,
@@ -98,12 +98,12 @@ def _context(request: Request) -> dict[str, Any]:
 
 
 def whole(request: Request) -> Response:
-    """The page."""
+    """Render the page."""
     return page(request, "runs.html", title="Runs", section="runs", **_context(request))
 
 
 def rows(request: Request) -> Response:
-    """The lists alone."""
+    """Render the lists alone."""
     return part(request, "runs_list.html", **_context(request))
 
 

@@ -1,4 +1,4 @@
-"""The list of tables: what each is, how much it holds, how fresh and how well kept it is."""
+"""Page: the list of tables with mode, size, freshness and health."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
     from chronolake.ui.site import Seen, Site
 
-#: How many tables stand on one page.
+#: The number of tables on one page.
 PAGE: Final = 100
 _PATIENCE_SECONDS: Final = 0.25
-#: What a stream can see of its source, in words.
+#: The labels of capture methods.
 SIGHTS: Final = {
     "every-change": "every change",
     "observed-changes": "observed changes",
@@ -38,10 +38,10 @@ class Heading:
     """A column of the list.
 
     Attributes:
-        name: how a URL calls it.
-        title: how people do.
-        of: what tables are sorted by; None sorts last.
-        is_number: whether it stands on the right, and the greatest comes first.
+        name: the name in URLs.
+        title: the label.
+        of: returns the sort key; None is sorted last.
+        is_number: whether it is right-aligned, and sorted in descending order first.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Heading:
 
 
 def _illness(seen: Seen, fresh: Freshness | None) -> tuple[bool, float, float] | None:
-    """What makes one table worse off than another: a broken promise most of all."""
+    """Return the sort key of a table's health; a violated invariant ranks worst."""
     if seen.health is None:
         return None
     is_broken = fresh is not None and fresh.verified is not None and not fresh.verified.holds
@@ -73,7 +73,7 @@ HEADINGS: Final = (
 
 @dataclass(frozen=True)
 class Asked:
-    """Which tables a URL asks for, and in which order."""
+    """The filter and the order in a URL."""
 
     search: str
     mode: str
@@ -83,7 +83,7 @@ class Asked:
 
     @classmethod
     def of(cls, request: Request) -> Asked:
-        """What a request asks for; what it says wrongly is left out."""
+        """Parse the parameters of a request; invalid ones are ignored."""
         query = request.query_params
         sort = query.get("sort", "")
         mode = query.get("mode", "")
@@ -96,7 +96,7 @@ class Asked:
         )
 
     def url(self, **other: str | int | None) -> str:
-        """The URL of this list, or of another one like it."""
+        """Return the URL of this list, with some parameters replaced."""
         said: dict[str, str | int | None] = {
             "search": self.search,
             "mode": self.mode,
@@ -118,12 +118,12 @@ class Asked:
 
 
 def _searched(name: TableName) -> str:
-    """What words are looked for in: the name with its backticks and without."""
+    """Return the text that is searched: the name with and without its backticks."""
     return f"{name} {name.schema}.{name.table}".lower()
 
 
 def chosen(tables: list[Seen], fresh: Mapping[TableName, Freshness], asked: Asked) -> list[Seen]:
-    """The tables that were asked for, in order; those of which the order is not known come last."""
+    """Return the matching tables in order; tables with an unknown sort key are last."""
     words = asked.search.lower().split()
     found = [
         seen
@@ -173,7 +173,7 @@ def _context(request: Request) -> dict[str, Any]:
 
 
 def whole(request: Request) -> Response:
-    """The page."""
+    """Render the page."""
     try:
         context = _context(request)
     except LakeError as failure:
@@ -189,7 +189,7 @@ def whole(request: Request) -> Response:
 
 
 def rows(request: Request) -> Response:
-    """The list alone."""
+    """Render the list alone."""
     return part(request, "tables_list.html", **_context(request))
 
 

@@ -1,4 +1,4 @@
-"""Monthly active rows by table, as a chart and as figures."""
+"""Page: monthly active rows by table, as a chart and a list."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from chronolake.inspect.usage import MonthlyUsage
     from chronolake.ui.site import Overview, Seen
 
-#: How many months are shown, and how many tables stand on one page.
+#: The number of months, and the number of tables on one page.
 MONTHS: Final = 12
 PAGE: Final = 100
-#: So many tables have a colour of their own in the chart; the others are one.
+#: The number of tables with their own color in the chart; all others share one.
 OWN: Final = 6
 _PATIENCE_SECONDS: Final = 0.4
 
 
 @dataclass(frozen=True)
 class UsageRow:
-    """A table's rows in some months.
+    """A table's rows in several months.
 
     Attributes:
         seen: the table.
-        months: its usage in each month, or None: it was not written.
+        months: its usage in each month, or None if it was not written.
     """
 
     seen: Seen
@@ -42,13 +42,13 @@ class UsageRow:
 
     @property
     def sum(self) -> int:
-        """All months' rows: what tables are sorted by, and no number of distinct rows."""
+        """Return the sum over all months. It is the sort key, and not a number of distinct rows."""
         return sum(month.rows for month in self.months if month is not None)
 
 
 @dataclass(frozen=True)
 class Total:
-    """All tables' rows in a month."""
+    """The rows of all tables in a month."""
 
     month: str
     rows: int
@@ -85,7 +85,7 @@ def _context(request: Request) -> dict[str, Any]:
 
 
 def _months(until: str, since: str) -> list[str]:
-    """Months up to one of them, the first one first; at least that one."""
+    """Return up to 12 months in chronological order, ending with `until`; at least that month."""
     found: list[str] = []
     month = until
     while month and len(found) < MONTHS and (month >= since or not found):
@@ -111,7 +111,7 @@ def _total(found: Sequence[UsageRow], place: int, month: str) -> Total:
 
 
 def _drawn(found: Sequence[UsageRow], months: Sequence[str]) -> list[dict[str, Any]]:
-    """The chart's series: the tables with the most rows, and all others as one."""
+    """Return the chart's series: the tables with the most rows, and all others combined."""
 
     def rows(some: Sequence[UsageRow]) -> list[int]:
         return [_total(some, place, month).rows for place, month in enumerate(months)]
@@ -125,12 +125,12 @@ def _drawn(found: Sequence[UsageRow], months: Sequence[str]) -> list[dict[str, A
 
 
 def whole(request: Request) -> Response:
-    """The page."""
+    """Render the page."""
     return page(request, "usage.html", title="Usage", section="usage", **_context(request))
 
 
 def rows(request: Request) -> Response:
-    """The chart's series and the figures alone."""
+    """Render the chart's series and the list alone."""
     return part(request, "usage_list.html", **_context(request))
 
 

@@ -1,1 +1,1 @@
-"""The connector's own Python classes: where they are, how they are made and called."""
+"""Custom Python classes of a connector: finding, instantiating and calling them."""

@@ -1,4 +1,4 @@
-"""Authenticators that are classes of the connector's own."""
+"""Authenticators that are implemented by classes of a connector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RENEW = "refresh_and_set_access_token"
 def custom_authentication(
     component: CustomAuthenticator, access: Access, config: Mapping[str, Any]
 ) -> Authentication:
-    """Return the authenticator that a class of the connector's own is.
+    """Return the authenticator of a custom component.
 
     Raises:
         ConfigurationError: the class is missing, or a part of it is invalid.
@@ -35,12 +35,15 @@ def custom_authentication(
 
 @dataclass(frozen=True)
 class ComponentAuthentication(Authentication):
-    """What a class adds to requests: as headers, parameters and bodies, and when all is there."""
+    """An authenticator that adds what a class returns to headers, parameters and bodies.
+
+    A class with `__call__` changes the complete request instead.
+    """
 
     calls: Calls
 
     def injection(self) -> Injection:
-        """What goes into the next request.
+        """Return the credentials for the next request.
 
         Raises:
             SourceError: the class fails.
@@ -83,7 +86,7 @@ class ComponentAuthentication(Authentication):
         )
 
     def refresh(self, spent: Injection) -> bool:  # noqa: ARG002 - the class knows what it gave
-        """Let the class get other credentials; return False if it has no way to."""
+        """Let the class refresh its credentials; return False if it has no method for this."""
         if not self.calls.has(_RENEW):
             return False
         self.calls.call(_RENEW)

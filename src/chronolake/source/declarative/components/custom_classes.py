@@ -1,15 +1,14 @@
-"""Custom classes: located, instantiated and called.
+"""Custom classes of a connector: finding, instantiating and calling them.
 
-Where the connector's own classes are: in `components.py` beside its manifest, or in its package.
+A connector's classes are defined in `components.py` next to its manifest, or in its package. A
+manifest cannot refer to other classes.
 
-Nothing else can be named: a manifest chooses among the classes that its connector brings.
+Only one thread at a time calls an instance. Errors contain the file and line of the connector's
+code.
 
-Calls of the connector's own classes: one at a time, and with errors that say where they are.
-
-Making instances of the connector's own classes, with what the manifest gives them.
-
-A class that is one of airbyte-cdk's kinds is made by airbyte-cdk, which is installed then. Whatever
-makes requests within it is ours: limits, waits, credentials and logs are those of the stream.
+airbyte-cdk, which must be installed then, instantiates classes that are subclasses of its own.
+Their requests are sent by Chronolake's HTTP client, with the rate limits, backoff, credentials and
+logs of the stream.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ if TYPE_CHECKING:
 
 
 FILE_NAME: Final = "components.py"
-#: The base classes that most connectors use; they come with a package of their own.
+#: The package with the base classes that most connectors use. It is an optional dependency.
 BASES: Final = "airbyte_cdk"
-#: What manifests call the module beside them.
+#: The names that manifests use for the module next to them.
 _BESIDE: Final = re.compile(r"((source_declarative_manifest|source_[a-z0-9_]+)\.)?components")
 _lock = threading.RLock()
 _loaded: dict[str, ModuleType] = {}
 
 
 def class_of(class_name: str, manifest: Path) -> type[Any]:
-    """A class that a manifest names; the module that has it is run when it is asked for first.
+    """Return a class that a manifest names; its module is executed at the first call.
 
     Args:
-        class_name: as `source_declarative_manifest.components.Class`.
-        manifest: the manifest's file.
+        class_name: for example `source_declarative_manifest.components.Class`.
+        manifest: the path of the manifest.
 
     Raises:
-        ConfigurationError: the name leads elsewhere, or the module cannot be imported.
+        ConfigurationError: the name refers to another module, or the module cannot be imported.
     """
     module_name, _, name = class_name.rpartition(".")
     home = manifest.parent
@@ -83,7 +82,7 @@ def class_of(class_name: str, manifest: Path) -> type[Any]:
 
 
 def _is_package(module_name: str, home: Path) -> bool:
-    """Whether a module belongs to the installed package that the manifest is in."""
+    """Return whether a module belongs to the installed package that contains the manifest."""
     package = module_name.partition(".")[0]
     if package != home.name or not (home / "__init__.py").is_file():
         return False
@@ -103,13 +102,13 @@ def _module_beside(class_name: str, file: Path) -> ModuleType:
             f"{file} cannot be read, which has the class {class_name}: {failure.strerror}.",
             hint="Put the connector's components.py beside its manifest.",
         ) from failure
-    # By what it holds, as a file may have changed since it was read.
+    # The name depends on the content, because the file may have changed since it was read.
     name = f"chronolake_components_{hashlib.sha256(bytes(file) + content).hexdigest()[:16]}"
     with _lock:
         if name not in _loaded:
             module = ModuleType(name)
             module.__file__ = str(file)
-            # Dataclasses look their module up by its name.
+            # Dataclasses look up their module by name.
             sys.modules[name] = module
             try:
                 with _importing(class_name, file.parent):
@@ -123,7 +122,7 @@ def _module_beside(class_name: str, file: Path) -> ModuleType:
 
 @contextmanager
 def _importing(class_name: str, home: Path) -> Iterator[None]:
-    """Runs a module; what it does to logging and warnings does not stay."""
+    """Import a module in this context, and undo its changes to logging and warnings."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -162,10 +161,10 @@ def _hint_for(missing: str) -> str:
 
 
 def where(failure: BaseException, home: Path) -> str:
-    """The file and line of the connector's own code in which something failed, and a colon.
+    """Return the file and line of the connector's code that raised an error, followed by a colon.
 
     Args:
-        failure: what was raised.
+        failure: the error.
         home: the folder of the connector's code.
     """
     if isinstance(failure, SyntaxError) and failure.filename:
@@ -185,12 +184,12 @@ def _is_in(file: Path, home: Path) -> bool:
 
 
 def is_of_cdk(kind: type[Any]) -> bool:
-    """Whether a class is one of airbyte-cdk's kinds of components."""
+    """Return whether a class is a subclass of one of airbyte-cdk's classes."""
     return any(base.__module__.partition(".")[0] == BASES for base in kind.__mro__)
 
 
 def by_cdk(make: Callable[[], Any]) -> Any:
-    """What airbyte-cdk makes, without what importing it does to logging and warnings."""
+    """Call a function that imports airbyte-cdk, and undo its changes to logging and warnings."""
     with _importing(BASES, Path(BASES)):
         return make()
 
@@ -207,9 +206,9 @@ _LONGEST: Final = 500
 
 
 class Calls:
-    """One instance of a class. Its methods are called by one thread at a time, also by several.
+    """An instance of a custom class. Only one thread at a time calls its methods.
 
-    Every method raises SourceError where the class raises anything.
+    Every method raises SourceError if the class raises any error.
     """
 
     def __init__(
@@ -220,16 +219,16 @@ class Calls:
         *,
         mask: Callable[[str], str] = str,
     ) -> None:
-        """Make the instance.
+        """Create the instance.
 
         Args:
-            class_name: as the manifest has it.
-            origin: where the manifest has it.
-            make: makes it.
-            mask: hides the configuration's secrets in a text.
+            class_name: the name in the manifest.
+            origin: the location in the manifest.
+            make: creates the instance.
+            mask: masks the configuration's secrets in a text.
 
         Raises:
-            SourceError: it cannot be made.
+            SourceError: the constructor fails.
         """
         self._name = class_name.rpartition(".")[2]
         self._origin = origin
@@ -240,20 +239,20 @@ class Calls:
 
     @property
     def instance(self) -> Any:
-        """The instance, for what calls it by itself."""
+        """Return the instance, for callers that call it directly."""
         return self._instance
 
     def of(self, instance: Any) -> Calls:
-        """Calls of something that the instance has."""
+        """Wrap another object that the instance returned."""
         return Calls(type(instance).__name__, self._origin, lambda: instance, mask=self._mask)
 
     def has(self, method: str) -> bool:
-        """Whether there is such a method."""
-        # A class can always be called; that is not what is asked for.
+        """Return whether the class has a method."""
+        # Do not use getattr: `__call__` would be found on any class.
         return inspect.getattr_static(self._instance, method, None) is not None
 
     def takes(self, method: str, argument: str) -> bool:
-        """Whether a method knows an argument by its name."""
+        """Return whether a method accepts an argument with this name."""
         try:
             parameters = inspect.signature(getattr(self._instance, method)).parameters
         except (TypeError, ValueError):
@@ -263,14 +262,14 @@ class Calls:
         )
 
     def value(self, name: str, default: Any = None) -> Any:
-        """An attribute, or a default where there is none."""
+        """Return an attribute, or a default if it does not exist."""
         if inspect.getattr_static(self._instance, name, self) is self:
             return default
         with self._lock:
             return self._run(name, lambda: getattr(self._instance, name))
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """What a method gives."""
+        """Call a method and return its result."""
         with self._lock:
             try:
                 return getattr(self._instance, method)(*arguments, **named)
@@ -280,7 +279,7 @@ class Calls:
                 raise self._error(method, failure) from None
 
     def listed(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
-        """All that a method gives, one after the other."""
+        """Call a method and return all items of its result."""
 
         def all_of_it() -> list[Any]:
             return list(getattr(self._instance, method)(*arguments, **named) or ())
@@ -290,7 +289,7 @@ class Calls:
         return found
 
     def mapping(self, method: str, *arguments: Any, **named: Any) -> dict[str, Any] | None:
-        """The names and values that a method gives, or None."""
+        """Call a method and return the mapping that it returns, or None."""
         found = self.call(method, *arguments, **named)
         if found is not None and not isinstance(found, Mapping):
             raise SourceError(
@@ -313,7 +312,7 @@ class Calls:
         except ChronolakeError:
             raise
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - anything may come of it
-            # What it was raised from may quote what nobody may see.
+            # The cause is dropped, because it may contain secrets.
             raise self._error(method, failure) from None
 
     def _error(self, method: str, failure: BaseException) -> SourceError:
@@ -327,7 +326,7 @@ class Calls:
         )
 
 
-#: Makes what stands for a component within a component, or None: it is left as it is.
+#: Creates the object that replaces a nested component; None if the component is kept as it is.
 Handles = Callable[[Mapping[str, Any]], Any]
 
 _FACTORY: Final = "airbyte_cdk.sources.declarative.parsers.model_to_component_factory"
@@ -336,14 +335,15 @@ _MODELS: Final = "airbyte_cdk.sources.declarative.models.declarative_component_s
 
 @dataclass(frozen=True)
 class Setting:
-    """What classes are given.
+    """The arguments for custom classes.
 
     Attributes:
-        owner: whose instances they are; each owner has its own.
-        config: what the user has set.
-        mask: hides the configuration's secrets in a text.
-        requesting: makes what stands for components that make requests.
-        reading: makes what stands for those that read answers; airbyte-cdk has its own of these.
+        owner: the owner of the instances; each owner has its own.
+        config: the user's configuration.
+        mask: masks the configuration's secrets in a text.
+        requesting: creates the objects that replace components which send requests.
+        reading: creates the objects that replace components which read responses; airbyte-cdk uses
+            its own.
     """
 
     owner: object
@@ -354,15 +354,15 @@ class Setting:
 
 
 def made(component: CustomComponent, setting: Setting, **given: Any) -> Calls:
-    """The instance of a component, made at the first time.
+    """Return the instance of a component, and create it at the first call.
 
     Args:
-        component: as the manifest has it.
-        setting: what it is given.
-        given: fields that its place gives it; its class need not have them.
+        component: the component.
+        setting: the arguments for the class.
+        given: additional fields; they are omitted if the class does not accept them.
 
     Raises:
-        ConfigurationError: there is no such class.
+        ConfigurationError: the class does not exist.
         SourceError: its constructor fails.
     """
     if not component.is_bound_to(setting.owner):
@@ -392,7 +392,7 @@ def _made_here(
         return setting.reading(described) if found is None else found
 
     fields = {
-        # What a class does to its own stays its own.
+        # Copies, because a class may change its own arguments.
         "config": deepcopy(dict(setting.config)),
         "parameters": deepcopy(component.parameters),
         **_handled(component, hints, handle),
@@ -411,7 +411,7 @@ def _made_by_cdk(
     described = {
         **plain,
         "type": component.type,
-        # The module is there by this name, whatever the manifest calls it.
+        # The module was imported with this name, whatever name the manifest uses.
         "class_name": f"{kind.__module__}.{kind.__qualname__}",
         "$parameters": deepcopy(component.parameters),
     }
@@ -428,7 +428,7 @@ _PLAIN: Final = (dict, str, int, float, bool, type(None))
 def _handled(
     component: CustomComponent, hints: Mapping[str, Any], handle: Handles
 ) -> dict[str, Any]:
-    """The fields that the manifest gives, of which components are what stands for them."""
+    """Return the fields from the manifest, with nested components replaced."""
 
     def of(value: Any, hint: Any) -> Any:
         if isinstance(value, dict):
@@ -444,7 +444,7 @@ def _handled(
 
 
 def plain(value: Any) -> Any:
-    """What was read from a manifest, without the lines it stands in."""
+    """Convert values that were read from a manifest to plain values without line numbers."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -456,7 +456,7 @@ def _hints(kind: type[Any]) -> Mapping[str, Any]:
     try:
         return get_type_hints(kind)
     except (NameError, TypeError):
-        # Names that are there for type checkers only.
+        # Some names exist only for type checkers.
         merged: dict[str, Any] = {}
         for base in reversed(kind.__mro__):
             merged |= inspect.get_annotations(base)
@@ -464,7 +464,7 @@ def _hints(kind: type[Any]) -> Mapping[str, Any]:
 
 
 def _named(hint: Any) -> str | None:
-    """The name of the class that a field is declared to be, or a list of, or that or nothing."""
+    """Return the class name in a field's annotation, also inside `list[...]` or an optional."""
     while get_origin(hint) is not None and get_args(hint):
         hint = get_args(hint)[0]
     is_class = isinstance(hint, type) and hint.__module__ != "builtins"
@@ -472,7 +472,7 @@ def _named(hint: Any) -> str | None:
 
 
 def _accepted(kind: type[Any], hints: Mapping[str, Any]) -> set[str]:
-    """What a class can be given by name."""
+    """Return the names of the keyword arguments that a class accepts."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):

@@ -1,15 +1,11 @@
-"""Instances of custom components that a stream needs, with what they are given.
+"""Instances of custom components, and the objects that are passed to them.
 
-What the connector's own classes get in place of components that stand within theirs.
+All instances that a stream needs are created before it is read.
 
-They have the methods that classes call on the reference's, and go the way of all other requests:
-with the same limits, waits and credentials, and into the same log.
-
-The parent streams of routers that are the connector's own classes.
-
-They have what such classes ask the reference's streams for, and are read as all streams are.
-
-Making all the instances that a stream needs, before anything is read.
+Components that are nested in a custom component are replaced by objects with the methods that
+custom classes call on the reference's components. Their requests use the same rate limits, backoff,
+credentials and log as all other requests. The parent streams of custom routers have the methods
+that such routers call on the reference's streams, and are read like all streams.
 """
 
 from __future__ import annotations
@@ -105,7 +101,10 @@ def requesting(
 
 
 def reading(described: Mapping[str, Any], config: Mapping[str, Any], origin: Origin) -> Any:
-    """What stands for a component that reads answers, or None; arguments as of `requesting`."""
+    """Return the object that replaces a component which reads responses, or None for others.
+
+    See `requesting` for the arguments.
+    """
     kind = described["type"]
     if kind.endswith("Decoder"):
         return Decoding(_DECODER.validate_python(dict(described), context=origin))
@@ -117,49 +116,49 @@ def reading(described: Mapping[str, Any], config: Mapping[str, Any], origin: Ori
 
 @dataclass(frozen=True)
 class Credentials:
-    """An authenticator within an authenticator."""
+    """An authenticator inside a custom authenticator."""
 
     authentication: Authentication
 
     @property
     def auth_header(self) -> str:
-        """The header's name; empty: there is none."""
+        """Return the name of the authentication header, or an empty string."""
         return next(iter(self.get_auth_header()), "")
 
     @property
     def token(self) -> str:
-        """What the header says."""
+        """Return the value of the authentication header, or an empty string."""
         return str(next(iter(self.get_auth_header().values()), ""))
 
     def get_auth_header(self) -> dict[str, Any]:
-        """The headers that prove who asks."""
+        """Return the authentication headers."""
         return dict(self.authentication.injection().headers)
 
     def get_request_params(self) -> dict[str, Any]:
-        """The parameters that do."""
+        """Return the authentication parameters."""
         return dict(self.authentication.injection().params)
 
     def get_request_body_data(self) -> dict[str, Any] | str:
-        """What does in a form."""
+        """Return the authentication values of a form body."""
         return self.authentication.injection().body_data
 
     def get_request_body_json(self) -> dict[str, Any]:
-        """What does in a JSON body."""
+        """Return the authentication values of a JSON body."""
         return dict(self.authentication.injection().body_json)
 
     def refresh_and_set_access_token(self) -> None:
-        """Gets others with the next request."""
+        """Refresh the credentials for the next request."""
         self.authentication.refresh(self.authentication.injection())
 
     def __call__(self, request: Any) -> Any:
-        """A request with the headers."""
+        """Add the authentication headers to a request and return it."""
         request.headers.update(self.get_auth_header())
         return request
 
 
 @dataclass(frozen=True)
 class Requester:
-    """A requester within a component."""
+    """A requester inside a custom component."""
 
     requester: HttpRequester
     sender: Sender
@@ -167,7 +166,7 @@ class Requester:
 
     def send_request(  # noqa: PLR0917 - the reference's order
         self,
-        stream_state: Mapping[str, Any] | None = None,  # noqa: ARG002 - there is none
+        stream_state: Mapping[str, Any] | None = None,  # noqa: ARG002 - not used
         stream_slice: Mapping[str, Any] | None = None,
         next_page_token: Mapping[str, Any] | None = None,
         path: str | None = None,
@@ -177,11 +176,11 @@ class Requester:
         request_body_json: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> requests.Response | None:
-        """An answer, or None: there is an error that the requester ignores.
+        """Send a request and return the response, or None if an ignored error occurred.
 
         Raises:
-            SourceError: there is no answer.
-            ConfigurationError: the request cannot be made.
+            SourceError: the request failed.
+            ConfigurationError: the request cannot be created.
         """
         more = Injection(
             params=dict(request_params or {}),
@@ -206,49 +205,49 @@ class Requester:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The decoder of answers that a component reads."""
+    """A decoder for responses that a custom component reads."""
 
     decoder: Decoder
 
     def decode(self, response: requests.Response) -> Iterator[Any]:
-        """The bodies in an answer."""
+        """Yield the bodies of a response."""
         yield from decoded(self.decoder, answer_of(response))
 
     def is_stream_response(self) -> bool:
-        """Answers are there as a whole."""
+        """Return False, because responses are read completely."""
         return False
 
 
 @dataclass(frozen=True)
 class Extracting:
-    """An extractor within an extractor."""
+    """An extractor inside a custom extractor."""
 
     extractor: Extractor
     config: Mapping[str, Any]
 
     def extract_records(self, response: requests.Response) -> list[Any]:
-        """The records of an answer."""
+        """Return the records of a response."""
         find = extraction_of(self.extractor, JsonDecoder(type="JsonDecoder"), self.config)
         return find(answer_of(response)).records
 
 
 class Text(str):
-    """A text that may have been a template, as classes of the reference's kind ask for it."""
+    """A rendered template with the interface of the reference's template strings."""
 
     __slots__ = ()
 
     @property
     def string(self) -> str:
-        """The text."""
+        """Return the string."""
         return str(self)
 
-    def eval(self, config: Any = None, **_: Any) -> str:  # noqa: ARG002 - it has been evaluated
-        """The text."""
+    def eval(self, config: Any = None, **_: Any) -> str:  # noqa: ARG002 - already evaluated
+        """Return the string."""
         return str(self)
 
 
 class ParentRecord(dict[str, Any]):
-    """A parent's record, which knows the slice that it stands in."""
+    """A parent's record with its slice."""
 
     def __init__(self, values: Mapping[str, Any], associated_slice: StreamSlice) -> None:
         super().__init__(values)
@@ -256,12 +255,12 @@ class ParentRecord(dict[str, Any]):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The record."""
+        """Return the record."""
         return self
 
 
 class _Place(str):
-    """Where a request gets a value; the same as a member of an enumeration with this value."""
+    """The place of a value in a request, which equals an enum member with the same value."""
 
     __slots__ = ()
 
@@ -274,13 +273,13 @@ class _Place(str):
 
 @dataclass(frozen=True)
 class _Option:
-    """How a partition's value gets into requests."""
+    """The request option of a partition's value."""
 
     inject_into: _Place
     put: Callable[[Any, Any], None]
 
     def inject_into_request(self, into: dict[str, Any], value: Any, config: Any) -> None:  # noqa: ARG002
-        """Puts a value into what goes to its place of a request."""
+        """Add a value to the part of a request that it belongs to."""
         self.put(into, value)
 
 
@@ -299,7 +298,7 @@ class _Partition:
 
 @dataclass(frozen=True)
 class _Cursor:
-    """How far a parent is; reading it moves it on."""
+    """The cursor of a parent stream; reading the parent advances it."""
 
     parent: Callable[[], Parent]
 
@@ -308,45 +307,45 @@ class _Cursor:
         return dict(self.parent().state())
 
     def observe(self, record: Any) -> None:
-        """Reading has seen it."""
+        """Do nothing, because reading the stream observes records."""
 
     def close_partition(self, partition: Any) -> None:
-        """Reading has closed it."""
+        """Do nothing, because reading the stream closes partitions."""
 
     def ensure_at_least_one_state_emitted(self) -> None:
-        """States are told elsewhere."""
+        """Do nothing, because states are emitted elsewhere."""
 
 
 @dataclass(frozen=True)
 class ParentStream:
-    """A stream that a router reads for its records."""
+    """A parent stream, whose records a router reads."""
 
     name: str
     parent: Callable[[], Parent]
 
     @property
     def cursor(self) -> _Cursor:
-        """How far it is."""
+        """Return the cursor of the stream."""
         return _Cursor(self.parent)
 
     def generate_partitions(self) -> Iterator[_Partition]:
-        """Its slices, one after the other; the next may be asked for before one is read."""
+        """Yield the slices of the stream; the next one may be requested before one is read."""
         for one, rows in self.parent().slices():
             yield _Partition(one, rows)
 
     def read_records(self, *_: Any, **__: Any) -> Iterator[ParentRecord]:
-        """Its records."""
+        """Yield the records of the stream."""
         for one, record in self.parent().records():
             yield ParentRecord(record, one)
 
     def read_only_records(self, *_: Any, **__: Any) -> Iterator[ParentRecord]:
-        """Its records."""
+        """Yield the records of the stream."""
         return self.read_records()
 
 
 @dataclass(frozen=True)
 class ParentConfig:
-    """A parent of a router, as the manifest has it."""
+    """The configuration of a router's parent stream."""
 
     stream: ParentStream
     parent_key: Text
@@ -360,15 +359,15 @@ class ParentConfig:
 def parent_config_of(
     described: ParentStreamConfig, config: Mapping[str, Any], parent: Callable[[], Parent]
 ) -> ParentConfig:
-    """A parent for a router of the connector's own.
+    """Return the configuration of a parent stream for a custom router.
 
     Args:
-        described: as the manifest has it.
-        config: what the user has set.
-        parent: gives what reads it.
+        described: the configuration in the manifest.
+        config: the user's configuration.
+        parent: returns the reader of the parent stream.
 
     Raises:
-        ConfigurationError: a template cannot be evaluated.
+        ConfigurationError: a template cannot be evaluated, or the parent has a lazy_read_pointer.
     """
     context = {"config": config, "parameters": described.parameters}
 
@@ -417,18 +416,18 @@ def prepare(
     config: Mapping[str, Any],
     parent_of: Callable[[ParentStreamConfig], Parent],
 ) -> None:
-    """Make an instance for each place of a stream that has a class of the connector's own.
+    """Create an instance of each custom class that a stream needs.
 
-    Its authenticators are made when they are needed, and its parents' when these are read.
+    Authenticators are created when they are needed, and parents' components when these are read.
 
     Args:
         stream: the stream.
-        access: how requests get there; each has instances of its own.
-        config: what the user has set.
-        parent_of: gives a stream whose records are partitions.
+        access: the API session; each has its own instances.
+        config: the user's configuration.
+        parent_of: returns the reader of a parent stream.
 
     Raises:
-        ConfigurationError: a class is not there, or a part of it is not as it has to be.
+        ConfigurationError: a class does not exist, or an argument of it is invalid.
         SourceError: a constructor fails.
     """
     for component, decoder in _components_in(stream, _JSON, ParentStreamConfig):
@@ -446,24 +445,24 @@ def prepare(
 
 
 def check(stream: AnyStream) -> None:
-    """Import the classes that a stream and its parents need; none is made.
+    """Import the custom classes that a stream and its parents need, without creating instances.
 
     Raises:
-        ConfigurationError: one is not there.
+        ConfigurationError: a class does not exist.
     """
     for component, _ in _components_in(stream, _JSON):
         class_of(component.class_name, component.origin.file)
 
 
 def has_components(stream: AnyStream) -> bool:
-    """Whether a stream, or one of its parents, needs classes of the connector's own."""
+    """Return whether a stream or one of its parents needs custom classes."""
     return next(_components_in(stream, _JSON), None) is not None
 
 
 def ready(
     component: CustomComponent, access: Access, config: Mapping[str, Any], **given: Any
 ) -> Calls:
-    """The instance of a component; arguments and errors as of `prepare`, and of `made`."""
+    """Return the instance of a component; see `prepare` and `made` for arguments and errors."""
     origin = component.origin
 
     def within(described: Mapping[str, Any], handle: Callable[[Mapping[str, Any]], Any]) -> Any:
@@ -495,7 +494,7 @@ def ready(
 
 
 def _once(make: Callable[[], Parent]) -> Callable[[], Parent]:
-    """What makes a parent at the first time, and gives it again then."""
+    """Return a function that creates a parent at the first call and returns the same one later."""
     kept: list[Parent] = []
 
     def give() -> Parent:
@@ -509,12 +508,12 @@ def _once(make: Callable[[], Parent]) -> Callable[[], Parent]:
 def _components_in(
     value: Any, decoder: Decoder, but: type[Any] | tuple[()] = ()
 ) -> Iterator[tuple[CustomComponent, Decoder]]:
-    """The components of a stream, with the decoders of the answers that they see.
+    """Yield the custom components of a stream with the decoders of the responses that they read.
 
     Args:
         value: the stream, or a part of it.
-        decoder: of the answers there.
-        but: what is passed over with all that is in it.
+        decoder: the decoder of responses at this level.
+        but: the types of components that are skipped with all their content.
     """
     if isinstance(value, list | tuple):
         for one in value:

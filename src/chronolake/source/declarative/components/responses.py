@@ -1,4 +1,7 @@
-"""Answers, failures and requests as the connector's own classes know them: those of `requests`."""
+"""Conversion of responses, errors and requests to and from the types of `requests`.
+
+Custom classes expect these types.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from chronolake.source.declarative.http.request_builder import Encoded
 from chronolake.source.declarative.http.response import Answer
 from chronolake.source.declarative.stream_slice import StreamSlice
 
-#: Where airbyte-cdk's own ways of paging look for the number of records that an answer had.
+#: The attribute that airbyte-cdk's pagination strategies read for the record count of a response.
 _COUNT: Final = "_airbyte_extracted_record_count"
 _FAILURES: Final = (
     (httpx.ConnectTimeout, requests.ConnectTimeout),
@@ -28,11 +31,11 @@ _FAILURES: Final = (
 
 
 def response_of(answer: Answer, *, extracted: int | None = None) -> requests.Response:
-    """An answer as `requests` would have given it.
+    """Convert a response to the type of `requests`.
 
     Args:
-        answer: the answer.
-        extracted: how many records were found in it, if that is known.
+        answer: the response.
+        extracted: the number of records in it, if known.
     """
     response = requests.Response()
     response.status_code = answer.status
@@ -56,7 +59,7 @@ def response_of(answer: Answer, *, extracted: int | None = None) -> requests.Res
 
 
 def answer_of(response: requests.Response) -> Answer:
-    """What `response_of` was made of, or what a class has got by itself."""
+    """Convert a response back, or one that a class received itself."""
     return Answer(
         status=response.status_code,
         headers=httpx.Headers(dict(response.headers)),
@@ -67,7 +70,7 @@ def answer_of(response: requests.Response) -> Answer:
 
 
 def outcome_of(outcome: Answer | httpx.RequestError) -> requests.Response | Exception:
-    """An answer, or why there is none, as `requests` would have given it."""
+    """Convert a response, or the error of a failed request, to the types of `requests`."""
     if isinstance(outcome, Answer):
         return response_of(outcome)
     for theirs, ours in _FAILURES:
@@ -84,7 +87,7 @@ def _prepared(method: str, url: str) -> requests.PreparedRequest:
 
 
 def request_for(encoded: Encoded) -> requests.PreparedRequest:
-    """A request before it is sent, which a class may change."""
+    """Return a request that has not been sent, so that a class can change it."""
     prepared = _prepared(encoded.method, encoded.url)
     prepared.headers = CaseInsensitiveDict(encoded.headers)
     prepared.body = encoded.body
@@ -92,7 +95,7 @@ def request_for(encoded: Encoded) -> requests.PreparedRequest:
 
 
 def encoded_from(prepared: Any) -> Encoded:
-    """What a class has made of a request."""
+    """Convert a request that a class may have changed."""
     body = prepared.body
     return Encoded(
         method=str(prepared.method),
@@ -100,7 +103,7 @@ def encoded_from(prepared: Any) -> Encoded:
         headers={
             str(name): value.decode("latin-1") if isinstance(value, bytes) else str(value)
             for name, value in prepared.headers.items()
-            # Its length is told by who sends it.
+            # The client sets the length.
             if value is not None and str(name).lower() != "content-length"
         },
         body=body.encode() if isinstance(body, str) else body,
@@ -113,5 +116,5 @@ class _Seen(StreamSlice):
 
 
 def slice_seen(one: StreamSlice) -> StreamSlice:
-    """A slice as classes know it: one with nothing in it is false, and changes stay theirs."""
+    """Return a copy of a slice for custom classes; an empty slice is falsy, as in the reference."""
     return _Seen(*map(deepcopy, (one.partition, one.cursor_slice, one.extra_fields)))

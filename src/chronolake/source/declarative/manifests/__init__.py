@@ -1,1 +1,1 @@
-"""Manifests: what a file says, what is wrong with it, which streams it describes."""
+"""Manifests: parsing of the YAML file, validation, and the streams that it describes."""

@@ -1,4 +1,4 @@
-"""What can be known of a stream's changes, by its manifest."""
+"""Capabilities of a stream according to its manifest: cursor, capture method, concurrency."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CONCURRENCY: Final = 4
 _MOST_CONCURRENCY: Final = 64
 _MILLISECOND: Final = 1_000
-#: Formats whose times are finer than milliseconds.
+#: Formats with a higher resolution than milliseconds.
 _FINE: Final = re.compile(r"%f|%epoch_microseconds|%s_as_float")
 
 
@@ -35,7 +35,7 @@ def cursor_of(stream: AnyStream) -> IncrementalSync | None:
 
 
 def cursor_field_of(stream: AnyStream, config: Mapping[str, Any]) -> str | None:
-    """The field of records by which a stream is read incrementally; None: it is not."""
+    """Return the cursor field of a stream, or None if the stream has no cursor."""
     model = cursor_of(stream)
     if not isinstance(model, DatetimeBasedCursor | IncrementingCountCursor):
         return None
@@ -43,7 +43,10 @@ def cursor_field_of(stream: AnyStream, config: Mapping[str, Any]) -> str | None:
 
 
 def traits_of(stream: AnyStream) -> StreamCapabilities:
-    """What decides about a stream's modes: only a cursor over time tells when records changed."""
+    """Return the stream's capabilities.
+
+    Only a cursor over time reports when records changed.
+    """
     cursor = cursor_of(stream)
     return StreamCapabilities(
         stream.name,
@@ -60,7 +63,7 @@ def capture_method_of(stream: AnyStream) -> CaptureMethod:
 
 
 def epsilon_of(stream: AnyStream) -> int:
-    """Microseconds between versions: as fine as the cursor's times."""
+    """Return the microseconds between two versions: the resolution of the cursor's times."""
     cursor = cursor_of(stream)
     if not isinstance(cursor, DatetimeBasedCursor):
         return _MILLISECOND
@@ -69,7 +72,7 @@ def epsilon_of(stream: AnyStream) -> int:
 
 
 def concurrency_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
-    """How many requests the manifest allows at once."""
+    """Return the maximum number of concurrent requests."""
     level = manifest.content.get("concurrency_level")
     reported = level if isinstance(level, dict) else {}
     wanted = _count(reported.get("default_concurrency"), config) or _CONCURRENCY
@@ -78,12 +81,12 @@ def concurrency_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
 
 
 def reports_of(manifest: Manifest, config: Mapping[str, Any]) -> int:
-    """How many reports are made at a time; one where the manifest says nothing of use."""
+    """Return the maximum number of concurrent export jobs; 1 if the manifest has no valid one."""
     return _count(manifest.content.get("max_concurrent_async_job_count"), config) or 1
 
 
 def _count(told: Any, config: Mapping[str, Any]) -> int | None:
-    """A number of at least one, told as it is or by a template; None: it is no such number."""
+    """Return a number, given directly or by a template, or None if it is not a positive integer."""
     if isinstance(told, str):
         told = evaluated(told, {"config": config, "parameters": {}})
     return told if isinstance(told, int) and told > 0 else None

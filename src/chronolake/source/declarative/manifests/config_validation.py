@@ -1,8 +1,7 @@
-"""Validation of a source's configuration against its specification (JSON schema).
+"""Validation of a source's configuration against the manifest's specification (JSON schema).
 
-Whether a value is what a JSON schema says.
-
-A source's configuration, as the manifest's specification describes it.
+The module also applies the specification's migrations and transformations, and masks the secrets
+that the specification marks.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.models.spec import ConfigTransformation, DpathValidator
 
 
-#: Where a value does not fit, and what is asked of it there.
+#: The path of an invalid value, and what the schema requires there.
 Misfit = tuple[str, str]
 _Check = Callable[[Any, Any, Mapping[str, Any], Any], Iterator[Misfit]]
 
@@ -54,12 +53,12 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def misfit_of(value: Any, schema: Any) -> Misfit | None:
-    """Where a value does not fit a schema first, and what is asked of it there; or None.
+    """Return the first violation of a schema in a value, or None.
 
-    Nothing of the value itself is told. `format` is a remark, as in JSON Schema.
+    The result contains nothing of the value itself. `format` is not checked, as in JSON Schema.
 
     Raises:
-        ConfigurationError: the schema is none, or refers to another document.
+        ConfigurationError: the schema is invalid, or refers to another document.
     """
     try:
         return next(_misfits(value, schema, schema), None)
@@ -116,7 +115,7 @@ def _is_any(_: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """As JSON has it: true is not 1, and 1.0 is."""
+    """Compare two values as JSON does: `true` differs from 1, and 1.0 equals 1."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -131,7 +130,7 @@ def _typed(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
 
 
 def _told(holds: Callable[[Any, Any], bool], words: str) -> _Check:
-    """A check of the value against what the keyword says, and nothing else."""
+    """Return a check that compares the value with the keyword's argument only."""
 
     def check(value: Any, asked: Any, _: Any, __: Any) -> Iterator[Misfit]:
         if not holds(value, asked):
@@ -286,19 +285,19 @@ _NO_CHECK: Final[tuple[Callable[[Any], bool], _Check]] = (lambda _: False, _all)
 
 _HIDDEN: Final = "****"
 _SECRET: Final = "airbyte_secret"  # noqa: S105 - a key of the specification
-#: A shorter secret would hide parts of harmless words.
+#: The minimum length of a secret to mask. A shorter one would mask parts of harmless words.
 _SHORTEST: Final = 3
 
 
 def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """The configuration as the manifest's rules make it, and find it right.
+    """Return a copy of the configuration after the manifest's rules, and validate it.
 
     Args:
-        config: what the user has set; it stays as it is.
-        manifest: the manifest, whose `spec` has the rules.
+        config: the user's configuration, which is not changed.
+        manifest: the manifest, whose `spec` contains the rules.
 
     Raises:
-        ConfigurationError: a rule cannot be used, or the configuration is not as it has to be.
+        ConfigurationError: a rule is invalid, or the configuration violates a validation.
     """
     rules, wrong = rules_of(manifest.content)
     if wrong:
@@ -316,7 +315,7 @@ def made_ready(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
         for transformation in migration.transformations
     ]
     for step in (*migrations, *rules.transformations):
-        # What is not run only rewrites configurations that were made for older manifests.
+        # Custom transformations are not run. They only migrate configurations of older manifests.
         if not isinstance(step, CustomConfigTransformation):
             _transform(ready, step)
     for asked in rules.validations:
@@ -397,7 +396,7 @@ def _validate(config: dict[str, Any], asked: DpathValidator | PredicateValidator
 
 def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
     if isinstance(value, str):
-        # A text has to be JSON, of which the schema speaks.
+        # The schema applies to the JSON document that the string contains.
         try:
             value = json.loads(value)
         except ValueError:
@@ -406,15 +405,15 @@ def _misfit(value: Any, schema: Mapping[str, Any]) -> Misfit | None:
 
 
 def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -> None:
-    """Refuse a configuration that lacks what the specification requires.
+    """Raise ConfigurationError if a configuration lacks required keys.
 
     Args:
-        config: what the user has set.
+        config: the user's configuration.
         manifest: the manifest.
-        where: the place of the configuration, as the error says it.
+        where: the location of the configuration, for the error message.
 
     Raises:
-        ConfigurationError: it lacks something.
+        ConfigurationError: a required key is missing.
     """
     if missing := missing_in(config, manifest):
         raise ConfigurationError(
@@ -424,7 +423,7 @@ def expect_complete(config: Mapping[str, Any], manifest: Manifest, where: str) -
 
 
 def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
-    """The keys that the specification requires, and the configuration does not get by the rules."""
+    """Return the keys that the specification requires and that the rules do not add either."""
     required = manifest.specification.get("required")
     missing = [
         str(name)
@@ -432,7 +431,8 @@ def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
         if config.get(name) is None
     ]
     if missing:
-        # What is missing tells more than rules that fail for it, or make an empty text of it.
+        # A missing key is a better message than rules that fail, or render an empty string, because
+        # of it.
         with suppress(ConfigurationError):
             ready = made_ready(config, manifest)
             return [name for name in missing if ready.get(name) is None or ready[name] == ""]
@@ -440,15 +440,15 @@ def missing_in(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
 
 
 def masking(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], str]:
-    """What hides the configuration's secrets in a text.
+    """Return a function that masks the configuration's secrets in a text.
 
     Args:
-        config: what the user has set.
-        manifest: its specification says by `airbyte_secret` what is secret.
+        config: the user's configuration.
+        manifest: the manifest, whose specification marks secrets with `airbyte_secret`.
     """
     reported = [*secrets_in(config, manifest.specification)]
     with suppress(ConfigurationError):
-        # The rules may bring a secret to where the specification knows it.
+        # The rules may move a secret to a key that the specification marks.
         reported += secrets_in(made_ready(config, manifest), manifest.specification)
     spelled = {form(text) for text in reported for form in (str, quote, quote_plus)}
     found = {text for text in spelled if len(text) >= _SHORTEST}
@@ -463,7 +463,7 @@ def masking(config: Mapping[str, Any], manifest: Manifest) -> Callable[[str], st
 
 
 def secrets_in(value: Any, schema: Mapping[str, Any]) -> Iterator[str]:
-    """The secrets in a value, by its JSON schema."""
+    """Yield the secrets in a value according to its JSON schema."""
     if schema.get(_SECRET):
         yield from _texts_in(value)
         return

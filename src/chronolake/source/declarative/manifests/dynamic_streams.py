@@ -1,4 +1,4 @@
-"""Streams that a manifest does not list: the configuration, or the API, tells them."""
+"""Dynamic and conditional streams, which depend on the configuration or on API responses."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
         ComponentsResolver,
     )
 
-#: What templates know of one stream, by the variables' names.
+#: The template variables of one generated stream, by name.
 _Variables = dict[str, Any]
 _TIME: Final = "tag:yaml.org,2002:timestamp"
 
 
 class _Values(yaml.SafeLoader):
-    """Reads what templates make; times stay texts."""
+    """A YAML loader for the output of templates, which keeps times as strings."""
 
 
 _Values.yaml_implicit_resolvers = {
@@ -58,16 +58,16 @@ _Values.yaml_implicit_resolvers = {
 
 
 def expanded(manifest: Manifest, api: Api) -> Manifest:
-    """A manifest with the streams that are there on a condition, and those made of templates.
+    """Return a manifest with its conditional streams and the streams generated from templates.
 
-    What is wrong with one of them keeps none of the others from being read.
+    A problem in one of these streams does not keep the others from being read.
 
     Args:
         manifest: the manifest.
-        api: its configuration tells streams, and it is asked for others.
+        api: the API, with the configuration, for resolvers that use them.
 
     Raises:
-        SourceError: the API does not tell its streams.
+        SourceError: the API does not return the streams.
         ConfigurationError: a template cannot be evaluated, or has no place for a value.
     """
     found = Gathering(manifest.file, allow_components=manifest.allow_components)
@@ -83,7 +83,7 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
             found.add(described, dynamic.spot)
         made = tuple(found.streams)[known:]
         generated[dynamic.name] = generated.get(dynamic.name, ()) + made
-    # What is wrong with a template is told of it, not again of each stream that is made of it.
+    # A problem of a template is reported once, not for each stream that is generated from it.
     reported = {(problem.path, problem.message) for problem in manifest.problems}
     new = (problem for problem in found.problems if (problem.path, problem.message) not in reported)
     problems = (*manifest.problems, *dict.fromkeys(new))
@@ -98,7 +98,7 @@ def expanded(manifest: Manifest, api: Api) -> Manifest:
 
 
 def _made(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
-    """The streams of a template, with what they inherit in its place."""
+    """Yield the streams generated from a template, with inherited values filled in."""
     definition = dynamic.definition
     resolver = definition.components_resolver
     for reported in _told(resolver, dynamic.definition.name, api):
@@ -121,7 +121,7 @@ def _made(dynamic: Dynamic, api: Api) -> Iterator[Mapped]:
 
 
 def _bases_in(value: Any) -> frozenset[Any]:
-    """The texts that say, in a manifest, where requests go."""
+    """Return the URLs and base URLs of all requesters in a manifest's template."""
     return frozenset(
         str(one[key]) for one in _requesters_in(value) for key in ("url_base", "url") if key in one
     )
@@ -152,14 +152,14 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _mark_found(stream: Any, known: frozenset[Any]) -> None:
-    """Mark the requesters of which the API, and not the manifest, says where requests go."""
+    """Mark the requesters whose URL comes from an API response instead of the manifest."""
     for one in _requesters_in(stream):
         if any(key in one and str(one[key]) not in known for key in ("url_base", "url")):
             one["is_from_api"] = True
 
 
 def _told(resolver: ComponentsResolver, name: str, api: Api) -> Iterator[_Variables]:
-    """What each stream is made of."""
+    """Yield the template variables of each stream to generate."""
     if isinstance(resolver, HttpComponentsResolver):
         yield from _reported_by_api(resolver, name, api)
     elif isinstance(resolver, ConfigComponentsResolver):
@@ -192,7 +192,7 @@ def _reported_by_api(resolver: HttpComponentsResolver, name: str, api: Api) -> I
 def _listed_in_config(
     resolver: ConfigComponentsResolver, config: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """What the configuration lists; of several lists each combination."""
+    """Yield the items of a list in the configuration, or each combination of several lists."""
     lists = []
     for one in resolver.stream_config:
         found = only_value(dict(config), path_of(one.configs_pointer, config, one.parameters))
@@ -203,7 +203,7 @@ def _listed_in_config(
 
 
 def _united(combination: Iterable[tuple[int, Any]]) -> dict[str, Any]:
-    """A combination as one object; what is none gets a name by the number of its list."""
+    """Merge a combination into one object; other items are stored as `source_config_N`."""
     values: dict[str, Any] = {}
     for number, (at, item) in enumerate(combination):
         if isinstance(item, dict):
@@ -216,13 +216,13 @@ def _united(combination: Iterable[tuple[int, Any]]) -> dict[str, Any]:
 def _put(
     stream: Mapped, mapping: ComponentMappingDefinition, variables: _Variables, *, is_read: bool
 ) -> None:
-    """Put a mapping's value into a stream.
+    """Set a mapping's value in a stream.
 
     Args:
         stream: the stream, which is changed.
-        mapping: says where, and what.
-        variables: what its templates know.
-        is_read: whether a text that is YAML stands for what that says.
+        mapping: the path and the value.
+        variables: the template variables.
+        is_read: whether a string that is YAML is parsed.
     """
     kinds = (KINDS[mapping.value_type],) if mapping.value_type else ()
     value = evaluated(mapping.value, variables, default=mapping.value, kinds=kinds)

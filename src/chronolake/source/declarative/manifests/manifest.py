@@ -1,12 +1,6 @@
-"""A manifest, its streams, and everything that is wrong with it.
+"""A manifest with its streams, and validation of all its parts.
 
-The streams of a manifest while they are found, and what is wrong with them.
-
-The streams by which a manifest wants a connection to be tried.
-
-A manifest: the streams that it describes, and everything that is wrong with it.
-
-What a stream cannot do keeps none of the others from being read.
+A problem in one stream does not keep the others from being read.
 """
 
 from __future__ import annotations
@@ -65,15 +59,15 @@ STREAM: Final[TypeAdapter[AnyStream]] = TypeAdapter(AnyStream)
 
 
 class Gathering:
-    """The streams of a manifest while they are found, and what is wrong with them.
+    """A collector of a manifest's streams and of their problems.
 
     Attributes:
-        file: the manifest.
+        file: the path of the manifest.
         allow_components: whether the connector's own Python classes may run.
-        settings: the names that a configuration can have; None: nobody knows them.
-        streams: the streams that can be read, by name.
-        problems: what is wrong.
-        unread: the streams that cannot be read for a reference that leads nowhere.
+        settings: the names that a configuration can have, or None if they are unknown.
+        streams: the valid streams, by name.
+        problems: the problems.
+        unread: the streams that cannot be read because of an unresolved reference, by reference.
     """
 
     def __init__(
@@ -87,18 +81,18 @@ class Gathering:
         self.unread: dict[Unknown, list[str]] = {}
 
     def nothing(self) -> Gathering:
-        """Another one of the same manifest, with nothing found yet."""
+        """Return an empty collector for the same manifest."""
         return Gathering(self.file, allow_components=self.allow_components, settings=self.settings)
 
     def lacks_nothing(self, described: Any, name: str) -> bool:
-        """Whether all references in a stream lead somewhere; if not, it is noted for `unread`."""
+        """Return whether all references in a stream are resolved; if not, record it in `unread`."""
         unknown = set(unknown_in(described))
         for one in unknown:
             self.unread.setdefault(one, []).append(name)
         return not unknown
 
     def of_references(self, unknown: list[Unknown]) -> list[Problem]:
-        """What is wrong with references: each once, with the streams that cannot be read for it."""
+        """Return a problem for each unresolved reference, with the streams that cannot be read."""
         problems = []
         for one in unknown:
             names = tuple(self.unread.get(one, ()))
@@ -111,17 +105,17 @@ class Gathering:
         return problems
 
     def may_run(self, described: Any, spot: Spot, name: str) -> bool:
-        """Whether the Python code of a stream may run, if it needs any; if not, that is wrong."""
+        """Return whether a stream's Python code may run; if not, record a problem."""
         refused = [] if self.allow_components else problems_of_code(described, spot, name)
         self.problems += refused
         return not refused
 
     def add(self, described: Any, spot: Spot) -> None:
-        """Take a stream in, or what is wrong with it.
+        """Add a stream, or its problems.
 
         Args:
-            described: the stream, with what it inherits in its place.
-            spot: where it stands.
+            described: the stream, with inherited values filled in.
+            spot: its location.
         """
         if not isinstance(described, Mapped):
             if not is_unknown(described):
@@ -150,7 +144,7 @@ class Gathering:
 
 
 def name_of(described: Mapped, spot: Spot) -> str:
-    """What problems call a stream: its name, or where it stands if it has none."""
+    """Return a stream's name, or its path if it has no name, for use in problems."""
     name = described.get("name")
     return spot.path if not name or is_unknown(name) else str(name)
 
@@ -163,7 +157,7 @@ _CHECK: Final[TypeAdapter[CheckStream | CheckDynamicStream]] = TypeAdapter(Check
 def check_of(
     content: Mapped, templates: Collection[str]
 ) -> tuple[CheckStream | CheckDynamicStream | None, list[Problem]]:
-    """What a manifest says of trying a connection, or None; and what is wrong with that.
+    """Return the manifest's connection check, or None, and its problems.
 
     Args:
         content: the manifest.
@@ -193,16 +187,17 @@ def check_of(
 
 
 def checked_streams(manifest: Manifest, wanted: Collection[str] | None) -> tuple[str, ...]:
-    """The names of the streams that tell whether a connection works.
+    """Return the names of the streams that are read to test a connection.
 
     Args:
-        manifest: the manifest, with the streams that configuration and API tell.
-        wanted: the streams that matter, or None: all of them. Of those that are made of templates
-            no others are looked at.
+        manifest: the manifest, including generated and conditional streams.
+        wanted: the streams of the pipeline, or None for all. Of generated streams, only these are
+            checked.
 
     Returns:
-        The names, each once, also of streams that nobody knows; not of those that cannot be read,
-        which the manifest's problems tell. The first stream's if there would be none.
+        Distinct names. Names that the manifest does not define are included; streams with problems
+        are not, because the manifest's problems are reported separately. The first stream, if the
+        list would be empty.
     """
     names = tuple(name for name in manifest.streams if wanted is None or name in wanted)
     check = manifest.check
@@ -222,25 +217,25 @@ def checked_streams(manifest: Manifest, wanted: Collection[str] | None) -> tuple
     return tuple(dict.fromkeys(found)) or names[:1]
 
 
-#: The manifest's name in a folder or a package.
+#: The file name of a manifest in a folder or package.
 FILE_NAME: Final = "manifest.yaml"
 _PACKAGE: Final = re.compile(r"airbyte-source-[a-z0-9-]+")
 _BUDGET: Final = "api_budget"
 _DYNAMIC: Final = "dynamic_streams"
 _STREAMS: Final = "List them below `streams`, or `dynamic_streams` that make them."
 _ALL: Final = "`chronolake check` lists everything that is wrong with the manifest."
-#: What of a manifest concerns nothing but the streams that have it.
+#: The keys of a manifest that concern only the streams that use them.
 _OF_STREAMS: Final = frozenset({"definitions", "streams", _DYNAMIC, "check", "schemas", "metadata"})
 _RULES: Final = "config_normalization_rules"
 
 
 @dataclass(frozen=True)
 class Conditional:
-    """Streams that are there if a condition of the configuration holds.
+    """Streams that exist only if a condition on the configuration holds.
 
     Attributes:
         condition: the condition.
-        streams: the streams, each with the place it stands at.
+        streams: the streams with their locations.
     """
 
     condition: str | bool
@@ -249,13 +244,13 @@ class Conditional:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Streams that are made of a template.
+    """Streams that are generated from a template.
 
     Attributes:
-        name: what they are called together.
-        definition: how.
-        template: the template, with the lines it stands in.
-        spot: where it stands.
+        name: the name of the group of streams.
+        definition: the model, with the resolver.
+        template: the template, with line numbers.
+        spot: the location of the template.
     """
 
     name: str
@@ -269,15 +264,15 @@ class Manifest:
     """A manifest with its references resolved.
 
     Attributes:
-        file: the file.
-        streams: the streams that can be read, by name, in the manifest's order.
-        problems: everything that is wrong, in the order of the file.
-        content: all of it, for what is no stream.
-        conditional: streams that only the configuration tells.
-        dynamic: streams that only the configuration or the API tells.
+        file: the path of the file.
+        streams: the valid streams by name, in the manifest's order.
+        problems: all problems, in the order of the file.
+        content: the whole content, for parts that are not streams.
+        conditional: streams that depend on the configuration.
+        dynamic: streams that depend on the configuration or on the API.
         allow_components: whether the connector's own Python classes may run.
-        generated: the names of those that were told, by what they are called together.
-        check: by which streams a connection is tried, or None.
+        generated: the names of generated streams, by the name of their group.
+        check: the connection check, or None.
     """
 
     file: Path
@@ -292,25 +287,25 @@ class Manifest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it takes nothing but the manifest to know its streams (see `api_of`)."""
+        """Return whether the manifest alone determines its streams (see `api_of`)."""
         return not (self.conditional or self.dynamic)
 
     def lists(self, wanted: Collection[str] | None) -> bool:
-        """Whether it has all the streams that are wanted; None: all that there are."""
+        """Return whether the manifest lists all wanted streams; None means all streams."""
         return self.is_whole or (wanted is not None and self.streams.keys() >= set(wanted))
 
     @property
     def specification(self) -> Mapping[str, Any]:
-        """The JSON schema of the configuration; empty if the manifest has none that is known."""
+        """Return the JSON schema of the configuration; empty if the manifest has no valid one."""
         spec = self.content.get("spec")
         found = spec.get("connection_specification") if isinstance(spec, dict) else None
         return found if isinstance(found, dict) and not any(unknown_in(found)) else {}
 
     def expect_known(self) -> None:
-        """Refuse a manifest of which nobody knows what is secret, or what its API allows.
+        """Raise ConfigurationError if unresolved references hide secrets or API limits.
 
         Raises:
-            ConfigurationError: a reference there leads nowhere.
+            ConfigurationError: a reference outside of the streams cannot be resolved.
         """
         for key, value in self.content.items():
             if key not in _OF_STREAMS and (one := next(unknown_in(value), None)):
@@ -320,10 +315,10 @@ class Manifest:
                 )
 
     def stream(self, name: str) -> AnyStream:
-        """A stream of the manifest.
+        """Return a stream of the manifest.
 
         Raises:
-            ConfigurationError: it has none of that name, or it cannot be read.
+            ConfigurationError: the manifest has no such stream, or the stream cannot be read.
         """
         if name in self.streams:
             return self.streams[name]
@@ -332,7 +327,7 @@ class Manifest:
             own
             or [problem for problem in self.problems if problem.stream is None]
             or [
-                # Which streams these would be, nobody knows.
+                # The names of these streams are unknown.
                 problem
                 for problem in self.problems
                 if problem.path.startswith(_DYNAMIC)
@@ -353,15 +348,15 @@ class Manifest:
 
 
 def find(given: str, *, beside: Path) -> Path:
-    """The file of a manifest.
+    """Return the path of a manifest.
 
     Args:
-        given: a file, a folder that holds `manifest.yaml`, or the name of an installed package
+        given: a file, a folder that contains `manifest.yaml`, or the name of an installed package
             `airbyte-source-*`.
-        beside: what a relative path is taken from.
+        beside: the folder that relative paths refer to.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the manifest does not exist.
     """
     path = (beside / Path(given).expanduser()).resolve()
     if path.is_dir():
@@ -386,23 +381,24 @@ def find(given: str, *, beside: Path) -> Path:
 
 
 def load(file: Path, *, allow_components: bool = False) -> Manifest:
-    """Read a manifest, and find everything that is wrong with it.
+    """Read a manifest and collect all its problems.
 
     Args:
-        file: the manifest.
-        allow_components: whether the connector's own Python classes may run; none runs by loading.
+        file: the path of the manifest.
+        allow_components: whether the connector's own Python classes may run. Loading runs none of
+            them.
 
     Raises:
-        ConfigurationError: the file is no YAML, or too large.
+        ConfigurationError: the file is not valid YAML, or is too large.
     """
     return of(read(file), file, allow_components=allow_components)
 
 
 def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manifest:
-    """A manifest of what its file holds; arguments as of `load`.
+    """Return a manifest from the content of its file; see `load` for the arguments.
 
     Raises:
-        ConfigurationError: it is too large.
+        ConfigurationError: the manifest is too large.
     """
     whole, unknown = resolved(content, file=str(file))
     whole.setdefault("type", "DeclarativeSource")
@@ -438,7 +434,7 @@ def of(content: Mapped, file: Path, *, allow_components: bool = False) -> Manife
 
 
 def _of_the_api(whole: Mapped) -> list[Problem]:
-    """What is wrong with what a manifest says of all requests, and of its configuration."""
+    """Return the problems of the API budget, the concurrency level and the configuration rules."""
     found: list[Problem] = []
     if described := whole.get(_BUDGET):
         try:
@@ -456,7 +452,7 @@ def _of_the_api(whole: Mapped) -> list[Problem]:
 
 
 def rules_of(content: Mapping[str, Any]) -> tuple[ConfigNormalizationRules | None, list[Problem]]:
-    """What a manifest does to a configuration, or None; and what is wrong with that."""
+    """Return the rules for the configuration, or None, and their problems."""
     spec = content.get("spec")
     described = spec.get(_RULES) if isinstance(spec, dict) else None
     if not described:
@@ -476,7 +472,7 @@ def _listed(whole: Mapped, key: str) -> list[tuple[Any, Spot]]:
 
 
 def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Conditional]:
-    """Streams on a condition; what is wrong with them is wrong whether it holds or not."""
+    """Return conditional streams; their problems are reported even if the condition is false."""
     alone = Mapped(
         ((key, described[key]) for key in ("type", "condition") if key in described),
         described.lines,
@@ -501,13 +497,13 @@ def _conditional(described: Mapped, spot: Spot, found: Gathering) -> list[Condit
 
 
 def _called(described: Any, number: int) -> str:
-    """What the streams of a template are called together."""
+    """Return the name of the group of streams of a template."""
     name = described.get("name") if isinstance(described, Mapped) else None
     return f"dynamic_stream_{number}" if name is None or is_unknown(name) else str(name)
 
 
 def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[Dynamic]:
-    """Streams of a template, if all is right that can be known before they are made."""
+    """Return a dynamic stream unless problems are found before streams are generated from it."""
     if not isinstance(described, Mapped):
         if not is_unknown(described):
             found.problems.append(spot.problem("dynamic streams are keys and values", spot.path))
@@ -541,7 +537,7 @@ def _dynamic(described: Any, spot: Spot, found: Gathering, called: str) -> list[
 
 
 def mapped(value: Any) -> Any:
-    """Plain dictionaries and lists as if they had been read from a file."""
+    """Convert plain dictionaries and lists to the types of values that are read from a file."""
     if isinstance(value, dict):
         return Mapped(((str(key), mapped(one)) for key, one in value.items()))
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, told with the lines it stands in."""
+"""Problems of a manifest, with their line numbers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-#: What pydantic puts into the path of a value to say what it was taken for.
+#: The parts that pydantic adds to the path of a value to name its assumed type.
 _KIND: Final = re.compile(r"[A-Z]\w*|(tagged-union|tuple|function|nullable)\[.*\]")
 _PLAIN: Final = frozenset({"bool", "float", "int", "str"})
 _QUOTED: Final = re.compile(r"'([^']+)'")
 _LEFT_OUT: Final = "Without the streams that need it, the others are read (`only`)."
-#: How near a key has to be to one that is missing to be taken for it.
+#: The minimum similarity (0 to 1) at which a key is taken for a misspelled missing key.
 _CLOSE: Final = 0.75
 
 
-#: What classes are meant to take the place of that cannot be run.
+#: What custom classes that cannot be run would replace.
 _IN_PLACE: Final = {
     "CustomIncrementalSync": "in place of the cursor, by which slices, state and history are made",
     "CustomRequester": "in place of what makes requests and bounds them",
@@ -38,16 +38,16 @@ _IN_PLACE: Final = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What keeps a part of a manifest from being used.
+    """A problem that keeps a part of a manifest from being used.
 
     Attributes:
-        line: where, the first line being 1; None if it is about the file as a whole.
-        path: the keys that lead there.
-        message: what is wrong.
-        stream: the stream that it is about, or None: it is not about one.
-        hint: what to do about it, or None.
-        streams: those that cannot be read for it, if it is about several.
-        is_warning: whether it only is of no use.
+        line: the line, starting at 1, or None if the problem concerns the whole file.
+        path: the path of the keys.
+        message: the description.
+        stream: the stream that the problem concerns, or None.
+        hint: how to correct it, or None.
+        streams: the streams that cannot be read because of it, if it concerns several.
+        is_warning: whether the stream can still be read; the part only has no effect.
     """
 
     line: int | None
@@ -61,11 +61,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where something of a manifest stands.
+    """The location of a value in a manifest.
 
     Attributes:
-        line: the line, the first being 1; None if it has none of its own.
-        path: the keys that lead there.
+        line: the line, starting at 1, or None if the value has no line of its own.
+        path: the path of the keys.
     """
 
     line: int | None
@@ -73,11 +73,11 @@ class Spot:
 
     @classmethod
     def of(cls, whole: Any, keys: Iterable[str | int]) -> Spot:
-        """Where a value of a manifest stands, by the keys and numbers that lead to it."""
+        """Return the location of a value in a manifest, given its keys and indexes."""
         return cls(*line_of(whole, keys))
 
     def within(self, described: Any, keys: Iterable[str | int]) -> Spot:
-        """Where a value within what stands here is."""
+        """Return the location of a value inside the value at this location."""
         line, path = line_of(described, keys)
         return Spot(line or self.line, f"{self.path}.{path}" if path else self.path)
 
@@ -89,7 +89,7 @@ class Spot:
         *,
         is_warning: bool = False,
     ) -> Problem:
-        """What is wrong with what stands here."""
+        """Return a problem of the value at this location."""
         return Problem(self.line, self.path, message, stream, hint, is_warning=is_warning)
 
 
@@ -101,17 +101,17 @@ def problems_in(
     *,
     open_to: Iterable[Sequence[str]] = (),
 ) -> list[Problem]:
-    """What a failed validation says, in the language of manifests.
+    """Convert the errors of a failed validation to problems in the terms of manifests.
 
-    What is wrong only because a reference leads nowhere is passed over.
+    Errors that are only consequences of an unresolved reference are ignored.
 
     Args:
-        failure: the validation's errors.
-        described: what was validated.
-        spot: where that stands.
-        stream: the stream that cannot be read for it, or None.
-        open_to: paths of what is not there yet, whose parts may be patterns and templates: what is
-            wrong there is passed over.
+        failure: the validation error.
+        described: the validated value.
+        spot: its location.
+        stream: the stream that cannot be read because of it, or None.
+        open_to: paths whose values will be replaced; their parts may be patterns and templates.
+            Errors at these paths are ignored.
     """
     paths = tuple(open_to)
     errors = [
@@ -129,11 +129,11 @@ def problems_in(
 
 
 def problems_of_code(described: Any, spot: Spot, stream: str) -> list[Problem]:
-    """The Python components of a stream, as what keeps it from being read as long as none may run.
+    """Return a problem for each Python component of a stream; used if custom code is not allowed.
 
     Args:
         described: the stream.
-        spot: where it stands.
+        spot: its location.
         stream: its name.
     """
     return [
@@ -162,7 +162,7 @@ def _code_in(
 
 
 def _follows_from_unknown(error: ErrorDetails, described: Any) -> bool:
-    """Whether an error says no more than that a reference leads nowhere."""
+    """Return whether an error is only a consequence of an unresolved reference."""
     if is_unknown(error["input"]) or is_unknown(value_of(described, error["loc"])):
         return True
     reported = error["input"]
@@ -174,19 +174,19 @@ def _follows_from_unknown(error: ErrorDetails, described: Any) -> bool:
 
 
 def _keys_of(place: Iterable[int | str]) -> list[int | str]:
-    """The keys and numbers of a place, without the kinds that values there are taken for."""
+    """Return the keys and indexes of a location, without the assumed types."""
     return [part for part in place if not _KIND.fullmatch(str(part))]
 
 
 def is_open(keys: Sequence[int | str], paths: Iterable[Sequence[str]]) -> bool:
-    """Whether something may be put where keys lead, or on the way there, by one of some paths."""
+    """Return whether a value may be inserted at `keys`, or above it, by one of several paths."""
     return any(_may_be_at(keys, path) for path in paths)
 
 
 def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
-    """Whether a path, of which segments may be templates or patterns, leads there or on its way."""
+    """Return whether a path (of keys, templates or patterns) matches `keys` or a prefix of it."""
     for key, segment in zip(keys, path, strict=False):
-        # What gets parameters may get any key from them.
+        # A component with parameters may get any key from them.
         if segment in {"**", "$parameters"}:
             return True
         if not is_template(segment) and not fnmatchcase(str(key), segment):
@@ -195,10 +195,10 @@ def _may_be_at(keys: Sequence[int | str], path: Sequence[str]) -> bool:
 
 
 def _describing(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Those of several errors that are not consequences of others.
+    """Return the errors that are not consequences of others.
 
-    What fails within a list fails the list as well; and of a component of another kind the keys are
-    of no interest.
+    An error in a list's item also makes the list invalid. If a component has the wrong type, errors
+    of its keys are irrelevant.
     """
     others = {
         error["loc"][:-1]
@@ -222,7 +222,7 @@ def _describing(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 def _is_other_type(
     error: ErrorDetails, before: Sequence[ErrorDetails], after: Sequence[ErrorDetails]
 ) -> bool:
-    """Whether an error says that a value has not one type, and another that it has not another."""
+    """Return whether an error is one of several for the alternative types of one value."""
     if _place(error) == error["loc"]:
         return False
     stem = _place(error)
@@ -231,19 +231,19 @@ def _is_other_type(
 
 
 def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
-    """Whether a place is within another, whatever kinds the values there are taken for."""
+    """Return whether a location is inside another, ignoring the assumed types."""
     keys, above = _keys_of(place), _keys_of(other)
     return len(keys) > len(above) and keys[: len(above)] == above
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Where an error is, without what a value that may be of several types was taken for."""
+    """Return the location of an error, without the assumed type of a value with several types."""
     place = error["loc"]
     return place[:-1] if place and place[-1] in _PLAIN else place
 
 
 def _words(error: ErrorDetails, described: Any) -> str:
-    """What one failed check says, in the language of manifests."""
+    """Return the message of an error in the terms of manifests."""
     if error["type"] == "missing":
         return "it is missing"
     if error["type"] == "union_tag_invalid":
@@ -258,7 +258,7 @@ def _words(error: ErrorDetails, described: Any) -> str:
 
 
 def _hint(error: ErrorDetails) -> str | None:
-    """What to do about what one failed check says."""
+    """Return the hint for an error, or None."""
     kind, name = error["type"], str(error["loc"][-1]) if error["loc"] else ""
     reported = error["input"]
     expected = _QUOTED.findall(str(_context(error).get("expected_tags") or _expected(error)))

@@ -1,13 +1,10 @@
-"""Validation of references in templates: settings, slices, fields.
+"""Validation of names that templates look up: settings, names of slices, fields of records.
 
-What the texts of components mean: which are templates, and which variables those have.
+Templates that read a missing value render an empty string. The stream would then request something
+else, without an error. Names that only a custom class of the connector knows are not checked.
 
-The variables are those that the reference gives each place (`interpolation_context` of its schema).
-
-What a stream looks up by name that is not there: settings, names of slices, fields of records.
-
-Templates that look into what is missing give an empty text, so that the stream asks for something
-else and fails nowhere. What only a class of the connector's own knows is left alone.
+The module also defines which fields of components are templates, and which variables they have. The
+variables are those of the reference (`interpolation_context` in its schema).
 """
 
 from __future__ import annotations
@@ -42,10 +39,10 @@ _JWT: Final = _CONFIG | {"json_loads"}
 _CHANGE: Final = _CONFIG | {"path", "value", "property"}
 _MADE: Final = _CONFIG | {"components_values", "stream_slice", "stream_template_config"}
 
-#: Templates of requests: they also see what partitions carry with them.
+#: Templates of requests can also use the extra fields of partitions.
 REQUESTER: Final = "HttpRequester"
 
-#: The variables of templates, by the component and the fields that they stand in.
+#: The variables of templates, by component type and field.
 VARIABLES: Final = {
     (kind, field): variables
     for kind, fields, variables in (
@@ -143,7 +140,8 @@ VARIABLES: Final = {
         ("StreamConfig", "configs_pointer", _CONFIG),
         ("UnionPartitionRouter", "partition_field", _CONFIG),
         ("WaitTimeFromHeader", "header regex max_waiting_time_in_seconds", _CONFIG),
-        # Its wait_time_in_seconds may fail, as in the reference: others may know.
+        # Its wait_time_in_seconds may fail, as in the reference: other strategies may return a
+        # wait.
         ("WaitTimeFromResponse", "max_waiting_time_in_seconds", _CONFIG),
         (
             "WaitUntilTimeFromHeader",
@@ -154,7 +152,7 @@ VARIABLES: Final = {
     for field in fields.split()
 }
 
-#: Durations, maybe told by templates.
+#: Fields with durations, optionally as templates.
 DURATIONS: Final = frozenset(
     {
         ("DatetimeBasedCursor", "cursor_granularity"),
@@ -168,7 +166,7 @@ DURATIONS: Final = frozenset(
         ("StateDelegatingStream", "api_retention_period"),
     }
 )
-#: Formats by which times are read.
+#: Fields with formats for parsing times.
 FORMATS: Final = frozenset(
     {
         ("DatetimeBasedCursor", "cursor_datetime_formats"),
@@ -176,7 +174,7 @@ FORMATS: Final = frozenset(
         ("OAuthAuthenticator", "token_expiry_date_format"),
     }
 )
-#: Whole numbers, maybe told by templates.
+#: Fields with integers, optionally as templates.
 WHOLE: Final = frozenset(
     {
         ("AsyncRetriever", "failed_retry_wait_time_in_seconds"),
@@ -191,7 +189,7 @@ WHOLE: Final = frozenset(
         ("Rate", "limit"),
     }
 )
-#: Regular expressions, maybe told by templates.
+#: Fields with regular expressions, optionally as templates.
 PATTERNS: Final = frozenset(
     {
         ("HttpRequestRegexMatcher", "url_path_pattern"),
@@ -199,7 +197,7 @@ PATTERNS: Final = frozenset(
         ("WaitUntilTimeFromHeader", "regex"),
     }
 )
-#: Paths of keys, each a segment of its own.
+#: Fields with paths, as lists of keys.
 PATHS: Final = frozenset(
     {
         ("DpathExtractor", "field_path"),
@@ -210,7 +208,7 @@ PATHS: Final = frozenset(
         ("SessionTokenAuthenticator", "session_token_path"),
     }
 )
-#: Statuses of answers.
+#: Fields with HTTP status codes.
 STATUSES: Final = frozenset(
     {
         ("HTTPAPIBudget", "status_codes_for_ratelimit_hit"),
@@ -224,7 +222,7 @@ ENCODINGS: Final = frozenset({("CsvDecoder", "encoding"), ("JsonItemsDecoder", "
 METHODS: Final = frozenset({("HttpRequestRegexMatcher", "method")})
 URLS: Final = frozenset({(REQUESTER, "url"), (REQUESTER, "url_base"), ("QuotaStatusSource", "url")})
 
-#: What a component is that stands at a place and needs no `type` there.
+#: The type of a component that needs no `type`, by the place where it is used.
 UNTYPED: Final = {
     "FixedWindowCallRatePolicy.matchers": "HttpRequestRegexMatcher",
     "MovingWindowCallRatePolicy.matchers": "HttpRequestRegexMatcher",
@@ -234,7 +232,7 @@ UNTYPED: Final = {
     "ConfigAddFields.fields": "AddedFieldDefinition",
     "DynamicSchemaLoader.schema_type_identifier": "SchemaTypeIdentifier",
 }
-#: What is data, or a class's own business, and no component.
+#: Keys with data, or with options of a custom class, instead of components.
 OPAQUE: Final = frozenset(
     {
         "$parameters",
@@ -258,15 +256,15 @@ OPAQUE: Final = frozenset(
 
 _Keys = tuple[str | int, ...]
 _SLICES: Final = frozenset({"stream_slice", "stream_interval", "stream_partition"})
-#: What a slice has besides its names, and what dictionaries can do.
+#: Attributes of a slice in addition to its names, and the methods of dictionaries.
 _OF_SLICES: Final = frozenset({"parent_slice", "extra_fields", "partition", "cursor_slice"})
 _METHODS: Final = frozenset(dir(dict))
-#: Retrievers within a stream, whose slices are others.
+#: Keys of a stream whose retrievers have other slices.
 _OTHER_SLICES: Final = frozenset(
     {"schema_loader", "truncated_list_retriever", "property_list", "components_resolver"}
 )
 _CURSORS: Final = ("DatetimeBasedCursor", "IncrementingCountCursor")
-#: Transformations after which nobody knows what the fields of a record are called.
+#: Transformations after which the names of a record's fields are unknown.
 _RENAMING: Final = frozenset(
     {
         *("KeysToLower", "KeysToSnakeCase", "KeysReplace", "FlattenFields", "DpathFlattenFields"),
@@ -274,16 +272,17 @@ _RENAMING: Final = frozenset(
     }
 )
 _NEAR: Final = 0.8
-#: Where a value that is missing leaves a field of a record empty, and the rest is read.
+#: Components where a missing value leaves a field of a record empty, and records are still read.
 _OF_RECORDS: Final = frozenset({"AddedFieldDefinition", "AddFields", "RemoveFields", "KeysReplace"})
-#: What a request is sent without if a setting is missing.
+#: Parts of a request that are omitted if a setting is missing.
 _OPTIONAL: Final = frozenset({"request_headers", "request_parameters", "request_body_json"})
 
 
 def settings_of(content: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the names that a configuration can have; None: nobody knows them.
+    """Return the names that a configuration can have, or None if they are unknown.
 
-    They are the manifest's `spec`, what its rules add, and where new tokens are kept.
+    They are the names in the manifest's `spec`, names that its rules add, and the paths where
+    refreshed tokens are stored.
     """
     spec = content.get("spec")
     asked = spec.get("connection_specification") if isinstance(spec, dict) else None
@@ -305,7 +304,7 @@ def settings_of(content: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def _made_by(node: Mapping[str, Any]) -> Iterator[str]:
-    """The settings that a component of a manifest makes itself."""
+    """Yield the settings that a component of a manifest creates itself."""
     for one in [node, *(node.get("fields") or [])] if _is_of_settings(node.get("type")) else ():
         path = one.get("path") or one.get("field_path") if isinstance(one, dict) else None
         yield from map(str, path[:1] if isinstance(path, list) else ())
@@ -319,7 +318,7 @@ def _is_of_settings(kind: object) -> bool:
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The names of an object's properties, in any of its forms."""
+    """Yield the names of an object's properties, including all alternatives."""
     properties = schema.get("properties")
     yield from properties if isinstance(properties, dict) else ()
     for several in ("oneOf", "anyOf", "allOf"):
@@ -332,13 +331,13 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[str]:
 def problems_of_lookups(
     described: Any, spot: Spot, stream: str, settings: Collection[str] | None
 ) -> Iterator[Problem]:
-    """Report what a stream looks up in vain, as far as the manifest tells.
+    """Yield a problem for each name that a stream looks up and that the manifest does not define.
 
     Args:
-        described: the stream, with what it inherits in its place.
-        spot: where it stands.
+        described: the stream, with inherited values filled in.
+        spot: its location.
         stream: its name.
-        settings: the names that a configuration can have; None: nobody knows them.
+        settings: the names that a configuration can have, or None if they are unknown.
     """
     for keys, message, hint, is_warning in _in_node(described, (), None, None, settings):
         yield spot.within(described, keys).problem(message, stream, hint, is_warning=is_warning)
@@ -389,12 +388,12 @@ def _in_field(
 
 
 class _Lookup(NamedTuple):
-    """What a template looks up.
+    """A name that a template looks up.
 
     Attributes:
         variable: `config`, or one of the names of a slice.
         key: the name in it.
-        is_needed: whether the template can't do without.
+        is_needed: whether the template requires the value.
     """
 
     variable: str
@@ -420,7 +419,7 @@ def _unknown(
     if known is None or key in known or key in _METHODS:
         return
     near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
-    # What a template asks for and can do without may be a setting that nobody is asked for.
+    # A setting with a fallback in the template may be undocumented.
     if variable == "config" and not is_needed and not near:
         return
     hint = f"Did you mean {near[0]!r}?" if near else "Name one that is there."
@@ -432,7 +431,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _texts(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
-    """The templates of a field; components in it report their own."""
+    """Yield the templates of a field; components in it report their own."""
     if isinstance(value, str):
         if is_template(value):
             yield value, keys
@@ -445,7 +444,7 @@ def _texts(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
 
 
 def _looked_up(text: str) -> Iterator[_Lookup]:
-    """What a template looks up in the configuration and in slices."""
+    """Yield the names that a template looks up in the configuration and in slices."""
     tree = syntax_of(text)
     if tree is None:
         return
@@ -468,7 +467,7 @@ def _looked_up(text: str) -> Iterator[_Lookup]:
 
 
 def _named_in(node: nodes.Node) -> tuple[str, str | None]:
-    """The variable and the key of a lookup; the key is None where it is no plain text."""
+    """Return the variable and the key of a lookup; the key is None unless it is a constant."""
     if isinstance(node, nodes.Getattr | nodes.Getitem) and isinstance(node.node, nodes.Name):
         if isinstance(node, nodes.Getattr):
             return node.node.name, node.attr
@@ -478,7 +477,7 @@ def _named_in(node: nodes.Node) -> tuple[str, str | None]:
 
 
 def _names_of_slices(stream: Mapping[str, Any]) -> frozenset[str] | None:
-    """The names that a stream's slices have; None: a class or a template says what they are."""
+    """Return the names in a stream's slices, or None if a class or a template determines them."""
     retriever = stream.get("retriever")
     if not isinstance(retriever, dict):
         return None
@@ -492,7 +491,7 @@ def _names_of_slices(stream: Mapping[str, Any]) -> frozenset[str] | None:
             ("partition_field_end", "end_time"),
         ):
             found.add(str(cursor.get(key) or default))
-        # A cursor that counts has `start` and no end.
+        # The slices of a counting cursor have `start` and no end.
         found.add("start")
     routers = retriever.get("partition_router") or []
     for router in routers if isinstance(routers, list) else [routers]:
@@ -523,7 +522,7 @@ def _names_of_router(router: Any) -> set[str] | None:
 
 
 def _of_stream(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
-    """What is wrong with the parts of a stream together."""
+    """Yield the problems that concern several parts of a stream."""
     cursor = stream.get("incremental_sync")
     fields = _fields_of(stream)
     if isinstance(cursor, dict) and cursor.get("type") in _CURSORS:
@@ -556,7 +555,7 @@ def _of_cursor_field(name: str, place: _Keys, fields: set[str] | None) -> Iterat
 
 
 def _fields_of(stream: Mapping[str, Any]) -> set[str] | None:
-    """The fields that a stream's records have by its schema; None: nobody knows them."""
+    """Return the fields of a stream's records according to its schema; None if they are unknown."""
     loader = stream.get("schema_loader")
     schema = loader.get("schema") if isinstance(loader, dict) else None
     properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -576,7 +575,7 @@ def _fields_of(stream: Mapping[str, Any]) -> set[str] | None:
 
 
 def _of_dependencies(stream: Mapping[str, Any], keys: _Keys) -> Iterator[_Found]:
-    """Parents that are to be read incrementally, and can't be."""
+    """Yield incremental dependencies on parents that cannot be read incrementally."""
     retriever = stream.get("retriever")
     routers = retriever.get("partition_router") if isinstance(retriever, dict) else None
     for number, router in enumerate(routers if isinstance(routers, list) else [routers]):

@@ -1,8 +1,7 @@
-"""Schema loaders: inline, file, dynamic.
+"""Schema loaders: the JSON schema of a stream's records.
 
-Schemas that the API tells: the fields that a record lists, and what their types are.
-
-The JSON schema of a stream's records: in the manifest, in a file beside it, or from the API.
+A schema is part of the manifest, is stored in a file next to it, is built from an API response that
+lists fields and types, or is returned by a custom class.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _AIRBYTE: Final = "airbyte_type"
-#: What manifests call types, and what they are in a schema.
+#: The JSON schema of each type name that manifests use.
 _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "string": {"type": ["null", "string"]},
     "boolean": {"type": ["null", "boolean"]},
@@ -77,15 +76,16 @@ _EITHER: Final = 2
 def schema_in(
     record: Record | None, loader: DynamicSchemaLoader, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The schema that a record tells.
+    """Build a schema from a record that lists fields and types.
 
     Args:
-        record: the record; None: there was none, and there are no fields.
-        loader: where in it the fields are.
-        config: what the user has set.
+        record: the record, or None if the API returned none, which gives a schema without fields.
+        loader: the paths of the fields in the record.
+        config: the user's configuration.
 
     Raises:
-        SourceError: the record tells no fields there, or one with no name or an unknown type.
+        SourceError: the record has no list of fields there, or a field without a name or with an
+            unknown type.
         ConfigurationError: a template cannot be evaluated.
     """
     identifier = loader.schema_type_identifier
@@ -168,7 +168,10 @@ def _named(told: Any, name: str) -> dict[str, Any]:
 def _kept(
     properties: dict[str, Any], loader: DynamicSchemaLoader, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields for which the filter holds; it sees each as an object with that one key."""
+    """Return the fields that the filter keeps.
+
+    The filter sees each field as an object with one key.
+    """
     if loader.schema_filter is None:
         return properties
     if isinstance(loader.schema_filter, CustomRecordFilter):
@@ -204,22 +207,23 @@ def _changed(
     return properties
 
 
-#: What is read where the API tells a schema.
+#: The name under which schema requests are sent.
 _NAME: Final = "dynamic_properties"
-#: A file's place names the connector's Python package first.
+#: Paths of schema files may start with the name of the connector's Python package.
 _PACKAGE: Final = re.compile(r"(\./)?source_[a-z0-9_]+/")
 
 
 def schema_of(stream: DeclarativeStream, api: Api) -> dict[str, Any]:
-    """A stream's schema; empty if there is none.
+    """Return a stream's schema, or an empty one if the stream has none.
 
     Args:
         stream: the stream.
-        api: its manifest's folder has the schema files; and it is asked where it tells the schema.
+        api: the API, which is called by dynamic schema loaders. Its manifest's folder contains the
+            schema files.
 
     Raises:
-        ConfigurationError: a schema file cannot be read, or is elsewhere.
-        SourceError: the API does not tell the schema.
+        ConfigurationError: a schema file cannot be read, or is outside the manifest's folder.
+        SourceError: the API does not return the schema.
     """
     loaders, file = stream.schema_loader, api.file
     if not loaders:
@@ -255,13 +259,13 @@ def _loaded(loader: SchemaLoader, stream: DeclarativeStream, api: Api) -> dict[s
 
 
 def asked_once(retriever: SimpleRetriever) -> SimpleRetriever:
-    """A retriever whose answers are kept: who asks the same again in a run gets them."""
+    """Return a retriever with a response cache, so that a run sends equal requests only once."""
     requester = retriever.requester.model_copy(update={"use_cache": True})
     return retriever.model_copy(update={"requester": requester})
 
 
 def _records(retriever: Retriever, api: Api) -> Iterator[Record]:
-    """What a retriever brings without a slice: partitions tell no schemas."""
+    """Yield a retriever's records without partitions, because partitions do not affect schemas."""
     whole = StreamSlice()
     if not isinstance(retriever, AsyncRetriever):
         yield from Retrieval(asked_once(retriever), api, _NAME).records(whole)

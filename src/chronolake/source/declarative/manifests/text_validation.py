@@ -1,12 +1,9 @@
-"""Validation of texts and keys of a manifest.
+"""Static validation of the texts and keys of a manifest.
 
-The fields that components have, and keys that are nearly one of them.
+Unknown keys are ignored, as in the reference, because they may be intentional. Keys that are
+similar to a field of their component are reported.
 
-A key that no component knows is passed over, as in the reference, and may be there on purpose.
-
-What is wrong with the texts and keys of a manifest, as far as is known without reading anything.
-
-None of it keeps a stream from being read: a text that is never evaluated does no harm.
+None of these problems keeps a stream from being read: a text that is never evaluated does no harm.
 """
 
 from __future__ import annotations
@@ -52,17 +49,17 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.manifests.problems import Problem, Spot
 
 
-#: Who imports these has all components.
+#: The modules that import all components.
 _MODULES: Final = (requests, spec, spec, streams, streams)
-#: How near a key has to be to a field to be taken for it.
+#: The minimum similarity (0 to 1) at which a key is taken for a misspelled field.
 _CLOSE: Final = 0.8
 
 
 def misspelled_in(node: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
-    """Keys of a component that are no fields, each with the field that it is nearly.
+    """Yield the unknown keys of a component, each with the field that it is similar to.
 
     Args:
-        node: the component, with what it inherits in its place.
+        node: the component, with inherited values filled in.
         kind: its `type`.
     """
     fields = _fields().get(kind)
@@ -70,7 +67,7 @@ def misspelled_in(node: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str
         return
     inherited = node.get("$parameters")
     given = inherited if isinstance(inherited, dict) else {}
-    # A field that has to be there is told as missing, with the key that is near it.
+    # A missing required field is reported separately, with the key that is similar to it.
     left = [name for name, is_required in fields.items() if name not in node and not is_required]
     for key in node:
         if key in fields or key in given:
@@ -81,7 +78,7 @@ def misspelled_in(node: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str
 
 @cache
 def _fields() -> dict[str, dict[str, bool]]:
-    """The fields of each kind, and whether they have to be there."""
+    """Return the fields of each component type, and whether they are required."""
     return {
         name: {
             field.alias or key: field.is_required() for key, field in component.model_fields.items()
@@ -114,15 +111,15 @@ def problems_of_texts(
     kind: str = "",
     open_to: Sequence[Sequence[str]] = (),
 ) -> list[Problem]:
-    """What is wrong with the texts of a component and of all in it.
+    """Return the problems of the texts in a component and in its subcomponents.
 
     Args:
-        described: the component, with what it inherits in its place.
-        spot: where it stands.
+        described: the component, with inherited values filled in.
+        spot: its location.
         stream: the stream that it belongs to, or None.
-        kind: what it is, if it does not say so.
-        open_to: paths, maybe patterns or templates, to what is not there yet: what stands there
-            does not matter.
+        kind: its type, if it has no `type` key.
+        open_to: paths whose values will be replaced, optionally patterns or templates. Problems at
+            these paths are ignored.
     """
     carried = _carried_in(described)
     return [
@@ -133,7 +130,7 @@ def problems_of_texts(
 
 
 def _carried_in(described: Any) -> frozenset[str] | None:
-    """What partitions carry for templates of requests; None: a class says what that is."""
+    """Return the extra fields of partitions, or None if a custom class determines them."""
     found: set[str] = set()
     left = [described]
     while left:
@@ -170,7 +167,7 @@ def _in_component(
     for name, value in node.items():
         for within, fault in _of_field(kind, name, value, carried):
             yield (*keys, name, *within), fault
-        # A class knows itself what it is given.
+        # Only a custom class knows its options.
         is_known = not kind.startswith("Custom") or name == "parent_stream_configs"
         if name not in OPAQUE and is_known:
             yield from _in_component(value, (*keys, name), f"{kind}.{name}", carried)
@@ -195,16 +192,16 @@ def _of_field(
 
 
 def _templates_in(field: tuple[str, str], value: Any) -> Iterator[tuple[str, _Keys]]:
-    """The texts of a field that are evaluated."""
+    """Return the texts of a field that are evaluated, with their keys."""
     if field == ("ListPartitionRouter", "values") and not isinstance(value, str):
         return iter(())
-    # A component that stands there tells of its texts itself.
+    # A component in this field reports its own texts.
     is_component = isinstance(value, dict) and value.get("type") == "MinMaxDatetime"
     return iter(()) if is_component else _texts_in(value, ())
 
 
 def _texts_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
-    """The texts of a value, keys among them; not of components in it."""
+    """Yield the texts of a value, including keys of mappings but not texts of components."""
     if isinstance(value, str):
         yield value, keys
     elif isinstance(value, list):
@@ -218,7 +215,7 @@ def _texts_in(value: Any, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
 
 
 def _plain_in(value: Any, *, is_always: bool) -> Iterator[tuple[Any, _Keys]]:
-    """The texts and numbers of a field, but for templates where it may have them."""
+    """Yield the texts and numbers of a field, without templates if the field may contain them."""
     if isinstance(value, list):
         for number, one in enumerate(value):
             for found, _ in _plain_in(one, is_always=is_always):
@@ -232,7 +229,7 @@ def _of_text(look: Callable[[str], Iterator[Fault]]) -> Callable[[Any], Iterator
 
 
 def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
-    """What is wrong with the fields of a cursor together."""
+    """Yield the problems of a cursor that concern several of its fields."""
     step, granularity = node.get("step"), node.get("cursor_granularity")
     if bool(step) is not bool(granularity):
         yield (
@@ -244,7 +241,7 @@ def _of_cursor(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault
         )
     text = node.get("datetime_format")
     if isinstance(text, str):
-        # One that no time is read by may have more directives.
+        # A format that is not used for parsing may have more directives.
         for fault in faults_of_format(text, is_read=not node.get("cursor_datetime_formats")):
             yield (*keys, "datetime_format"), fault
     yield from _of_moments(node, keys)
@@ -265,7 +262,7 @@ def _of_whole_number(text: str) -> Iterator[Fault]:
 
 
 def _of_moments(node: dict[str, Any], keys: _Keys) -> Iterator[tuple[_Keys, Fault]]:
-    """Report times of a cursor that don't have the format by which they are read."""
+    """Yield the times of a cursor that do not match their format."""
     own = node.get("datetime_format")
     for name in ("start_datetime", "end_datetime"):
         reported = node.get(name)

@@ -1,12 +1,8 @@
-"""YAML with line numbers, references resolved, $parameters inherited.
+"""YAML with line numbers, resolved references, default types and inherited `$parameters`.
 
-YAML whose mappings and lists know the lines they stand in, and references resolved in it.
-
-What components have without saying so: kinds that their places give, and `$parameters`.
-
-The rules are those of low-code connectors (`specs/airbyte-declarative.md`): a component gets the
-parameters of all around it, its own over theirs, and each of them is a key of its own where it has
-none of that name.
+The rules are those of low-code connectors (`specs/airbyte-declarative.md`): a component inherits
+the parameters of all outer components, and its own parameters take precedence. Each parameter
+becomes a key of the component unless the component has a key with this name.
 """
 
 from __future__ import annotations
@@ -25,24 +21,24 @@ if TYPE_CHECKING:
 
 
 _REFERENCE: Final = "$ref"
-#: So many nodes a manifest may have with all references in their places.
+#: The maximum number of nodes in a manifest after references are resolved.
 _MOST_NODES: Final = 400_000
 _DEEPEST: Final = 100
-#: So many levels may overflow the stack of what makes nodes.
+#: The nesting that may overflow the stack of the parser that creates nodes.
 _OVERFLOWS: Final = 10_000
-#: These hold values of a configuration, which may look like references.
+#: Keys with values of a configuration, which may look like references.
 _LITERAL: Final = ("config_overrides",)
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """What stands where a reference leads nowhere.
+    """A reference that cannot be resolved; it takes the place of the value.
 
     Attributes:
-        line: where the reference stands, the first line being 1; None if that is not known.
-        path: the keys that lead to it.
-        message: what is wrong with it.
-        hint: what to do about it.
+        line: the line of the reference, starting at 1, or None if it is unknown.
+        path: the path of its keys.
+        message: the problem.
+        hint: how to correct it.
     """
 
     line: int | None
@@ -52,9 +48,9 @@ class Unknown:
 
 
 class Mapped(dict[str, Any]):
-    """A mapping that knows the lines of its keys, the first of the file being 1.
+    """A mapping with the line numbers of its keys, starting at 1.
 
-    One whose `$ref` leads nowhere is incomplete: nobody knows what else is in it.
+    A mapping whose `$ref` cannot be resolved is incomplete: its other keys are unknown.
     """
 
     def __init__(
@@ -69,7 +65,7 @@ class Mapped(dict[str, Any]):
 
 
 class Listed(list[Any]):
-    """A list that knows the lines of its items."""
+    """A list with the line numbers of its items."""
 
     def __init__(self, items: Iterable[Any] = (), lines: list[int] | None = None) -> None:
         super().__init__(items)
@@ -77,10 +73,11 @@ class Listed(list[Any]):
 
 
 def read(path: Path) -> Mapped:
-    """The mapping that a YAML or JSON file holds.
+    """Read a YAML or JSON file that contains a mapping.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no YAML, or holds something else.
+        ConfigurationError: the file cannot be read, is not valid YAML, or does not contain a
+            mapping.
     """
     loader_type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -107,7 +104,7 @@ def read(path: Path) -> Mapped:
 
 
 def _expect_shallow(text: str, loader_type: Any) -> None:
-    """Refuse a text that is nested so deeply that its nodes would overflow the stack."""
+    """Raise MarkedYAMLError if a text is nested so deeply that parsing would overflow the stack."""
     if max(text.count("["), text.count("{"), text.count("- "), text.count(":")) < _OVERFLOWS:
         return
     depth = 0
@@ -144,28 +141,29 @@ def _located(loader: Any, node: yaml.Node, known: dict[int, Any], depth: int) ->
 
 
 def resolved(whole: Mapped, *, file: str) -> tuple[Mapped, list[Unknown]]:
-    """A copy in which every reference stands for what it refers to; and those that lead nowhere.
+    """Return a copy with all references resolved, and the references that cannot be resolved.
 
-    `#/a/b` is the value of `b` in `a`; a key may have slashes in its name, and the longest name
-    that is there counts. What stands beside a `$ref` goes over what the reference has.
+    `#/a/b` is the value of `b` in `a`. Keys may contain slashes; the longest existing key is used.
+    Keys next to a `$ref` override keys of the referenced value.
 
     Raises:
-        ConfigurationError: it has too many parts then.
+        ConfigurationError: the result has too many nodes.
     """
     resolution = _Resolution(whole, file)
     found: Mapped = resolution.of(whole, ())
     return found, sorted(resolution.unknown.values(), key=lambda one: one.line or 0)
 
 
-#: The keys and numbers that lead to a value.
+#: The keys and indexes of a value.
 _Keys = tuple[str | int, ...]
 
 
 class _Resolution:
-    """References in their places.
+    """The state of one pass that resolves references.
 
     Attributes:
-        unknown: those that lead nowhere, each once, wherever it is used; and one for each circle.
+        unknown: the references that cannot be resolved: one entry for each location, and one for
+            each cycle.
     """
 
     def __init__(self, whole: Mapped, file: str) -> None:
@@ -246,7 +244,7 @@ def _at(node: Any, path: str) -> tuple[Any, _Keys]:
 
 
 def unknown_in(node: Any) -> Iterator[Unknown]:
-    """The references that lead nowhere, within a value."""
+    """Yield the unresolved references in a value."""
     if isinstance(node, Unknown):
         yield node
     elif isinstance(node, dict):
@@ -260,15 +258,14 @@ def unknown_in(node: Any) -> Iterator[Unknown]:
 
 
 def is_unknown(node: Any) -> bool:
-    """Whether a value, or a part of it that it may need, stands where a reference leads nowhere."""
+    """Return whether a value, or a part that it may need, is an unresolved reference."""
     return isinstance(node, Unknown) or (isinstance(node, Mapped) and node.incomplete is not None)
 
 
 def line_of(node: Any, path: Iterable[str | int]) -> tuple[int | None, str]:
-    """Where a value stands that is reached by keys and numbers, and its path as people write it.
+    """Return the line of a value, given its keys and indexes, and its path as a string.
 
-    Parts of the path that are not there (what tells kinds apart, a key that is missing) are passed
-    over.
+    Parts of the path that do not exist (union tags, missing keys) do not change the line.
     """
     line: int | None = None
     spelled = ""
@@ -287,7 +284,7 @@ def line_of(node: Any, path: Iterable[str | int]) -> tuple[int | None, str]:
 
 
 def value_of(node: Any, path: Iterable[str | int]) -> Any:
-    """The value that is reached by keys and numbers; parts that are not there are passed over."""
+    """Return the value at the keys and indexes; parts that do not exist are skipped."""
     for part in path:
         is_item = isinstance(node, list) and isinstance(part, int) and part < len(node)
         if is_item or (isinstance(node, dict) and part in node):
@@ -297,7 +294,7 @@ def value_of(node: Any, path: Iterable[str | int]) -> Any:
 
 PARAMETERS: Final = "$parameters"
 
-#: What a component is that stands at a place and does not say so.
+#: The type of a component without a `type`, by the place where it is used.
 KINDS: Final = {
     "CompositeErrorHandler.error_handlers": "DefaultErrorHandler",
     "CursorPagination.decoder": "JsonDecoder",
@@ -337,7 +334,7 @@ KINDS: Final = {
     "DynamicSchemaLoader.retriever": "SimpleRetriever",
     "SchemaTypeIdentifier.types_map": "TypesMap",
 }
-#: The same for components that name a Python class.
+#: The same for components with a `class_name`.
 _CUSTOM_KINDS: Final = {
     "CompositeErrorHandler.backoff_strategies": "CustomBackoffStrategy",
     "DeclarativeStream.retriever": "CustomRetriever",
@@ -358,13 +355,13 @@ def inherited(
     *,
     is_outer_first: bool = False,
 ) -> Mapped:
-    """A copy of a component and all in it, with kinds and parameters in their places.
+    """Return a copy of a component with default types and parameters, at every level.
 
     Args:
-        component: with its references resolved.
-        place: its parent's kind and the key that it stands under, as `SimpleRetriever.paginator`.
-        given: the parameters of all around it.
-        is_outer_first: the parameters of all around a component go over its own.
+        component: the component, with references resolved.
+        place: its parent's type and its key, for example `SimpleRetriever.paginator`.
+        given: the parameters of all outer components.
+        is_outer_first: whether parameters of outer components override the component's own.
     """
     found = Mapped(component.items(), dict(component.lines), component.incomplete)
     if "type" not in found:
@@ -375,7 +372,7 @@ def inherited(
     parameters = {**own, **around} if is_outer_first else {**around, **own}
     kind = found.get("type")
     if kind == "object" or isinstance(kind, list | dict):
-        # A JSON schema has types of its own.
+        # The `type` of a JSON schema has another meaning.
         return found
     if kind is None:
         for name, value in found.items():
@@ -385,7 +382,7 @@ def inherited(
     for name, value in parameters.items():
         found[name] = found.get(name) or value
     for name, value in found.items():
-        # A parameter is not handed to what it stands for itself.
+        # A parameter is not passed to the value that has its name.
         handed = {key: parameter for key, parameter in parameters.items() if key != name}
         found[name] = _within(value, f"{kind}.{name}", handed, is_outer_first=is_outer_first)
     if parameters and PARAMETERS not in found:
@@ -394,7 +391,7 @@ def inherited(
 
 
 def _own(component: Mapped) -> dict[str, Any]:
-    """The parameters of a component, taken out of it; what are none stay, to be told."""
+    """Remove and return a component's parameters; invalid ones remain in place to be reported."""
     reported = component.get(PARAMETERS) or {}
     if not isinstance(reported, dict):
         return {}
@@ -403,7 +400,7 @@ def _own(component: Mapped) -> dict[str, Any]:
 
 
 def _within(value: Any, place: str, given: dict[str, Any], *, is_outer_first: bool) -> Any:
-    """The same of what stands at a place: a component, several of them, or a plain value."""
+    """Apply `inherited` to the value of a key: a component, a list of them, or a plain value."""
     if isinstance(value, Mapped):
         return inherited(value, place, given, is_outer_first=is_outer_first)
     if not isinstance(value, Listed):
