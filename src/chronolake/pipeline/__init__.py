@@ -1,13 +1,15 @@
-"""Pipelines: what is brought from a source into tables, run by run.
+"""Pipelines: copying changes from a source to tables, run by run.
 
-A run takes the pipeline's lease (`lease`), and for each of its streams (`streams`) lands what its
-source (`chronolake.source`) has by now, where that keeps no lake of its own (`landing`). Then it
-applies what was landed since the table's watermark (`apply`, with `table_writer` and `rebuild`;
-`purge` takes what was purged out of our own files). The watermark is published with the rows, so
-that a run that dies continues where its tables are. `store` remembers what became of runs (`sync`,
-`stream_run`), as `events` tells it, `token_store` what sources have to know again, and `state`
-shows and moves positions.
+A run takes the pipeline's lease (`lease`). For each of its streams (`streams`), it lands new data
+of the
+source (`chronolake.source`), unless the source is itself a raw lake (`landing`). Then it applies
+the landed files after the table's watermark (`apply`, with `table_writer` and `rebuild`; `purge`
+erases purged records from Chronolake's own files). The watermark is published with the rows, so the
+run after a crash continues at the state of its tables. `store` records the outcome of runs (`sync`,
+`stream_run`), which `events` reports, `token_store` stores the tokens of sources, and `state` shows
+and moves offsets.
 
-Who looks at runs (`run_history`) and at how fresh tables are (`freshness`) reads the store through
-`run_history`, and never writes.
+The modules that report on runs (`run_history`) and on the freshness of tables (`freshness`) read
+the
+store through `run_history` and never write.
 """

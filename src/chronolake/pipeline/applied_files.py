@@ -1,7 +1,7 @@
-"""Of which files a stream's table is made, as its properties say it: published with its rows.
+"""The files that a stream's table was built from, as table properties published with its rows.
 
-Two things are apart: from where the next files are applied (the watermark), which a person may move
-back, and what the table holds, which only grows. What is applied again counts once.
+The watermark is the file after which the next files are applied, and a user may move it back. The
+set of applied files only grows. Files that are applied twice count once.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadeOf:
-    """The files that a table is made of.
+    """The files that a table was built from.
 
     Attributes:
-        watermark: files that were written after it are applied next; None: all of them are.
-        furthest: the last file that was ever applied; None: none was.
-        files: how many files the table is made of.
-        quarantine: the files up to the furthest one that it is made without; None: none ever was.
+        watermark: files that were written after this one are applied next; None to apply all.
+        furthest: the last file that was ever applied; None if none was.
+        files: number of files that the table was built from.
+        quarantine: the files up to the furthest one that were left out; None if none ever was.
     """
 
     watermark: str | None = None
@@ -46,7 +46,7 @@ class MadeOf:
 
     @classmethod
     def told_by(cls, table: IcebergTable) -> Self:
-        """What a table says of itself."""
+        """Return the applied files from a table's properties."""
         watermark = table.property_of(WATERMARK_PROPERTY)
         furthest = table.property_of(FURTHEST_PROPERTY) or watermark
         reported = table.property_of(QUARANTINED_PROPERTY)
@@ -55,7 +55,7 @@ class MadeOf:
 
     @property
     def properties(self) -> dict[str, str]:
-        """What the table says then; without a watermark, that property has to go."""
+        """Return the table properties; callers must remove that of a missing watermark."""
         reported = {WATERMARK_PROPERTY: self.watermark, FURTHEST_PROPERTY: self.furthest}
         known = {name: mark for name, mark in reported.items() if mark is not None}
         if self.quarantine is not None:
@@ -63,7 +63,7 @@ class MadeOf:
         return {**known, FILES_PROPERTY: str(self.files)}
 
     def with_files(self, files: Sequence[DataFile], bad: Sequence[BadFile] = ()) -> Self:
-        """The same with more files.
+        """Return the applied files with more files.
 
         Args:
             files: in the order of their writing, at least one.
@@ -85,10 +85,10 @@ class MadeOf:
         )
 
     def moved(self, watermark: str | None, files: Sequence[DataFile]) -> Self:
-        """The same where the next files are applied after another one than before.
+        """Return the applied files after moving the watermark.
 
         Args:
-            watermark: the file; None: all are applied. What is skipped counts as applied.
+            watermark: the new watermark; None to apply all files. Skipped files count as applied.
             files: all files of the lake, in the order of their writing.
         """
         skipped = applied_of(files, watermark)[len(applied_of(files, self.furthest)) :]
@@ -97,18 +97,18 @@ class MadeOf:
 
 
 def quarantine_of(lake: Lake, name: TableName) -> Quarantine:
-    """Return the files that a table was made without.
+    """Return the files that were left out of a table.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
     """
     return Quarantine.from_json(lake.catalog.load(name).property_of(QUARANTINED_PROPERTY))
 
 
 def is_of_lake(table: IcebergTable, stream: Stream) -> bool:
-    """Whether a table is made of files of the lake that its stream is configured to read.
+    """Return whether a table was built from the lake that its stream is configured to read.
 
-    A lake may have another place by now: the last file of the table is there then.
+    If the lake has moved, the last file of the table exists at the new location.
     """
     before = table.property_of(LAKE_PROPERTY)
     if before is None or before == str(stream.folder.path):
@@ -119,10 +119,10 @@ def is_of_lake(table: IcebergTable, stream: Stream) -> bool:
 
 
 def expect_same_lake(table: IcebergTable, stream: Stream) -> None:
-    """Refuse to go on with files of another lake than those that a table is made of.
+    """Raise if a table was built from the files of another lake than the configured one.
 
     Raises:
-        SourceError: it is another one.
+        SourceError: it was.
     """
     if is_of_lake(table, stream):
         return

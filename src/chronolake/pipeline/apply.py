@@ -1,4 +1,4 @@
-"""Landed files into a stream's table, step by step; each step is published by itself."""
+"""Application of landed files to a stream's table, in steps that are published one by one."""
 
 from __future__ import annotations
 
@@ -59,19 +59,20 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Files of about so many bytes are applied together.
+#: Target size of the files that are applied together, in bytes.
 STEP_BYTES: Final = 4 * 2**30
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What one step did.
+    """The result of one step.
 
     Attributes:
-        watermark: the last file that is in the table now; None: nothing is, not even a table.
+        watermark: the last file that was applied to the table; None if none was and there is no
+            table.
         files: number of files of the step.
         bytes: their size.
-        rows: their rows, duplicates included.
+        rows: their rows, including duplicates.
         written: rows of the table that are new or changed.
     """
 
@@ -93,24 +94,26 @@ def apply(
 ) -> Iterator[Applied]:
     """Apply files to a stream's table, in steps that are published one by one.
 
-    A table that is kept otherwise than the configuration wants is made anew before the next step.
-    Where a step has values that a column's type cannot be widened for in place, the table is made
-    anew of all files at once: types that go on changing cost that once, and not with every step.
+    A table that does not match its configuration is rebuilt before the next step. If a step has
+    values for
+    which a column's type cannot be widened in place, the table is rebuilt from all files at once:
+    so
+    several type changes cost one rebuild, and not one for each step.
 
     Args:
         lake: the lake.
         stream: the stream.
-        lease: the right to run its pipeline.
-        files: what was landed after the table's watermark, in the order of writing.
-        current: gives the stream as it is configured by now; asked before each step.
-        step_bytes: files of about so many bytes make a step.
+        lease: the lease of its pipeline.
+        files: the files that landed after the table's watermark, in the order of writing.
+        current: returns the stream with its current configuration; called before each step.
+        step_bytes: target size of the files of a step.
 
     Raises:
-        ConfigurationError: the stream cannot be kept as it is configured by now.
-        SourceError: a file cannot be read, or has what cannot be kept.
-        TableExistsError: the table is filled by something else.
+        ConfigurationError: the current configuration is not valid for the stream.
+        SourceError: a file cannot be read, or its data cannot be stored.
+        TableExistsError: the table has another owner.
         LeaseLostError: another process runs the pipeline.
-        CommitError: a step could not be published; those before it are.
+        CommitError: a step could not be published; the steps before it were.
     """
     filling = Filling(lake, stream, lease)
     namings = stream.namings
@@ -147,19 +150,20 @@ class _Step:
 
     @property
     def good(self) -> list[DataFile]:
-        """The files that are read."""
+        """Return the files without the bad ones."""
         return Quarantine(self.bad).readable(self.files)
 
 
 def _apply_step(filling: Filling, step: _Step, namings: Namings) -> Applied | None:
-    """Apply files, without those that turn out to be bad where the stream goes on without them.
+    """Apply files; if the stream quarantines bad files, retry without those that are bad.
 
     Returns:
-        What it did; None: the table has to be made anew of all files.
+        The result; None if the table must be rebuilt from all files.
 
     Raises:
-        BadFileError: files cannot be read, and the stream does not go on without them; or none of
-            the files can, and there is no table that could name them.
+        BadFileError: files cannot be read and the stream does not quarantine them, or none of the
+            files
+            can be read and there is no table to record them.
     """
     while True:
         try:
@@ -195,7 +199,7 @@ def _apply_good(filling: Filling, step: _Step, namings: Namings) -> Applied | No
 
 
 def _leave_out(filling: Filling, table: IcebergTable, step: _Step) -> Applied:
-    """Let a table name files of which none can be read."""
+    """Record files in a table of which none can be read."""
 
     def left_out(current: IcebergTable) -> object:
         filling.lease.guard(current)
@@ -208,13 +212,13 @@ def _leave_out(filling: Filling, table: IcebergTable, step: _Step) -> Applied:
 
 
 def _steps(files: Sequence[DataFile], step_bytes: int, *, again: int) -> Iterator[list[DataFile]]:
-    """Files that are applied together.
+    """Yield the files of each step.
 
     Args:
-        files: all of them.
-        step_bytes: their size in one step.
-        again: the first so many are applied once more: together, so that what the last of them says
-            is what is seen.
+        files: all files.
+        step_bytes: maximum size of a step that has more than one file.
+        again: number of files at the beginning that are applied again; they are one step, so that
+            readers see only the state after the last of them.
     """
     step, size = list(files[:again]), sum(file.size for file in files[:again])
     for file in files[again:]:
@@ -241,12 +245,12 @@ def _applied(
 
 @dataclass(frozen=True)
 class _Columns:
-    """What a table's columns have to be for more files.
+    """The columns that a table needs for more files.
 
     Attributes:
-        seen: the forms of every field, in these files and those of the table.
+        seen: the observed types of every field, in these files and those of the table.
         every: the columns.
-        are_in_place: whether the table, kept as it is, can have them without a look at its rows.
+        are_in_place: whether the table can be altered to these columns without rewriting its rows.
     """
 
     seen: SeenByField
@@ -261,16 +265,16 @@ def _columns(filling: Filling, table: IcebergTable, landed: Landing) -> _Columns
     expect_same_key(table, stream, landed.key, landed.namings, file=landed.watermark)
     seen = united(seen_of(table), landed.seen)
     every = columns_for(stream, seen, landed.key)
-    # Of a table that was made and never written, nothing could be made anew before.
+    # A table that was created but never written cannot have been rebuilt before.
     is_kept = not is_stored_differently(table, stream)
     return _Columns(seen, every, is_kept and not _needs_rebuild(table, every))
 
 
 def _begin(filling: Filling, landed: Landing, step: _Step) -> int:
-    """Make the table of its first files; gives the number of rows that were written."""
+    """Create the table from its first files; return the number of rows written."""
     stream = filling.stream
     columns = columns_for(stream, landed.seen, landed.key)
-    # Who was paused here for too long would make a table under somebody else's lease.
+    # After a long pause, this process could create a table under another process's lease.
     filling.lease.expect_held()
     filling.create(stream.table, columns, properties=filling.properties)
     reach("sync.table-ready")
@@ -282,11 +286,11 @@ def _begin(filling: Filling, landed: Landing, step: _Step) -> int:
 def _go_on(
     filling: Filling, table: IcebergTable, landed: Landing, columns: _Columns, step: _Step
 ) -> int:
-    """Apply files to a table whose columns can hold them; gives the number of rows written."""
+    """Apply files to a table whose columns can hold them; return the number of rows written."""
     stream = filling.stream
     erase_purged(filling, table, landed)
     wanted = with_system_columns(columns.every, stream.mode)
-    # Fields keep their place; new ones come last.
+    # Existing fields keep their position; new ones are appended.
     alter(filling.lake, stream.table, wanted, drop_columns=False, guard=filling.lease.guard)
     reach("sync.table-ready")
     made = MadeOf.told_by(table).with_files(step.files, step.bad)
@@ -294,10 +298,10 @@ def _go_on(
 
 
 def _settle(filling: Filling, namings: Namings) -> str | None:
-    """Make a table as configuration and source want it by now, before any new data.
+    """Rebuild a table that does not match its configuration or source, before any new data.
 
     Returns:
-        The last file that was ever applied to it, or None.
+        The last file that was ever applied to the table, or None.
     """
     lake, stream = filling.lake, filling.stream
     table = lake.catalog.find(stream.table)
@@ -316,20 +320,20 @@ def _settle(filling: Filling, namings: Namings) -> str | None:
 
 
 def _needs_rebuild(table: IcebergTable, columns: Sequence[Column]) -> bool:
-    """Whether a column gets a type that its stored values cannot be given in place.
+    """Return whether a column gets a type that its stored values cannot be converted to in place.
 
-    The lake's own texts are read again for them, so that `5` does not become `5.0`.
+    A rebuild reads the lake's original texts again, so that `5` does not become `5.0`.
     """
     stored = describe_loaded(table).by_name
     if any(every and name not in stored for name, every in seen_of(table).items()):
-        # Somebody has dropped a column: given back in place, it would be null in the rows so far.
+        # Another engine dropped a column: added in place, it would be null in the existing rows.
         return True
     return any(
         column.name in stored
         and stored[column.name].type != column.type
         and (
             not is_in_place(stored[column.name].type, column.type)
-            # In place, times of day would keep a spelling of our own.
+            # Converted in place, times of day would keep Chronolake's spelling.
             or stored[column.name].type.kind is Kind.NAIVE_TIME
         )
         for column in columns

@@ -1,7 +1,7 @@
-"""The names of a stream's columns in the lake: the source's, unless the configuration has others.
+"""Column names of a stream in the lake: the source's, unless the configuration renames them.
 
-Columns are renamed when they land, so that everything after that knows one name only. A name that
-no table can have is refused before anything lands, with the setting that mends it.
+Columns are renamed when they land, so that all later steps use one name. Names that a table cannot
+have are rejected before anything lands; the error names the setting to change.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
     Value = TypeVar("Value")
 
-#: Columns that tables have beside the source's.
+#: System columns of tables.
 _OURS: Final = {START, END, ACTIVE, DELETED, SYNCED, VERSION, HASH}
-#: Columns that files of a raw lake have beside the source's.
+#: System columns of files in a raw lake.
 _OF_FILES: Final = {"source__modified", "grax__idseq", "grax__deleted", "grax__purged"}
 
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """What columns of a stream are called in the lake, where that differs from the source.
+    """The renamed columns of a stream.
 
     Attributes:
-        of_pipeline: pairs of names, in the source and in the lake, for all streams of the pipeline.
-        of_stream: the same for this stream; they come first.
+        of_pipeline: pairs of source name and lake name, for all streams of the pipeline.
+        of_stream: the same for this stream; they override those of the pipeline.
     """
 
     of_pipeline: tuple[tuple[str, str], ...] = ()
@@ -60,23 +60,23 @@ class ColumnNames:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names in the source and in the lake."""
+        """Return the pairs of source name and lake name."""
         return tuple({**dict(self.of_pipeline), **dict(self.of_stream)}.items())
 
     def now(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the names that columns get, by those that they have in the source."""
+        """Return the lake names of renamed columns by their source names."""
         renamed = dict(self.pairs)
         return {name: renamed[name] for name in names if renamed.get(name, name) != name}
 
     def expect_known(self, columns: Sequence[str], *, place: str) -> None:
-        """Raise if a column that is renamed in this stream alone is not there.
+        """Raise if a column that is renamed for this stream does not exist.
 
         Args:
             columns: the names of all columns in the source.
-            place: the stream in chronolake.yml, for messages.
+            place: the stream's path in chronolake.yml, for messages.
 
         Raises:
-            ConfigurationError: the stream has no such column.
+            ConfigurationError: the stream does not have such a column.
         """
         for name, _ in self.of_stream:
             if name not in columns:
@@ -86,14 +86,14 @@ class ColumnNames:
                 )
 
     def expect_fit(self, columns: Sequence[str], *, place: str) -> None:
-        """Raise if columns cannot have the names that they would get.
+        """Raise if the lake names of columns are invalid.
 
         Args:
             columns: the columns' names in the source.
-            place: the stream in chronolake.yml, for messages.
+            place: the stream's path in chronolake.yml, for messages.
 
         Raises:
-            ConfigurationError: a name is reserved, or two columns have one.
+            ConfigurationError: a name is reserved, empty, or used by two columns.
         """
         now = self.now(columns)
         given: dict[str, str] = {}
@@ -124,7 +124,7 @@ class ColumnNames:
     def of(
         self, brought: ChangeBatch | Snapshot | Reconciliation
     ) -> ChangeBatch | Snapshot | Reconciliation:
-        """Return what a source has brought with the lake's names."""
+        """Return data that was read from a source, with the lake's column names."""
         now = self.now(column.name for column in brought.columns)
         if not now:
             return brought
@@ -151,12 +151,12 @@ class ColumnNames:
 
     def _reconciliation(self, census: Reconciliation) -> Reconciliation:
         found = self.of(census)
-        assert isinstance(found, Reconciliation)  # noqa: S101 - what goes in comes out
+        assert isinstance(found, Reconciliation)  # noqa: S101 - same type as the argument
         return found
 
 
 def renamed_columns(columns: Iterable[Column], names: Mapping[str, str]) -> list[Column]:
-    """Return columns with other names, given by the present ones."""
+    """Return columns with new names, which are given by the current names."""
     return [replace(column, name=names.get(column.name, column.name)) for column in columns]
 
 
@@ -165,7 +165,7 @@ def _keys(values: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, Va
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """A name like another one that no column has."""
+    """Return an unused name that is similar to another one."""
     found = f"source_{name.strip('_') or 'column'}"
     number = 2
     while found in taken:
@@ -177,7 +177,7 @@ def _free(name: str, taken: set[str]) -> str:
 def _of_rows(rows: DataFrame | ArrowRows, names: Mapping[str, str]) -> DataFrame | ArrowRows:
     if not isinstance(rows, ArrowRows):
         return _of_frame(rows, names)
-    from pyspark.sql.types import StructType  # noqa: PLC0415 - commands without Spark come here
+    from pyspark.sql.types import StructType  # noqa: PLC0415 - not for commands without Spark
 
     schema = StructType.fromDDL(rows.schema)
     for field in schema.fields:
@@ -202,7 +202,7 @@ def _of_frame(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
 def _renamed(
     batches: Iterable[pa.RecordBatch], *, names: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """Give rows with other names of their columns."""
+    """Yield rows with renamed columns."""
     before = pa.array(list(names), pa.string())
     after = pa.array(list(names.values()), pa.string())
     for batch in batches:

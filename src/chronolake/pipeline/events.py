@@ -1,8 +1,8 @@
-"""What happens in a run, told to whoever watches, and noted in the store for other processes.
+"""Events of a run, reported to a watcher and recorded in the store for other processes.
 
-What a stream has come to is noted at once where something begins or ends. In between, steps may
-follow each other quickly: they are noted by a thread, once a second at most, so that looking at a
-run costs it nothing.
+The state of a stream is recorded immediately at the beginning and end of its stages. The steps in
+between
+may be short: a thread records them, at most once a second, so that they do not slow the run down.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTED_EVERY_SECONDS: Final = 1.0
 
 
 class EventKind(StrEnum):
-    """What an event of a run tells."""
+    """The kind of an event of a run."""
 
     RUN_BEGAN = "run-began"
     STREAM_BEGAN = "stream-began"
@@ -44,18 +44,18 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run, for those who watch it.
+    """An event of a run.
 
     Attributes:
-        kind: what.
-        pipeline: in which pipeline.
+        kind: the kind of event.
+        pipeline: the pipeline's name.
         run: the run's identity.
-        status: what became of the run, when it ended.
-        stream: how far the stream has come, for events of a stream.
+        status: the run's outcome, when it has ended.
+        stream: the stream's progress, for events of a stream.
         files_left: files of the stream that are still to be applied.
         bytes_left: their size.
         streams: number of the pipeline's streams in the run.
-        files: files that have landed in the raw lake, with `LANDED`.
+        files: number of files that have landed in the raw lake, with `LANDED`.
         bytes: their size.
     """
 
@@ -72,13 +72,13 @@ class Event:
 
 
 class Report(AbstractContextManager["Report"]):
-    """Where a run says what happens: the store, and whoever watches.
+    """Reporter of a run's events to the store and to a watcher.
 
-    What waits to be noted is noted when the block ends.
+    Pending records are written when the block ends.
 
     Attributes:
         run: the run.
-        store: where it is noted.
+        store: the store that records it.
     """
 
     def __init__(self, store: Store, run: Run, watch: Callable[[Event], None]) -> None:
@@ -86,9 +86,9 @@ class Report(AbstractContextManager["Report"]):
         self.store = store
         self._watch = watch
         self._waiting: dict[str, StreamRun] = {}
-        #: Held for moments only: a run never waits for the store because of what is noted soon.
+        #: Held only briefly, so that a run never waits for the store because of pending records.
         self._changing = threading.Lock()
-        #: Held while the store is written: what is noted later is never overwritten by what is not.
+        #: Held while the store is written, so that an older record never overwrites a newer one.
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_noting, name="run-notes", daemon=True)
@@ -107,14 +107,14 @@ class Report(AbstractContextManager["Report"]):
         self._thread.join()
 
     def tell(self, kind: EventKind, **details: Any) -> None:
-        """Tell those who watch."""
+        """Report an event to the watcher."""
         self._watch(Event(kind, self.run.pipeline, self.run.id, **details))
 
     def note(self, streams: Iterable[StreamRun]) -> None:
-        """Note at once how far streams are.
+        """Record the progress of streams immediately.
 
         Raises:
-            LakeError: the store does not answer.
+            LakeError: the store is not reachable.
         """
         given = list(streams)
         with self._writing:
@@ -124,7 +124,7 @@ class Report(AbstractContextManager["Report"]):
             self.store.note(*given)
 
     def note_soon(self, stream: StreamRun) -> None:
-        """Note within a second how far a stream is, unless something later is noted before."""
+        """Record a stream's progress within a second, unless a newer one is recorded before."""
         with self._changing:
             self._waiting[stream.stream] = stream
 
@@ -142,5 +142,5 @@ class Report(AbstractContextManager["Report"]):
             try:
                 self.store.note(*waiting)
             except LakeError as failure:
-                # It only shows how far the run is; what comes of it is noted once more.
+                # Only progress is lost; the outcome is recorded separately.
                 log.warning("progress_not_noted", run=self.run.id, reason=failure.message)

@@ -1,7 +1,7 @@
-"""How fresh tables are, what their streams can see, and whether they kept what they promise.
+"""Freshness of tables: their offset, waiting files, last run, capture method and verification.
 
-All of it comes from the tables' own properties, the operational store, and the folders of landed
-files: no source is asked, and no Spark is started.
+Everything is read from the tables' properties, the operational store, and the folders of landed
+files, without a connection to the source and without Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Files that have landed and are not in their table yet: their number, and their bytes."""
+    """Number and size in bytes of files that have landed but were not applied yet."""
 
     files: int
     bytes: int
@@ -36,14 +36,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Filled:
-    """What a table says of the stream that fills it, published with its rows.
+    """A table's properties about the stream that writes it, published with its rows.
 
     Attributes:
-        name: which table.
-        stream: `pipeline/stream`; None: no pipeline fills it.
-        capture_method: what the stream can see of its source (`source.offered.Sight`), or None.
-        folder: where the files lie that it is made of, or None.
-        watermark: the last of them that is in it, or None.
+        name: the table.
+        stream: `pipeline/stream`; None if no pipeline writes the table.
+        capture_method: how the stream captures changes (`source.protocol.CaptureMethod`), or None.
+        folder: the folder of the files that the table is built from, or None.
+        watermark: the last of these files that was applied, or None.
     """
 
     name: TableName
@@ -54,7 +54,7 @@ class Filled:
 
     @classmethod
     def of(cls, table: LookedUp) -> Self:
-        """What a table says."""
+        """Return the stream properties of a table."""
         reported = table.table.properties
         names = (STREAM_PROPERTY, SIGHT_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
         return cls(table.name, *(reported.get(name) for name in names))
@@ -62,18 +62,19 @@ class Filled:
 
 @dataclass(frozen=True)
 class Freshness:
-    """What is known of a table beside its rows.
+    """The state of a table, except for its rows.
 
     Attributes:
-        filled: what the table itself says.
-        pipeline: the pipeline that fills it; None: none does.
+        filled: the table's properties about its stream.
+        pipeline: the pipeline that writes it, or None.
         stream: the stream of that pipeline, or None.
-        fresh_as_of: when the last run began that succeeded: the table has all that its source had
-            then. None: there was none, or nobody knows.
-        behind_seconds: how long ago that is, or None.
-        waiting: files that have landed and are not in the table; None: they cannot be seen now.
-        last: what became of the stream when it last ran, or None.
-        verified: what `chronolake verify` found last, or None.
+        fresh_as_of: when the last successful run began: the table contains all source data as of
+            that
+            time. None if there was no such run or it is unknown.
+        behind_seconds: age of that time in seconds, or None.
+        waiting: landed files that were not applied; None if the folder cannot be read.
+        last: the stream's last run, or None.
+        verified: the last result of `chronolake verify`, or None.
     """
 
     filled: Filled
@@ -89,17 +90,17 @@ class Freshness:
 def freshness(
     config: LakeConfig, tables: Iterable[Filled], *, with_waiting: bool = True
 ) -> dict[TableName, Freshness]:
-    """How fresh tables are.
+    """Return the freshness of tables by name.
 
     Args:
         config: the lake.
-        tables: what tables say of themselves; it holds until they are published again.
-        with_waiting: whether folders of landed files are listed, some for each table.
+        tables: properties of tables; they are valid until the tables are published again.
+        with_waiting: whether to list folders of landed files, some for each table.
 
     Raises:
-        LakeError: the operational store does not answer.
+        LakeError: the operational store is not reachable.
     """
-    # Names may hold slashes: only both together tell which stream is meant.
+    # Names may contain slashes, so only the joined name identifies the stream.
     lately = {"/".join(key): (key, last) for key, last in last_runs(config).items()}
     checked = verified(config)
     return {
@@ -109,7 +110,7 @@ def freshness(
 
 
 def waiting_in(folder: ObjectFolder, watermark: str | None) -> Waiting:
-    """What waits in a folder behind a watermark (`ObjectFolder.files`).
+    """Return the files after a watermark in a folder (`ObjectFolder.files`).
 
     Raises:
         SourceError: the folder cannot be read.
@@ -122,7 +123,7 @@ def _freshness(
     table: Filled,
     lately: dict[str, tuple[tuple[str, str], LastRuns]],
     checked: Verified | None,
-    with_waiting: bool,  # noqa: FBT001 - as its caller was told
+    with_waiting: bool,  # noqa: FBT001 - passed on by `freshness`
 ) -> Freshness:
     if table.stream is None:
         return Freshness(table, verified=checked)
@@ -148,5 +149,5 @@ def _waiting(table: Filled) -> Waiting | None:
     try:
         return waiting_in(folder, table.watermark)
     except SourceError:
-        # It has just gone away, or may not be read by who looks.
+        # It was just removed, or the reader has no permission.
         return None

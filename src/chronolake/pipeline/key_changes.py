@@ -1,9 +1,10 @@
-"""Records that go on under another key: what the log leaves out of them is what they were before.
+"""Key changes in a log: values that the log omits are filled in from the record's previous version.
 
-A log does not repeat large values that an update has not touched. Where such an update changes the
-record's key, the values are those of the record that ends: as an earlier row of the same piece has
-them, or as the table had them before. They are filled in when the piece lands, so that the raw lake
-holds all that the table is made of.
+A log does not repeat large values that an update has not changed (unchanged TOAST). If such an
+update
+changes the record's key, the values are those of the record under the old key: from an earlier row
+of the same batch, or from the table. They are filled in when the batch lands, so that the raw
+lake contains all data of the table.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
 
-#: Of a row that follows: its sequence, its time, and its record's keys before and now.
+#: Columns of a row that follows another one: its sequence, its time, and its old and new key.
 _ROW: Final = f"{RESERVED}row"
 _AT: Final = f"{RESERVED}at"
 _OLD: Final = f"{RESERVED}old"
 _NEW: Final = f"{RESERVED}new"
 _KEY: Final = f"{RESERVED}key"
-#: A value, and the row that it is to be taken from where that follows another one as well.
+#: A value; or the row that has it, if that row follows another one, too.
 _CELL: Final = f"{RESERVED}cell"
 _OPEN: Final = f"{RESERVED}open"
-#: Where a value is found: the row in the piece or its time in the table, and the value.
+#: Where a value was found: sequence of the row in the batch or time in the table, and the value.
 _PLACE: Final = f"{RESERVED}place"
 _PIECE: Final = f"{RESERVED}piece"
 _TABLE: Final = f"{RESERVED}table"
@@ -49,19 +50,20 @@ _TABLE: Final = f"{RESERVED}table"
 def with_carried(
     lake: Lake, versions: DataFrame | ArrowRows, columns: Sequence[Column], table: IcebergTable
 ) -> tuple[DataFrame, list[Column]]:
-    """Fill in what records had under the key that they had before.
+    """Fill in the omitted values of records whose key has changed.
 
     Landing the same versions again gives the same values, whatever has landed since.
 
     Args:
-        lake: the lake whose Spark does the work.
-        versions: record versions with `changes.FOLLOWS`.
+        lake: the lake whose Spark session is used.
+        versions: record versions with `change_set.FOLLOWS`.
         columns: their data columns.
-        table: the table of all that has landed before, perhaps of these versions, too.
+        table: the table with all data that landed before, perhaps including these versions.
 
     Returns:
-        The versions, none of which follows another one, and their data columns: of wider types
-        where the table's are wider.
+        The versions without `FOLLOWS`, and their data columns, which have the table's type where it
+        is
+        wider.
     """
     rows = to_spark(versions)
     stored = {column.name: column for column in describe_loaded(table).columns}
@@ -104,21 +106,21 @@ def with_carried(
 
 
 def _widened(columns: Iterable[Column], both: Iterable[Column]) -> dict[str, str]:
-    """Columns as SQL, in the types that hold what the table has as well."""
+    """Return columns as SQL, cast to the types that can also hold the table's values."""
     return {
         column.name: widened(column, wide.type) for column, wide in zip(columns, both, strict=True)
     }
 
 
 def _key(values: Iterable[str]) -> str:
-    """A record's key as one value in SQL."""
+    """Return a record's key as one SQL value."""
     named = ", ".join(f"'k{number}', {value}" for number, value in enumerate(values))
     return f"named_struct({named})"
 
 
 def _links(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The rows that follow, with their times, and their records' keys before and now."""
-    # The old key's record ends with a mark of its own.
+    """Return the rows that follow others, with their times and their old and new keys."""
+    # The record under the old key ends with its own tombstone.
     marks = rows.where(f"NOT {PROVIDES_DATA}").selectExpr(
         f"{SEQUENCE} AS {FOLLOWS}", f"{_key(key)} AS {_OLD}"
     )
@@ -135,11 +137,12 @@ def _in_piece(
     both: Sequence[Column],
     given: Mapping[str, str],
 ) -> DataFrame:
-    """What earlier rows of the piece say of the old keys' records.
+    """Return the values that earlier rows of the batch have for the old keys.
 
     Returns:
-        For each row that finds something: for each column a value, or the row that has it, where
-        that follows another one itself (`open`).
+        For each row with a match: for each column a value, or the row that has it, if that row
+            follows
+        another one, too (`open`).
     """
     types = {column.name: column.type.sql for column in both}
     key = [column.name for column in both if column.primary_key]
@@ -171,14 +174,14 @@ def _in_table(
     stored: Mapping[str, Column],
     both: Sequence[Column],
 ) -> DataFrame:
-    """What the table says of the old keys' records, as they were before the rows.
+    """Return the values that the table has for the old keys, before the times of the rows.
 
-    Where a table has no versions of before, the rows may have landed already: then the new keys'
-    records have the values.
+    If the table does not have older versions, the rows may have landed already: then the records of
+    the new keys have the values.
     """
     wide = {column.name: column for column in both}
     key = [stored[column.name] for column in both if column.primary_key]
-    # What the table has no column for is null in it.
+    # Columns that the table does not have are null in it.
     cells = ", ".join(
         f"'v{n}', "
         + (
@@ -205,7 +208,7 @@ def _in_table(
 
 
 def _bounds(links: DataFrame, key: Sequence[Column], wide: Mapping[str, Column]) -> str:
-    """A condition that all rows of the keys fulfil, so that files without them are not read."""
+    """Return a condition that is true for all rows of the keys, to skip files without them."""
     conditions = []
     for number, column in enumerate(key):
         if column.type.kind in ORDERED and wide[column.name].type == column.type:
@@ -217,7 +220,7 @@ def _bounds(links: DataFrame, key: Sequence[Column], wide: Mapping[str, Column])
 
 
 def _closed(values: DataFrame, number: int) -> DataFrame:
-    """Take values that are in rows that follow others themselves from where these have them."""
+    """Replace references to rows that follow others by the values of those rows."""
     is_open = " OR ".join(f"{_OPEN}{n} IS NOT NULL" for n in range(number))
     values = values.localCheckpoint()
     while not values.where(is_open).isEmpty():

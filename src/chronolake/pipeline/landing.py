@@ -1,8 +1,9 @@
-"""What a source gives into the raw lake, before any table sees it.
+"""Landing: new data of a source is written to the raw lake, before it is applied to a table.
 
-A stream's position in its source is stored when the files that it stands for have landed, and only
-then is the source told that it may forget. A run that dies in between brings the same once more,
-which changes nothing: what landed twice counts once.
+A stream's offset is stored after its files have landed, and only then acknowledged to the source,
+which
+may then discard the changes. If a run crashes in between, the next one reads the same changes
+again, and the duplicates are ignored.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class LandResult:
-    """What one step brought.
+    """The result of landing one batch.
 
     Attributes:
-        stream: of which stream.
+        stream: the stream's name.
         files: number of files.
         bytes: their size.
         rows: their rows.
-        rows_read: rows that the source gave for them; None: it does not tell.
-        failure: why it could not land, or None. Nothing more of the stream lands then.
+        rows_read: rows that the source returned for them; None if unknown.
+        failure: why it could not land, or None. After a failure the stream lands nothing more.
     """
 
     stream: str
@@ -81,31 +82,32 @@ def land_new(
     complete: Callable[[str], None],
     full_refresh: bool = False,
 ) -> Iterator[LandResult | ReadProgress]:
-    """Land what a source has by now that it did not have at the last checkpoints.
+    """Land the data of a source that is newer than the last checkpoints.
 
     Args:
-        lake: the lake whose Spark does the work.
-        streams: those streams of a pipeline that are wanted.
+        lake: the lake whose Spark session is used.
+        streams: the streams of the pipeline to land.
         source: the pipeline's source.
-        lease: the right to run it.
-        store: where its checkpoints are.
-        begin: is told a stream's name whenever the source turns to it, before anything lands.
-        complete: brings a stream's table to all that has landed, before it is compared with a
+        lease: the pipeline's lease.
+        store: the store of its checkpoints.
+        begin: called with a stream's name whenever the source continues with it, before anything
+            lands.
+        complete: applies all landed files to a stream's table, before the table is compared with a
             snapshot.
-        full_refresh: whether all that the source has is read once more.
+        full_refresh: whether to read all data of the source again.
 
     Raises:
-        LeaseLostError: another process runs the pipeline; nothing of the step has appeared, or it
-            will be brought once more.
-        LakeError: the store does not answer, or executors do not share the lake's folder.
-        Exception: whatever the source raises. What landed before stays, with its checkpoint.
+        LeaseLostError: another process runs the pipeline; the step has not landed, or will land
+            again.
+        LakeError: the store is not reachable, or executors do not share the lake's folder.
+        Exception: any error of the source. What landed before stays, with its checkpoint.
     """
-    # Executors write files of the raw lake, which the driver gives their names.
+    # Executors write files of the raw lake, which the driver renames.
     lake.containment.expect_shared(lake.spark, str(lake.config.path))
     pipeline = lease.pipeline
     positions: dict[str, Offset] = {**store.checkpoints(pipeline)}
     if positions:
-        # The last run may have died before it could say so.
+        # The last run may have crashed before it acknowledged them.
         source.acknowledge(positions)
     landing = {
         stream.name: _Landing(lake, stream, lease, complete, full_refresh=full_refresh)
@@ -131,7 +133,7 @@ def land_new(
             step, position = landing[name].of(brought)
         except LeaseLostError:
             raise
-        except Exception as failure:  # noqa: BLE001 - the other streams must not suffer
+        except Exception as failure:  # noqa: BLE001 - must not affect the other streams
             del landing[name]
             yield LandResult(name, failure=failure)
             continue
@@ -153,7 +155,7 @@ def land_new(
 
 
 def _shown(position: Offset) -> dict[str, Any]:
-    """A position as a log shows it: without what grows with the stream."""
+    """Return an offset for logs, without parts that grow with the stream."""
     return {
         name: reported for name, reported in position.items() if isinstance(reported, str | int)
     }
@@ -170,7 +172,7 @@ class _Landing:
     full_refresh: bool
 
     def of(self, brought: ChangeBatch | Snapshot | Reconciliation) -> tuple[LandResult, Offset]:
-        """Land what was brought; gives what has landed, and how far the stream is with it."""
+        """Land data that was read; return the result and the stream's new offset."""
         names = self.stream.names
         names.expect_fit([column.name for column in brought.columns], place=self.stream.place)
         brought = names.of(brought)
@@ -181,7 +183,7 @@ class _Landing:
             return self._landed(self._of_piece(brought)), brought.position
         files, is_first = self._of_snapshot(brought)
         landed = self._landed(files)
-        # How many rows were compared nobody has counted.
+        # The number of compared rows is unknown.
         return landed if is_first else replace(landed, rows_read=None), brought.position
 
     def _landed(self, files: Sequence[DataFile], *, rows_read: int | None = None) -> LandResult:
@@ -203,7 +205,7 @@ class _Landing:
             table = self.lake.catalog.load(self.stream.table)
             versions, columns = with_carried(self.lake, versions, columns, table)
         if piece.is_undated or (piece.may_repeat and self._had_table):
-            # It is compared with all that has landed.
+            # It is compared with all data that has landed.
             self.complete(self.stream.name)
             known = self.lake.catalog.find(self.stream.table)
             versions = changed(self.lake, to_spark(versions), columns, known)
@@ -211,11 +213,11 @@ class _Landing:
 
     @cached_property
     def _had_table(self) -> bool:
-        """Whether the table was there when the stream's first versions came in this run."""
+        """Return whether the table existed before the stream's first versions of this run."""
         return self.lake.catalog.find(self.stream.table) is not None
 
     def _of_snapshot(self, snapshot: Snapshot) -> tuple[list[DataFile], bool]:
-        """Gives the new files, and whether they are all of the snapshot's rows."""
+        """Land a snapshot; return the new files, and whether they contain all of its rows."""
         # It is compared with a table that has the same names.
         self._name(snapshot.numbers)
         self.complete(self.stream.name)
@@ -255,7 +257,7 @@ class _Landing:
                 self.complete(self.stream.name)
                 compared = replace(compared, table=self.lake.catalog.load(self.stream.table))
             returned = self._land(compared.returned(), census.columns)
-            # What has landed just now is of records that are there: nothing else has gone by it.
+            # The versions landed above belong to existing records and do not add deleted ones.
             if is_gone:
                 gone = self._land(*replace(compared, census=twice).gone(), each_once=True)
         counts = {
@@ -274,7 +276,7 @@ class _Landing:
         return [*missed, *returned, *gone], position
 
     def _expect_same_key(self, table: IcebergTable | None, columns: Sequence[Column]) -> None:
-        """Refuse what the table could not take before it stands in the raw lake for good."""
+        """Raise if the key has changed, before data that the table rejects is landed."""
         if table is not None:
             key = [column.name for column in columns if column.primary_key]
             expect_same_key(table, self.stream, key, self.stream.namings)

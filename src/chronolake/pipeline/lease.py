@@ -1,9 +1,9 @@
-"""Who may run a pipeline: one process at a time, also when one was paused for hours.
+"""Leases: only one process runs a pipeline at a time, even if another one was paused for hours.
 
-A lease is held for a minute and renewed by a thread. Its *token* increases each time that the lease
-changes hands, and is published with every table as a property: a table that carries a greater token
-than a process has refuses to be written by it. So a process that wakes after its lease has passed
-on can compute what it likes, but publish no rows.
+A lease lasts a minute, and a thread renews it. Its *token* increases each time that the lease gets
+another holder, and is published as a property of every table (a fencing token): a process cannot
+write to a table that has a greater token than its own. So a process that wakes up after losing its
+lease can still compute, but cannot publish rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SECONDS: Final = 60.0
 _RENEWED_EVERY: Final = 10.0
 #: The leases that this process holds: the store's address, and the pipeline.
 _held: set[tuple[str, str]] = set()
-#: Taking a lease and noting it are one step for the threads of a process.
+#: Held while a thread takes a lease and adds it to `_held`.
 _taking: Final = threading.Lock()
 
 
@@ -48,9 +48,9 @@ class Lease:
     """The right to run a pipeline.
 
     Attributes:
-        pipeline: which one.
-        token: greater than those of all leases before.
-        store: where it is kept; None for one that nobody else can take.
+        pipeline: the pipeline's name.
+        token: greater than those of all earlier leases.
+        store: the store of the lease; None for one that no other process can take.
     """
 
     pipeline: str
@@ -58,7 +58,7 @@ class Lease:
     store: Store | None = None
 
     def expect_held(self) -> None:
-        """Refuse to go on when the lease has passed to another process.
+        """Raise if another process has taken the lease.
 
         Raises:
             LeaseLostError: it has.
@@ -67,10 +67,10 @@ class Lease:
             self.store.expect_holder(self.pipeline, self.token)
 
     def guard(self, table: IcebergTable) -> None:
-        """Refuse to write to a table that a later lease has written to.
+        """Raise if a later lease has written to a table.
 
         Raises:
-            LeaseLostError: there is one.
+            LeaseLostError: one has.
         """
         stored = table.property_of(LEASE_PROPERTY)
         if stored is not None and int(stored) > self.token:
@@ -82,18 +82,18 @@ class Lease:
 
     @property
     def properties(self) -> dict[str, str]:
-        """What a table gets that is written under the lease."""
+        """Return the properties of a table that is written under the lease."""
         return {LEASE_PROPERTY: str(self.token)}
 
 
 def holder() -> str:
-    """This process, as others see it: its machine, its number, and what gives it that number."""
+    """Return this process's identity for others: host name, process id, and PID namespace."""
     return f"{socket.gethostname()}:{os.getpid()}:{_numbering()}"
 
 
 @cache
 def _numbering() -> str:
-    """What tells apart the processes of one number: containers may share the name of a machine."""
+    """Return a hash of boot and PID namespace, because containers may share a host name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         namespace = Path("/proc/self/ns/pid").readlink()
@@ -109,15 +109,16 @@ def leased(
     """Hold the lease of a pipeline while the block runs.
 
     Args:
-        store: where leases are kept.
+        store: the store of the leases.
         pipeline: the pipeline.
-        seconds: how long the lease lasts without being renewed.
-        above: the greatest token that a table of the pipeline has: the lease's is greater, also
-            when the store was lost or restored.
+        seconds: duration of the lease without renewal.
+        above: the greatest token of the pipeline's tables; the lease's token is greater, even if
+            the
+            store was lost or restored.
 
     Raises:
-        PipelineBusyError: another process holds it.
-        LakeError: the store does not answer.
+        PipelineBusyError: another process holds the lease.
+        LakeError: the store is not reachable.
     """
     key = store.address, pipeline
     with _taking:
@@ -139,7 +140,7 @@ def leased(
 
 
 def greatest_token(tables: Iterable[IcebergTable | None]) -> int:
-    """The greatest token that tables were written under."""
+    """Return the greatest token that tables were written with."""
     stored = (table.property_of(LEASE_PROPERTY) for table in tables if table is not None)
     return max((int(token) for token in stored if token is not None), default=0)
 
@@ -162,11 +163,11 @@ def _taken(store: Store, pipeline: str, seconds: float, above: int, *, is_held_h
 
 
 def raise_if_busy(store: Store, pipeline: str) -> None:
-    """Raise if a pipeline's lease cannot be taken now; take nothing.
+    """Raise if a pipeline's lease cannot be taken now; the lease is not taken.
 
     Raises:
         PipelineBusyError: another process, or another thread of this one, holds it.
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     with store.transaction() as connection:
         row = connection.execute(LEASES.select().where(LEASES.c.pipeline == pipeline)).one_or_none()
@@ -183,14 +184,14 @@ def _raise_unless_free(row: sql.Row[Any] | None, pipeline: str, *, is_held_here:
 
 
 def _is_free(row: sql.Row[Any], *, is_held_here: bool) -> bool:
-    """Whether a stored lease is nobody's any more."""
-    # One that this process took without being told so, or could not give back, is left over.
+    """Return whether a stored lease is free."""
+    # A lease of this process that is not in `_held` was lost in a failed request, and is free.
     is_left = row.holder == holder() and not is_held_here
     return is_left or row.expires <= time.time() or is_dead(row.holder)
 
 
 def is_dead(who: str) -> bool:
-    """Whether a process of this machine is gone; of others nothing is known."""
+    """Return whether a process of this machine has ended; False for other machines."""
     here, numbering = f"{socket.gethostname()}:", f":{_numbering()}"
     if not (who.startswith(here) and who.endswith(numbering)):
         return False
@@ -209,7 +210,7 @@ def _renew(store: Store, lease: Lease, seconds: float, done: threading.Event) ->
             with store.transaction() as connection:
                 kept = _set_expiry(connection, lease, time.time() + seconds)
         except LakeError as failure:
-            # The lease lasts a while longer; if it does not, publishing is refused.
+            # The lease is still valid for a while; if it expires, publishing is rejected.
             log.warning("lease_not_renewed", pipeline=lease.pipeline, reason=failure.message)
             continue
         if not kept:

@@ -1,4 +1,4 @@
-"""`on_purge: erase` in our own raw lake: what a purged record said goes out of its files, too."""
+"""`on_purge: erase` in Chronolake's own raw lake: purged records are erased from its files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ log = structlog.get_logger(__name__)
 
 
 def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) -> None:
-    """Erase in the raw lake what landed files purge, and what is purged already in these.
+    """Erase records in the raw lake: those that landed files purge, and purged ones in these files.
 
-    It comes before the files count as applied: after a crash it is done again.
+    It runs before the files count as applied, so it is repeated after a crash.
 
     Args:
-        filling: the stream whose files these are.
+        filling: the stream of the files.
         table: the stream's table before the files are applied, or None.
         landed: the files.
 
@@ -42,7 +42,7 @@ def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) 
         purges = purges_in(landed.spark, landed.files)
         changed += erase(purges, files, stream.folder, guard=filling.lease.expect_held)
     if table is not None:
-        # A crash may have left it without.
+        # A crash may have left the table without its tombstones.
         ensure_hidden(table)
         purges = _identified(purges_of(landed.spark, table), landed)
         changed += erase(purges, landed.files, stream.folder, guard=filling.lease.expect_held)
@@ -51,11 +51,11 @@ def erase_purged(filling: Filling, table: IcebergTable | None, landed: Landing) 
 
 
 def erase_all(filling: Filling, upto: str) -> None:
-    """Erase in the raw lake what any file purges.
+    """Erase in the raw lake the records that any file purges.
 
     Args:
-        filling: the stream whose files these are.
-        upto: the last file that is, or will be, in the stream's table.
+        filling: the stream of the files.
+        upto: the last file that is, or will be, applied to the stream's table.
 
     Raises:
         LeaseLostError: another process runs the pipeline; no file has changed.
@@ -72,7 +72,7 @@ def erase_all(filling: Filling, upto: str) -> None:
 
 
 def _identified(purges: DataFrame, landed: Landing) -> DataFrame:
-    """Purges by the identifiers that the landed files have for their records."""
+    """Return purges with the record identifiers of the landed files."""
     key = landed.declared_key
     casts = (
         f"CAST({quoted(column.name)} AS {column.type.sql}) AS {quoted(column.name)}"

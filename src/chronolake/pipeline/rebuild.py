@@ -1,4 +1,4 @@
-"""A stream's table made anew of all that its lake holds."""
+"""Rebuild of a stream's table from all files of its lake, and comparison with such a rebuild."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A table that was made anew.
+    """The result of a rebuild.
 
     Attributes:
-        files: the files that it is made of.
-        read: how many rows they have, duplicates included.
-        written: how many rows the table has.
+        files: the files that the table was built from.
+        read: number of their rows, including duplicates.
+        written: number of rows of the table.
     """
 
     files: tuple[DataFile, ...]
@@ -80,23 +80,24 @@ def rebuild(
     upto: DataFile | None = None,
     may_be_other: bool = False,
 ) -> Rebuilt:
-    """Make a stream's table anew from all of its files, and swap it in, in one step.
+    """Rebuild a stream's table from all of its files, and replace it atomically.
 
-    Readers see the old table until then. A crash leaves it as it was.
+    Readers see the old table until then. A crash leaves it unchanged.
 
     Args:
         lake: the lake.
         stream: the stream; its table exists.
-        lease: the right to run its pipeline.
+        lease: the lease of its pipeline.
         upto: the last file to apply; by default the last that was ever applied.
         may_be_other: whether the files may be those of another lake than before.
 
     Raises:
-        SourceError: a file cannot be read, there is none, or some of those that the table is made
-            of have gone.
+        SourceError: a file cannot be read, there is none, or files that the table was built from
+            are
+            missing.
         LakeError: the table is in a REST catalog.
         LeaseLostError: another process runs the pipeline.
-        CommitConflictError: another writer published meanwhile; the table is as it was.
+        CommitConflictError: another writer published meanwhile; the table is unchanged.
     """
     expect_replaceable(lake, stream.table)
     drop_abandoned(lake)
@@ -109,7 +110,7 @@ def rebuild(
     last = upto.mark if upto is not None else before.furthest
 
     def unmoved(current: IcebergTable) -> None:
-        # What the table has is what the lake has up to its watermark: compacted or not.
+        # Compaction does not matter: the table contains what the lake has up to its watermark.
         lease.guard(current)
         same = str(current.metadata.uuid()) == str(table.metadata.uuid())
         if not same or MadeOf.told_by(current) != before:
@@ -124,15 +125,15 @@ def rebuild(
         with lake.writing(stream.table):
             take_place(table, made.table, began_micros=began, expect=unmoved)
             if stream.mode is not Mode.HISTORY:
-                # It would ask for columns that the table has no longer.
+                # The view would select columns that the table no longer has.
                 drop_current_view(lake, stream.table)
         return Rebuilt(made.files, made.read, made.rows)
 
 
 def _warn_of_dropped(table: IcebergTable, made: IcebergTable) -> None:
-    """Say which columns a table loses that others have given it: the lake knows nothing of them."""
+    """Warn of columns that a table loses, because other engines added them."""
     there = {field.name for field in made.fields} | seen_of(table).keys() | SYSTEM_COLUMNS.keys()
-    # The source's time is a column of the other modes: leaving them drops it on purpose.
+    # The source's time is a column of the other modes: switching drops it on purpose.
     there.add(SOURCE_TIME)
     dropped = [field.name for field in table.fields if field.name not in there]
     if dropped:
@@ -141,15 +142,15 @@ def _warn_of_dropped(table: IcebergTable, made: IcebergTable) -> None:
 
 @dataclass(frozen=True)
 class Differences:
-    """How a table differs from what its lake says.
+    """The differences between a table and its lake.
 
     Attributes:
-        columns: columns that the lake has, and the table has not, or with another type.
+        columns: columns of the lake that the table lacks or has with another type.
         rows: rows of the table.
-        missing: rows that the lake has, up to the table's watermark, and the table has not.
-        extra: rows that the table has, and the lake has not.
-        hashes: rows of now whose hash is not that of their values: a source that is compared by
-            hashes would not see that they have changed, or would see what has not.
+        missing: rows of the lake, up to the table's watermark, that the table lacks.
+        extra: rows of the table that the lake lacks.
+        hashes: current rows with a wrong row hash: a source that is compared by hashes would miss
+            changes of them, or find changes where there are none.
     """
 
     columns: tuple[str, ...]
@@ -160,16 +161,16 @@ class Differences:
 
     @property
     def count(self) -> int:
-        """How many columns and rows differ."""
+        """Return the number of columns and rows that differ."""
         return len(self.columns) + self.missing + self.extra + self.hashes
 
 
 def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
-    """Compare a stream's table with one that is made of its lake, by all that the lake tells.
+    """Compare a stream's table with a rebuild from its lake.
 
     Raises:
         SourceError: a file cannot be read, or there is none.
-        TableNotFoundError: the stream has no table yet.
+        TableNotFoundError: the stream does not have a table yet.
     """
     drop_abandoned(lake)
     table = lake.catalog.find(stream.table)
@@ -191,12 +192,12 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
     with _made_of_lake(Filling(lake, stream, lease), table, last) as made:
         stored = {field.name: field.type for field in table.fields}
         others = {field.name: field.type for field in made.table.fields}
-        # When a row was synced is nothing that the lake knows, and a hash says nothing new.
+        # The lake does not contain the time of a sync, and a hash adds no information.
         for unknown in (SYNCED, HASH):
             others.pop(unknown, None)
         columns = tuple(name for name, kind in others.items() if stored.get(name) != kind)
         names = [name for name in stored if name in others.keys() - set(columns)]
-        # In one column: Spark's stack overflows where it compares more than a thousand.
+        # As one column, because Spark's stack overflows if it compares more than a thousand.
         ours, theirs = (
             f"SELECT struct({listed(names)}) FROM {CATALOG}.{name.sql}"
             for name in (stream.table, made.table.name)
@@ -211,7 +212,7 @@ def differences(lake: Lake, stream: Stream, lease: Lease) -> Differences:
 
 
 def _wrong_hashes(spark: SparkSession, table: IcebergTable) -> int:
-    """How many rows of now have a hash that is not that of their values."""
+    """Return the number of current rows whose hash is not the hash of their values."""
     description = describe_loaded(table)
     hashed = hashed_columns(table, description)
     if hashed is None:
@@ -223,14 +224,14 @@ def _wrong_hashes(spark: SparkSession, table: IcebergTable) -> int:
 
 @dataclass(frozen=True)
 class _Made:
-    """A hidden table of files of a lake.
+    """A scratch table that was built from files of a lake.
 
     Attributes:
         table: the table.
         files: the files.
-        read: how many rows they have.
-        rows: how many rows the table has.
-        spark: the session that made it.
+        read: number of their rows.
+        rows: number of rows of the table.
+        spark: the session that built it.
     """
 
     table: IcebergTable
@@ -244,14 +245,15 @@ class _Made:
 def _made_of_lake(
     filling: Filling, table: IcebergTable, last: str | None, *, tries_all: bool = False
 ) -> Iterator[_Made]:
-    """A hidden table of all files up to one; it lives as long as the block.
+    """Build a scratch table from all files up to one; drop it when the block ends.
 
     Args:
         filling: the stream.
         table: its table.
         last: the last file.
-        tries_all: whether files that the table was made without are read again, and others left out
-            where the stream goes on without them; by default the files are those of the table.
+        tries_all: whether to read files again that the table's build left out, and to leave out
+            other
+            bad ones if the stream quarantines them; by default, use the files of the table.
     """
     lake, stream = filling.lake, filling.stream
     every = stream.folder.files()
@@ -283,7 +285,7 @@ def _made_of_lake(
                 bad = (*bad, *more)
         yield made
     finally:
-        # Its files are the table's by now, or orphans in its folder that maintenance removes.
+        # Its files now belong to the table, or are orphans in its folder that maintenance removes.
         for name in hidden:
             lake.catalog.drop(name, purge=False)
 
@@ -295,7 +297,7 @@ def _fill(
     files: Sequence[DataFile],
     bad: Sequence[BadFile],
 ) -> _Made:
-    """Create a hidden table and fill it with files, without bad ones among them."""
+    """Create a scratch table and write the files to it, without the bad ones."""
     lake, stream = filling.lake, filling.stream
     good = Quarantine(tuple(bad)).readable(files)
     if not good:
@@ -303,7 +305,7 @@ def _fill(
     spark = lake.session_for_versions(stream.table, sum(file.size for file in good))
     namings = stream.namings
     landed = landing(spark, good, namings)
-    # Columns stay where they are in the table.
+    # Columns keep their position in the table.
     now = renamed(table, namings)
     seen = united({now.get(name, name): frozenset() for name in seen_of(table)}, landed.seen)
     filling.create(
@@ -320,10 +322,10 @@ def _fill(
 
 
 def _expect_all_there(table: IcebergTable, stream: Stream, files: Sequence[DataFile]) -> None:
-    """Refuse to make a table anew of fewer files than it was made of.
+    """Raise if files that a table was built from are missing, so that a rebuild would lose rows.
 
     Raises:
-        SourceError: some are not in the lake any more.
+        SourceError: some are missing in the lake.
     """
     if not is_of_lake(table, stream):
         return

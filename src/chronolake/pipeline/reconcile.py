@@ -1,7 +1,8 @@
-"""A complete read of a stream and its table: what the table lacks, and what has gone.
+"""Reconciliation of a complete read of a stream with its table: missed versions and deletions.
 
-What was brought as the source changed stays what it is. Deletions, and records that are there
-again, have the time of the census' begin: since when that is so, nobody has seen.
+Versions that were captured when the source changed stay unchanged. Deletions and returned records
+get
+the time at which the complete read began, because the actual time is unknown.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ _OURS: Final = f"{RESERVED}our_"
 _SAYS: Final = f"{RESERVED}says"
 _SAID: Final = f"{RESERVED}said"
 _SINCE: Final = f"{RESERVED}since"
-#: A version that goes on.
+#: Columns of a version that has not ended.
 _NEVER: Final = tuple(f"CAST(NULL AS BIGINT) AS {name}" for name in (DELETED_AT, PURGED_AT))
 
 
 def expect_empty(lake: Lake, table: IcebergTable, stream: str) -> None:
-    """Refuse to delete everything that a table has.
+    """Raise if a table has records, so that they would all be deleted.
 
     Args:
-        lake: the lake whose Spark looks.
+        lake: the lake whose Spark session is used.
         table: the table.
-        stream: the stream that fills it.
+        stream: the stream that writes it.
 
     Raises:
         SourceError: the table has records.
@@ -70,12 +71,12 @@ def _emptied(stream: str, table: IcebergTable) -> SourceError:
 
 @dataclass(frozen=True)
 class Compared:
-    """A census beside its table as that is by now; nothing is computed before it is landed.
+    """A complete read and the current table; it is computed only when the results are landed.
 
     Attributes:
-        lake: the lake whose Spark does the work.
-        census: the census.
-        table: the table; it has all that has landed.
+        lake: the lake whose Spark session is used.
+        census: the complete read.
+        table: the table, with all landed files applied.
     """
 
     lake: Lake
@@ -83,28 +84,28 @@ class Compared:
     table: IcebergTable
 
     def expect_some(self) -> None:
-        """Refuse to delete everything, unless it was said that this may be.
+        """Raise if all records would be deleted, unless the configuration allows that.
 
         Raises:
-            SourceError: the census has no records, and the table has some.
+            SourceError: the complete read is empty, and the table has records.
         """
         if not (self.census.rows or self.census.may_be_empty or self._judged.isEmpty()):
             raise _emptied(self.census.stream, self.table)
 
     def missed(self) -> DataFrame:
-        """Versions that the table has not, or not so."""
-        # The time is among what a record says, if it says it at all.
+        """Return versions that the table lacks, or has with other values."""
+        # The time of the change is one of the compared values, if records have it.
         same = [*self._same_key, f"{_SAYS} <=> {_SAID}"]
         at = MODIFIED if self.census.is_dated else self._at(MODIFIED)
         return self._without(self._present, same).selectExpr(*self._cells, at, SEQUENCE, *_NEVER)
 
     def returned(self) -> DataFrame:
-        """Records that are there, and that the table has as deleted, as of the census' begin."""
+        """Return records that exist but are deleted in the table, as of the read's begin."""
         found = self._without(self._present, self._same_key)
         return found.selectExpr(*self._cells, self._at(MODIFIED), SEQUENCE, *_NEVER)
 
     def gone(self) -> tuple[DataFrame, list[Column]]:
-        """Marks of the records that the table has and the census has not, and their columns."""
+        """Return tombstones of the table's records that were not read, and their columns."""
         given = self._given.selectExpr(*_numbered(_THEIRS, self._key))
         names = zip(_numbered(_OURS, self._key), self._key, strict=True)
         marks = self._judged.join(given, _all(self._same_key), "left_anti").selectExpr(
@@ -143,7 +144,7 @@ class Compared:
 
     @property
     def _given(self) -> DataFrame:
-        """The versions of the census, with their keys as the table's are compared with them."""
+        """Return the versions that were read, with keys cast for comparison with the table."""
         keys = zip(_numbered(_THEIRS, self._key), self._key, strict=True)
         return self.census.versions.selectExpr(
             *self._cells,
@@ -155,7 +156,7 @@ class Compared:
 
     @property
     def _present(self) -> DataFrame:
-        """What the table has now."""
+        """Return the table's current records."""
         sides = self._sides
         keys = zip(_numbered(_OURS, self._key), self._key, strict=True)
         stored = {name: sides.by_name[one.name] for name, one in keys}
@@ -171,7 +172,7 @@ class Compared:
 
     @property
     def _judged(self) -> DataFrame:
-        """Those of them that were looked for."""
+        """Return the table's current records that the complete read should have found."""
         census = self.census
         until = [f"{_SINCE} < {census.at_micros}L"]
         if census.until_micros is not None:
@@ -181,7 +182,7 @@ class Compared:
         return self._present.where(" AND ".join(until))
 
     def _without(self, known: DataFrame, same: Sequence[str]) -> DataFrame:
-        """The versions of the census but those that are known."""
+        """Return the versions of the complete read without the known ones."""
         return self._given.join(known, _all(same), "left_anti")
 
 

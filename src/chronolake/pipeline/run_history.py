@@ -1,11 +1,10 @@
-"""History of runs, read from the operational store without Spark.
+"""History of runs, read from the operational store without Spark, while they run and afterwards.
 
-The operational store for those who only look: nothing is made or written, and nobody waits.
+The store is opened read-only: nothing is created or written, and no writer is blocked.
 
-What a run's process could not note any more is seen from its lease: a run whose process is gone is
-dead, whatever the store says.
-
-Runs as others see them, while they run and afterwards: read from the store, without Spark.
+A process that crashes cannot record the end of its run. Such a run is reported as dead, which
+follows
+from its lease, whatever the store contains.
 
 A lake without a store, because nothing ever ran or because its catalog is a REST service, has no
 runs.
@@ -48,25 +47,25 @@ if TYPE_CHECKING:
     from chronolake.pipeline.runs import Change
 
 
-#: What became of a stream lately is looked for in so many of its pipeline's runs, at first.
+#: Number of a pipeline's runs that are first searched for a stream's last run.
 _RECENT_RUNS: Final = 20
 _DIED: Final = "Its process is gone: it ended before the run did."
 
 
 @dataclass(frozen=True)
 class StreamSums:
-    """What the streams of a run come to together.
+    """The totals of a run's streams.
 
     Attributes:
-        streams: how many there are.
-        failed: how many of them failed.
-        parts: the sum of the parts that are done of each, from 0 to 1.
-        rows_read: as of `StreamRun`; None: no stream tells it. So with the others.
-        landed_rows: as there.
-        rows: as there.
-        written: as there.
-        failed_stream: the first that failed, by name, or None.
-        error: why it did, or None.
+        streams: number of streams.
+        failed: number of failed streams.
+        parts: sum of the streams' fractions that are done, each from 0 to 1.
+        rows_read: sum of `StreamRun.rows_read`; None if it is unknown for all streams.
+        landed_rows: the same for `landed_rows`.
+        rows: the same for `rows`.
+        written: the same for `written`.
+        failed_stream: the first failed stream by name, or None.
+        error: its error, or None.
     """
 
     streams: int = 0
@@ -82,12 +81,12 @@ class StreamSums:
 
 @dataclass(frozen=True)
 class StoreReader:
-    """The store in one transaction that only reads; it may be an earlier version's.
+    """The store in a read-only transaction; an earlier version may have written it.
 
     Attributes:
-        connection: the transaction's.
-        run_columns: the columns of runs, as far as the store has them.
-        stream_columns: those of streams in runs.
+        connection: the transaction's connection.
+        run_columns: the columns of runs, null where the store lacks them.
+        stream_columns: the same for streams in runs.
     """
 
     connection: sql.Connection
@@ -97,12 +96,12 @@ class StoreReader:
     def runs(
         self, pipeline: str | None, status: Status | None, limit: int, after: str | None
     ) -> list[Run]:
-        """At most so many of the newest runs, the newest first (see `observed.runs`)."""
+        """Return up to `limit` runs, newest first (see the function `runs`)."""
         query = sql.select(*self.run_columns).order_by(RUNS.c.began.desc(), RUNS.c.id)
         if pipeline is not None:
             query = query.where(RUNS.c.pipeline == pipeline)
         if status is not None:
-            # What is dead was stored as running.
+            # Dead runs are stored as running.
             stored = Status.RUNNING if status is Status.DEAD else status
             query = query.where(RUNS.c.status == stored)
         if after is not None:
@@ -115,13 +114,13 @@ class StoreReader:
         return [one for one in found if status is None or one.status is status][:limit]
 
     def run(self, identity: str) -> Run | None:
-        """The run of an identity, or None."""
+        """Return the run with an identity, or None."""
         query = sql.select(*self.run_columns).where(RUNS.c.id == identity)
         found = self._runs(self.connection.execute(query).mappings().all())
         return found[0] if found else None
 
     def newest(self, number: int, pipeline: str | None = None) -> list[Run]:
-        """So many of the newest runs of each pipeline, or of one; the newest first."""
+        """Return up to `number` newest runs of each pipeline, or of one; newest first."""
         place = sql.func.row_number().over(
             partition_by=RUNS.c.pipeline, order_by=(RUNS.c.began.desc(), RUNS.c.id)
         )
@@ -138,7 +137,7 @@ class StoreReader:
         return self._runs(self.connection.execute(query).mappings().all())
 
     def streams_of(self, identities: Sequence[str]) -> dict[str, list[StreamRun]]:
-        """The streams of runs, by name; of a run without any an empty list."""
+        """Return the streams of runs, ordered by name; an empty list for a run without streams."""
         query = sql.select(*self.stream_columns).where(STREAM_RUNS.c.run.in_(identities))
         found: dict[str, list[StreamRun]] = defaultdict(list)
         rows = self.connection.execute(query.order_by(STREAM_RUNS.c.stream)).mappings()
@@ -147,7 +146,7 @@ class StoreReader:
         return found
 
     def sums_of(self, identities: Sequence[str]) -> dict[str, StreamSums]:
-        """What the streams of runs come to; of a run without any, nothing."""
+        """Return the totals of runs' streams; zeros for a run without streams."""
         query = sql.select(*self.stream_columns).where(STREAM_RUNS.c.run.in_(identities))
         reported = query.subquery().c
         whole = reported.bytes + reported.bytes_left
@@ -179,7 +178,7 @@ class StoreReader:
         return found
 
     def last_of_streams(self, pipeline: str | None) -> list[tuple[Run, StreamRun]]:
-        """What became of each stream when it last ran, in the recent runs."""
+        """Return each stream's last run among the recent runs."""
         recent = {run.id: run for run in self.newest(_RECENT_RUNS, pipeline)}
         place = sql.func.row_number().over(
             partition_by=(RUNS.c.pipeline, STREAM_RUNS.c.stream),
@@ -197,9 +196,9 @@ class StoreReader:
         return [(recent[row["run"]], stream_from(row)) for row in rows]
 
     def fresh(self, pipeline: str | None) -> dict[tuple[str, str], str]:
-        """When the last run began in which a stream succeeded, by pipeline and stream.
+        """Return when each stream's last successful run began, by pipeline and stream.
 
-        All runs are looked at only for streams that have not succeeded in the recent ones.
+        Older runs are searched only for streams that have not succeeded in the recent ones.
         """
         recent = [run.id for run in self.newest(_RECENT_RUNS, pipeline)]
         there = sql.select(RUNS.c.pipeline, STREAM_RUNS.c.stream).join(
@@ -224,7 +223,7 @@ class StoreReader:
         return self.connection.execute(query).all()
 
     def verified(self) -> dict[str, Verified]:
-        """What was found last of each table, by the table's name as a text."""
+        """Return the last verification of each table, by the table's name as text."""
         columns = known_of(self.connection, VERIFIED)
         if columns is None:
             return {}
@@ -238,10 +237,10 @@ class StoreReader:
 
 @contextmanager
 def read(config: LakeConfig) -> Iterator[StoreReader | None]:
-    """Read the store of a lake; None: it has none.
+    """Open the store of a lake for reading; yield None if there is no store.
 
     Raises:
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     engine = database.reading(config)
     if engine is None:
@@ -252,12 +251,12 @@ def read(config: LakeConfig) -> Iterator[StoreReader | None]:
             columns = [known_of(connection, table) for table in (RUNS, STREAM_RUNS, LEASES)]
             runs, streams, leases = columns
             if runs is None or streams is None or leases is None:
-                # A lake that only a destination has written to has a catalog and no store.
+                # A lake that only a destination has written to has a catalog but no store.
                 yield None
             else:
                 yield StoreReader(connection, runs, streams)
     except SQLAlchemyError as failure:
-        # The driver's message may quote the address, and with it a password.
+        # The driver's message may quote the address with its password.
         raise LakeError(
             f"The lake's operational store cannot be read: {type(failure).__name__}.",
             hint="Check the catalog's database.",
@@ -265,7 +264,7 @@ def read(config: LakeConfig) -> Iterator[StoreReader | None]:
 
 
 def _told(run: Run, lease: sql.Row[Any] | None) -> Run:
-    """A run as it is: what the store takes for running is dead when its process is."""
+    """Return a run with its actual status: a running one is dead if its process has ended."""
     if run.status is not Status.RUNNING:
         return run
     is_held = (
@@ -282,10 +281,11 @@ class ObservedStream:
     """A stream in a run.
 
     Attributes:
-        told: what is known of it. Of a run whose process died, a stream that ran is dead.
-        fraction: which part of what is to be applied is in its table, from 0 to 1; None: not known.
-        changes: what the run has changed in the stream's state in its source, and in how far its
-            table is; empty: nothing, or it is not known.
+        told: the stream's record; a running stream of a crashed process is dead.
+        fraction: the part of the files to apply that were applied, from 0 to 1; None if unknown.
+        changes: changes of the stream's source state and table offset by the run; empty if there
+            are
+            none or they are unknown.
     """
 
     told: StreamRun
@@ -294,18 +294,18 @@ class ObservedStream:
 
     @property
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """How far the stream was before the run and is after it, as JSON's own types."""
+        """Return the stream's offsets before and after the run, as JSON types."""
         return _states(self.told)
 
     @property
     def changes_in_all(self) -> int:
-        """How many changes there are; of a large state only the first ones are kept."""
+        """Return the number of changes; only the first ones of a large state are stored."""
         count = self.states[1].get("source", {}).get(CUT)
         return max(count if isinstance(count, int) else 0, len(self.changes))
 
     @property
     def is_state_known(self) -> bool:
-        """Whether it was noted how far the stream is, in its source or in its table."""
+        """Return whether the stream's offset in its source or its table was recorded."""
         return bool(self.states[1]) or self.told.files_left is not None
 
 
@@ -314,10 +314,10 @@ class ObservedRun:
     """A run of a pipeline.
 
     Attributes:
-        run: what is known of it; dead, if its process is gone.
-        seconds: how long it took, or takes so far; None: nobody knows when it ended.
-        streams: its streams, by name.
-        fraction: which part of it is done, from 0 to 1; None: not known.
+        run: the run's record; dead if its process has ended.
+        seconds: its duration, or its duration so far; None if the end is unknown.
+        streams: its streams, ordered by name.
+        fraction: the part of the run that is done, from 0 to 1; None if unknown.
     """
 
     run: Run
@@ -326,7 +326,7 @@ class ObservedRun:
     fraction: float | None
 
     def sum(self, name: str) -> int | None:
-        """The sum of a number of its streams, such as `written`; None: no stream tells it."""
+        """Return a counter's sum over the streams, such as of `written`; None if unknown."""
         reported = [getattr(stream.told, name) for stream in self.streams]
         known = [one for one in reported if one is not None]
         return sum(known) if known else None
@@ -334,11 +334,11 @@ class ObservedRun:
 
 @dataclass(frozen=True)
 class ObservedRuns:
-    """Some runs, the newest first.
+    """A page of runs, newest first.
 
     Attributes:
         runs: the runs.
-        next: the run after which the next older ones are (`runs(after=…)`); None: there are none.
+        next: the run after which the next page begins (`runs(after=…)`); None for the last page.
     """
 
     runs: tuple[ObservedRun, ...]
@@ -347,13 +347,13 @@ class ObservedRuns:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run at a glance.
+    """A summary of a run.
 
     Attributes:
-        run: what is known of it; dead, if its process is gone.
-        seconds: how long it took, or takes so far; None: nobody knows when it ended.
-        fraction: which part of it is done, from 0 to 1; None: not known.
-        sums: what its streams come to together.
+        run: the run's record; dead if its process has ended.
+        seconds: its duration, or its duration so far; None if the end is unknown.
+        fraction: the part of the run that is done, from 0 to 1; None if unknown.
+        sums: the totals of its streams.
     """
 
     run: Run
@@ -364,11 +364,11 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class RunSummaries:
-    """Some runs at a glance, the newest first.
+    """A page of run summaries, newest first.
 
     Attributes:
-        runs: the runs.
-        next: the run after which the next older ones are; None: there are none.
+        runs: the summaries.
+        next: the run after which the next page begins; None for the last page.
     """
 
     runs: tuple[RunSummary, ...]
@@ -381,7 +381,7 @@ class ObservedPipeline:
 
     Attributes:
         name: its name.
-        source: the type of its source; None: it is not in the project's file.
+        source: the type of its source; None if the pipeline is not configured.
         last: its last run, or None.
     """
 
@@ -392,12 +392,13 @@ class ObservedPipeline:
 
 @dataclass(frozen=True)
 class LastRuns:
-    """What became of a stream lately.
+    """The recent runs of a stream.
 
     Attributes:
-        last: what became of it when it last ran.
-        fresh_as_of: when the last of its runs began that succeeded: its table has all that the
-            source had then. None: none of those that are known did.
+        last: the stream's last run.
+        fresh_as_of: when its last successful run began: the table contains all source data as of
+            that
+            time. None if no known run succeeded.
     """
 
     last: StreamRun
@@ -412,17 +413,17 @@ def runs(
     limit: int = 20,
     after: str | None = None,
 ) -> ObservedRuns:
-    """The newest runs, the newest first.
+    """Return a page of runs, newest first.
 
     Args:
         config: the lake.
-        pipeline: only this pipeline's.
-        status: only those of which this became.
-        limit: at most so many.
-        after: only those that are older than this run, which is named by its identity.
+        pipeline: only runs of this pipeline.
+        status: only runs with this status.
+        limit: maximum number of runs.
+        after: only runs that are older than the run with this identity.
 
     Raises:
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     with read(config) as store:
         if store is None:
@@ -441,10 +442,10 @@ def summaries(
     limit: int = 20,
     after: str | None = None,
 ) -> RunSummaries:
-    """The newest runs at a glance; as `runs`, and quick for any number of streams.
+    """Return a page of run summaries, as `runs`; fast for any number of streams.
 
     Raises:
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     with read(config) as store:
         if store is None:
@@ -456,10 +457,10 @@ def summaries(
 
 
 def run(config: LakeConfig, identity: str) -> ObservedRun | None:
-    """One run; None: there is none of that identity.
+    """Return the run with an identity, or None.
 
     Raises:
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     with read(config) as store:
         if store is None:
@@ -471,15 +472,15 @@ def run(config: LakeConfig, identity: str) -> ObservedRun | None:
 def pipelines(
     config: LakeConfig, configured: Mapping[str, str] | None = None
 ) -> list[ObservedPipeline]:
-    """The pipelines that are configured, in their order, then others that have run, by name.
+    """Return the configured pipelines in their order, then others that have run, by name.
 
     Args:
         config: the lake.
-        configured: the types of the sources, by the pipelines' names
-            (`config.sources_of_project`); None: nothing is known of them.
+        configured: the types of the sources by pipeline name (`config.sources_of_project`); None if
+            they are unknown.
 
     Raises:
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     sources = configured or {}
     with read(config) as store:
@@ -491,14 +492,14 @@ def pipelines(
 
 
 def last_runs(config: LakeConfig, pipeline: str | None = None) -> dict[tuple[str, str], LastRuns]:
-    """What became of each stream lately, by its pipeline and its name.
+    """Return each stream's recent runs, by pipeline and stream.
 
     Args:
         config: the lake.
-        pipeline: only this pipeline's streams.
+        pipeline: only streams of this pipeline.
 
     Raises:
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     with read(config) as store:
         if store is None:
@@ -513,17 +514,17 @@ def last_runs(config: LakeConfig, pipeline: str | None = None) -> dict[tuple[str
 
 
 def verified(config: LakeConfig) -> dict[str, Verified]:
-    """What `chronolake verify` found last of each table, by `str` of the table's name.
+    """Return each table's last result of `chronolake verify`, by `str` of the table's name.
 
     Raises:
-        LakeError: the store does not answer.
+        LakeError: the store is not reachable.
     """
     with read(config) as store:
         return {} if store is None else store.verified()
 
 
 def behind_seconds(fresh_as_of: str | None) -> float | None:
-    """How long ago an instant is; None for None."""
+    """Return the age of an instant in seconds; None for None."""
     if fresh_as_of is None:
         return None
     return round((datetime.now(UTC) - datetime.fromisoformat(fresh_as_of)).total_seconds(), 1)
@@ -542,7 +543,7 @@ def _seconds(run: Run) -> float | None:
 
 
 def _summary(run: Run, sums: StreamSums) -> RunSummary:
-    # A part that is not known yet has not begun to be applied.
+    # A stream whose fraction is unknown has not begun to apply files.
     fraction = sums.parts / sums.streams if sums.parts else None
     return RunSummary(run, _seconds(run), fraction, sums)
 
@@ -571,23 +572,23 @@ def _fraction(told: StreamRun) -> float | None:
 
 
 def _states(told: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How far a stream was and is: in its source, if it is pulled from there, and in its table.
+    """Return a stream's offsets before and after: in its source, if recorded, and in its table.
 
-    What is not known of both is in none.
+    An offset that is unknown afterwards is in neither result.
     """
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     if told.state_after is not None:
-        # A state that was there is never forgotten: without one, nobody has noted it.
+        # States are never deleted: without one, it was not recorded.
         if (state := _object(told.state_after)) is None:
             return {}, {}
         after["source"] = state
         if told.state_before is not None:
             earlier = _object(told.state_before)
-            # Compared with nothing, all of the state would count as new.
+            # Compared with nothing, the whole state would count as new.
             before["source"] = state if earlier is None else earlier
     if told.files_left is not None:
-        # Earlier versions did not note how far the table was.
+        # Earlier versions did not record the table's offset.
         sides = ((before, told.position_before), (after, told.position))
         for side, position in sides:
             if position is not None:
@@ -596,7 +597,7 @@ def _states(told: StreamRun) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """A state as it is kept; None: the text is no state."""
+    """Parse a stored state; return None if the text is not a JSON object."""
     try:
         found = orjson.loads(text)
     except ValueError:

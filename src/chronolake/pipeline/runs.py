@@ -1,11 +1,7 @@
-"""Records of runs and their streams, with the difference of offsets before and after.
+"""Records of runs and their streams, and the differences of source states before and after.
 
-What is kept of a run: how it went, and how each of its streams did.
-
-How far a stream was in its source before and after a run: kept small, and what differs.
-
-States are JSON. Most are a line; one with a cursor for each of ten thousand partitions is a
-megabyte, and would be kept a hundred times over. So of a large one only what differs is kept.
+States are JSON. Most are one line, but one with a cursor for each of ten thousand partitions is a
+megabyte, and would be stored a hundred times. So only the differences of large states are stored.
 """
 
 from __future__ import annotations
@@ -24,42 +20,42 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """What became of a run, or of one of its streams."""
+    """The outcome of a run or of one of its streams."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     PARTIAL = "partial"
     FAILED = "failed"
-    #: It runs as far as the store knows, and its process is gone. Never stored.
+    #: The store has it as running, but its process has ended. Never stored.
     DEAD = "dead"
-    #: A word that this version does not know stands in the store. Never stored.
+    #: The store contains a status that this version does not know. Never stored.
     UNKNOWN = "not known"
 
 
 class Stage(StrEnum):
-    """What a running stream does."""
+    """The current activity of a running stream."""
 
-    #: Other streams of the run come first.
+    #: Other streams of the run are processed first.
     WAITING = "waiting"
-    #: What its source has is read, and lands in our own raw lake.
+    #: The source's data is read, and lands in Chronolake's own raw lake.
     LANDING = "landing"
-    #: What has landed is brought into its table.
+    #: Landed files are applied to the table.
     APPLYING = "applying"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a pipeline.
+    """A run of a pipeline.
 
     Attributes:
-        id: its identity.
-        pipeline: which pipeline.
-        began: when, ISO 8601 in UTC.
-        ended: when, or None.
-        status: what became of it.
-        holder: the process, as host and number.
-        error: what kept it as a whole from going on, or None.
-        hint: what to do about that, or None.
+        id: the run's identity.
+        pipeline: the pipeline's name.
+        began: start time, ISO 8601 in UTC.
+        ended: end time, or None.
+        status: the outcome.
+        holder: the process, as host and process id.
+        error: the error of the run as a whole, or None.
+        hint: what to do about the error, or None.
     """
 
     id: str
@@ -74,32 +70,33 @@ class Run:
 
 @dataclass(frozen=True)
 class StreamRun:
-    """One stream in one run.
+    """A stream in a run.
 
     Attributes:
         run: the run's identity.
-        stream: which stream.
-        table_name: the table that it fills.
-        status: what became of it.
+        stream: the stream's name.
+        table_name: the table that it writes.
+        status: the outcome.
         files: files that were applied.
         bytes: their size.
-        rows: their rows, duplicates included.
+        rows: their rows, including duplicates.
         written: rows of the table that are new or changed.
-        seconds: how long it took.
-        position: how far the table has come in its source, or None.
-        error: why it failed and where, or None.
-        hint: what to do about that, or None.
-        stage: what it does; None: it has ended.
-        rows_read: rows that the source gave, as far as that is known, or None.
-        landed_files: files that have landed in our own raw lake; None: somebody else writes it.
+        seconds: duration.
+        position: the table's watermark, or None.
+        error: why the stream failed and where, or None.
+        hint: what to do about the error, or None.
+        stage: the current activity; None if the stream has ended.
+        rows_read: rows that the source returned; None if unknown.
+        landed_files: files that have landed in Chronolake's own raw lake; None for the files of
+            another system.
         landed_bytes: their size, or None.
         landed_rows: their rows, or None.
-        files_left: files that are still to be applied; None: it has not come so far.
+        files_left: files that are still to be applied; None if they have not been listed yet.
         bytes_left: their size, or None.
-        position_before: how far the table was before the run, or None.
-        state_before: how far the stream was in its source before the run, as JSON
-            (`statediff.kept`), or None.
-        state_after: the same after it, or None.
+        position_before: the table's watermark before the run, or None.
+        state_before: the stream's state in its source before the run, as JSON (see `kept`), or
+            None.
+        state_after: the same after the run, or None.
     """
 
     run: str
@@ -128,15 +125,15 @@ class StreamRun:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `chronolake verify` found last of a table.
+    """The last result of `chronolake verify` for a table.
 
     Attributes:
-        table_name: which table.
-        at: when it was looked at, ISO 8601 in UTC.
-        holds: whether all promises held.
-        rows: how many rows were looked at.
-        against_lake: whether it was also compared with its raw lake.
-        broken: the promises that were broken, one a line, or None; no values of rows.
+        table_name: the table.
+        at: time of the verification, ISO 8601 in UTC.
+        holds: whether all invariants hold.
+        rows: number of verified rows.
+        against_lake: whether the table was also compared with its raw lake.
+        broken: the violated invariants, one per line, or None; it never contains values of rows.
     """
 
     table_name: str
@@ -148,21 +145,21 @@ class Verified:
 
 
 def now() -> str:
-    """The time as ISO 8601 in UTC, with milliseconds."""
+    """Return the current time as ISO 8601 in UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-#: A state of at most so many bytes is kept whole.
+#: States up to this size are stored completely.
 WHOLE_BYTES: Final = 8_192
-#: Of a larger one so many changes.
+#: Number of changes that are stored of a larger state.
 _MOST_CHANGES: Final = 50
-#: Stands in a state that is not kept whole: of how many changes it holds the first.
+#: Key in a partially stored state; its value is the total number of changes.
 CUT: Final = "… changes in all"
 _MISSING: Final = object()
 
 
 class ChangeKind(StrEnum):
-    """What became of one place of a state."""
+    """The kind of change at one path of a state."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -171,13 +168,13 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """One place of a state that a run has changed.
+    """A change of a state at one path.
 
     Attributes:
-        path: where, as in `state.partitions[3].cursor`.
-        kind: what became of it.
-        before: what stood there, as JSON's own types; None if it was added.
-        after: what stands there; None if it was removed.
+        path: the path, such as `state.partitions[3].cursor`.
+        kind: the kind of change.
+        before: the old value, as JSON types; None if it was added.
+        after: the new value; None if it was removed.
     """
 
     path: str
@@ -187,7 +184,7 @@ class Change:
 
 
 def differences(before: Any, after: Any) -> list[Change]:
-    """What differs between two values of JSON's own types, in the order of their places."""
+    """Return the differences between two JSON values, in the order of their paths."""
     return [
         Change(
             _spelled(path),
@@ -206,15 +203,16 @@ def differences(before: Any, after: Any) -> list[Change]:
 def kept(
     before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> tuple[str | None, str | None]:
-    """Two states as they are kept.
+    """Return two states in the form in which they are stored.
 
     Args:
-        before: a stream's state before a run; None: there was none.
+        before: a stream's state before a run, or None.
         after: its state after the run, or None.
 
     Returns:
-        Both as JSON, without what looks like a secret. If one is large, both hold by path only
-        what differs (see `CUT`).
+        Both as JSON, with masked secrets. If one is large, both contain only the differences, by
+        path
+        (see `CUT`).
     """
     if after is not None:
         after = masked(dict(after), dict(before or {}))
@@ -245,7 +243,7 @@ def _short(value: Any) -> Any:
 def _differing(
     path: tuple[str | int, ...], old: Any, new: Any
 ) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
-    # What came or went as a whole is told place by place, too.
+    # Objects and lists that were added or removed are reported value by value, too.
     if old is _MISSING and isinstance(new, (dict, list)) and new:
         old = type(new)()
     elif new is _MISSING and isinstance(old, (dict, list)) and old:

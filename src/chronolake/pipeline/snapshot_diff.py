@@ -1,16 +1,12 @@
 """Differences between a snapshot of a source and its table, as record versions.
 
-What differs between what a source has at one time and its table, as record versions.
+A record that is the same in the table does not land: its version stays current. A changed or new
+record gets a version, and a missing one is deleted. All of these have the time of the snapshot, so
+that earlier history stays unchanged.
 
-Of a record that is as the table has it nothing lands: its version goes on. One that has changed, or
-is new, gets a version; one that is gone is deleted. All of it has the time of the snapshot, so that
-what was known before stays what it was.
-
-Record versions that a source brings again although nothing has changed: they don't land.
-
-APIs give the last record of the run before once more, and with a lookback window many; records that
-do not say when they were changed come in every run. A version of such a record would only say what
-the table says already.
+This module also filters out record versions that a source returns again without a change. APIs
+return the last record of the previous run again, and with a lookback window many; records without a
+modification time are returned in every run. A version of such a record would repeat the table.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ _SAID: Final = f"{RESERVED}said"
 _WAS: Final = f"{RESERVED}was"
 _KEY: Final = f"{RESERVED}key_"
 
-#: The rows of a table that say what is so now.
+#: Conditions for the current rows of a table.
 PRESENT: Final = {
     Mode.HISTORY: ACTIVE,
     Mode.SOFT_DELETE: f"NOT coalesce({DELETED}, false)",
@@ -59,12 +55,12 @@ PRESENT: Final = {
 
 @dataclass(frozen=True)
 class Sides:
-    """The columns of records and of their table, in types that hold the values of both.
+    """The columns of records and of their table, with types that can hold the values of both.
 
     Attributes:
         given: the records' columns.
-        stored: the table's; what it has no column for is null in it.
-        known: the names of those that it has.
+        stored: the table's columns; a column that it lacks is null in it.
+        known: the names of the columns that it has.
     """
 
     given: tuple[Column, ...]
@@ -73,7 +69,7 @@ class Sides:
 
     @classmethod
     def of(cls, columns: Sequence[Column], description: TableDescription) -> Self:
-        """The two sides.
+        """Return the columns of both sides.
 
         Args:
             columns: the records' columns.
@@ -87,23 +83,23 @@ class Sides:
 
     @cached_property
     def common(self) -> dict[str, ColumnType]:
-        """The type that holds the values of both sides, by column."""
+        """Return the types that can hold the values of both sides, by column."""
         both = zip(self.given, self.stored, strict=True)
         return {column.name: wider(column.type, other.type) for column, other in both}
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
-        """The table's columns by their names."""
+        """Return the table's columns by name."""
         return {column.name: column for column in self.stored}
 
     @property
     def says(self) -> str:
-        """All that a record says, as one value in SQL."""
+        """Return all values of a record as one SQL value."""
         return _struct(widened(column, self.common[column.name]) for column in self.given)
 
     @property
     def said(self) -> str:
-        """All that a row of the table says, as one value in SQL."""
+        """Return all values of a row of the table as one SQL value."""
         return _struct(self._was(column) for column in self.stored)
 
     def _was(self, column: Column) -> str:
@@ -113,7 +109,7 @@ class Sides:
         found = widened(column, kind)
         source = next(one.type.kind for one in self.given if one.name == column.name)
         if kind.kind is Kind.STRING and source in {Kind.FLOAT, Kind.DOUBLE}:
-            # Java and Arrow do not spell every number alike.
+            # Java and Arrow format some numbers differently.
             number = ColumnType(source).sql
             found = f"coalesce(CAST(try_cast({found} AS {number}) AS STRING), {found})"
         return found
@@ -122,17 +118,17 @@ class Sides:
 def versions_of(
     lake: Lake, snapshot: Snapshot, table: IcebergTable | None
 ) -> tuple[DataFrame | ArrowRows, list[Column]]:
-    """The difference between a snapshot and a table, as `rawlake.land` takes it.
+    """Return the difference between a snapshot and a table, as `landing.land` accepts it.
 
     Args:
-        lake: the lake whose Spark does the work.
-        snapshot: what the source has.
-        table: what all files that have landed make; None: nothing has.
+        lake: the lake whose Spark session is used.
+        snapshot: the snapshot of the source.
+        table: the table with all landed files applied; None if nothing has landed.
 
     Returns:
-        Record versions, and their data columns: the snapshot's. A key that was stored in a wider
-        type than the source has by now is told in that one. Columns with texts beside them
-        (`Snapshot.texts`) have them here, too.
+        Record versions, and their data columns: the snapshot's. A key has the table's type if that
+            is
+        wider than the source's. Columns with a text column (`Snapshot.texts`) keep it.
     """
     if table is None:
         return _all_of(snapshot), list(snapshot.columns)
@@ -177,7 +173,7 @@ def versions_of(
         )
     )
     differs = f"NOT ({_SAYS} <=> {_SAID}) OR ({_NOW} IS NULL) <> ({_WAS} IS NULL)"
-    # The table has no value that its type cannot hold.
+    # The table lacks values that its type cannot hold.
     differs += "".join(f" OR {name} IS NOT NULL" for name in snapshot.texts.values())
     cells = [f"{_NOW}.c{number} AS {quoted(column.name)}" for number, column in enumerate(columns)]
     for one, name in zip(key, keys, strict=True):
@@ -194,7 +190,7 @@ def versions_of(
 
 
 def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataFrame, list[Column]]:
-    """A snapshot's rows, and their columns: as texts where the table has texts."""
+    """Return a snapshot's rows and columns, as strings where the table has strings."""
     columns = list(snapshot.columns)
     rows = to_spark(snapshot.rows)
     merged = {}
@@ -214,20 +210,20 @@ def _as_stored(snapshot: Snapshot, description: TableDescription) -> tuple[DataF
 def _hashed(
     columns: Sequence[Column], table: IcebergTable, description: TableDescription
 ) -> tuple[Column, ...] | None:
-    """The columns whose hashes can be compared with the table's; None: their values have to be."""
+    """Return the columns whose hashes are comparable with the table's; None to compare values."""
     stored = hashed_columns(table, description)
     if stored is None:
         return None
     types = {column.name: column.type for column in columns}
     if any(types.get(column.name) != column.type for column in stored):
         return None
-    # What the table has no column for is null in it, and in its hashes.
+    # A column that the table lacks is null in it, and in its hashes.
     known = {column.name for column in stored}
     return (*stored, *(column for column in columns if column.name not in known))
 
 
 def _all_of(snapshot: Snapshot) -> ArrowRows:
-    """Versions of all records of a snapshot: nothing is known that they could be compared with."""
+    """Return versions of all records of a snapshot, because there is no table to compare with."""
     rows = to_arrow(snapshot.rows)
     begin = partial(
         _begun, at=snapshot.at_micros, sequence=snapshot.sequence, present=snapshot.present
@@ -239,7 +235,7 @@ def _all_of(snapshot: Snapshot) -> ArrowRows:
 def _begun(
     batches: Iterable[pa.RecordBatch], *, at: int, sequence: str, present: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Give those records that are there as versions, in an executor."""
+    """Yield the records that exist as versions, on an executor."""
     for batch in batches:
         rows = batch if present is None else batch.filter(batch[present])
         never = pa.nulls(rows.num_rows, pa.int64())
@@ -269,17 +265,17 @@ _FACTS: Final = (MODIFIED, SEQUENCE, DELETED_AT, PURGED_AT)
 def changed(
     lake: Lake, versions: DataFrame, columns: Sequence[Column], table: IcebergTable | None
 ) -> DataFrame:
-    """Return the record versions that say something else than the version before them.
+    """Return the record versions that differ from the version before them.
 
-    The version before one is that of the same record in `versions`, in the order of their times and
-    sequences; before the first of them it is what the table has now.
+    The previous version is that of the same record in `versions`, ordered by time and sequence. The
+    first one is compared with the table's current row.
 
     Args:
-        lake: the lake whose Spark does the work.
-        versions: record versions (`chronolake.change_set`) of records that are there. They are
-            computed more than once.
-        columns: their data columns, the key among them.
-        table: the table, with all that has landed; None: there is none yet.
+        lake: the lake whose Spark session is used.
+        versions: record versions (`chronolake.change_set`) of records that exist. They are computed
+            more than once.
+        columns: their data columns, including the key.
+        table: the table with all landed files applied; None if it does not exist yet.
     """
     key = [column for column in columns if column.primary_key]
     description = None if table is None else describe_loaded(table)
@@ -330,7 +326,7 @@ def _struct_of(columns: Sequence[Column]) -> str:
 
 
 def _bounds(versions: DataFrame, key: Sequence[Column], sides: Sides) -> list[str]:
-    """Conditions on a table by which files without these records are passed over, as SQL."""
+    """Return SQL conditions on a table that skip files without these records."""
     ordered = [
         column
         for column in key

@@ -1,4 +1,4 @@
-"""How far the tables of a pipeline are: shown without Spark, moved with it."""
+"""Offsets of a pipeline's tables: reported without Spark, moved with Spark."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """A stream's table as it is now.
+    """The current state of a stream's table.
 
     Attributes:
         stream: the stream.
         watermark: the file after which the next ones are applied, or None.
-        mode: the table's mode, or None: there is no table yet.
-        capture_method: what the table says that its stream can see.
-        owner: `pipeline/stream` that fills the table, or None.
-        quarantine: the files that the table is made without.
+        mode: the table's mode; None if the table does not exist yet.
+        capture_method: the table's property of how its stream captures changes.
+        owner: the `pipeline/stream` that writes the table, or None.
+        quarantine: the files that were left out of the table.
         key: the columns that identify a record in the table.
         columns: all of its columns.
-        numbers: what tells columns apart that get other names, by their names in the table.
+        numbers: numbers that identify renamed columns, by their names in the table.
     """
 
     stream: Stream
@@ -61,10 +61,10 @@ class StreamOffset:
 
 
 def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamOffset]:
-    """How far the tables of streams are. No Spark is started.
+    """Return the offsets of streams' tables, without Spark.
 
     Raises:
-        LakeError: the catalog does not answer.
+        LakeError: the catalog is not reachable.
     """
     there = set(inspect.names(config)) if _is_there(config) else set()
     return [
@@ -74,7 +74,7 @@ def positions(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamOffse
 
 
 def _is_there(config: LakeConfig) -> bool:
-    # A project whose pipelines have never run has no lake yet.
+    # A project whose pipelines have never run does not have a lake yet.
     return config.catalog.uri is not None or config.catalog_file.is_file()
 
 
@@ -98,26 +98,26 @@ def _position(config: LakeConfig, stream: Stream) -> StreamOffset:
 
 
 def expect_free(position: StreamOffset) -> None:
-    """Refuse a table that is there and not filled by its stream.
+    """Raise if a table exists and another stream, or none, writes it.
 
     Raises:
-        TableExistsError: it is filled by another one, or was made in another way.
+        TableExistsError: another stream writes it, or it was not created by a pipeline.
     """
     if position.mode is not None:
         expect_filled_by(position.stream, position.owner)
 
 
 def expect_described(config: LakeConfig, stream: Stream, described: DescribedStream) -> None:
-    """Refuse columns that a stream's table cannot have, or another key than it has.
+    """Raise if columns are invalid for a stream's table, or if the table has another key.
 
     Args:
         config: the lake.
         stream: the stream.
-        described: what its source declares.
+        described: the columns that its source declares.
 
     Raises:
-        ConfigurationError: a name is reserved, doubled or not there.
-        SourceError: the table identifies a record by other columns.
+        ConfigurationError: a name is reserved, duplicate or missing.
+        SourceError: the table identifies records by other columns.
     """
     names = [column.name for column in described.columns]
     stream.names.expect_known(names, place=stream.place)
@@ -133,7 +133,7 @@ def expect_described(config: LakeConfig, stream: Stream, described: DescribedStr
     stored = []
     for name in position.key:
         other = by_number.get(position.numbers.get(name, 0), name)
-        # The source has given the column another name, which the next run brings.
+        # The source has renamed the column; the next run renames it in the table.
         is_renamed = name not in called.values() and other not in position.columns
         stored.append(other if is_renamed else name)
     if set(stored) != set(key):
@@ -141,25 +141,26 @@ def expect_described(config: LakeConfig, stream: Stream, described: DescribedStr
 
 
 def move(lake: Lake, stream: Stream, lease: Lease, watermark: str | None) -> None:
-    """Say that a stream's table is at another file of its lake.
+    """Move the watermark of a stream's table to another file of its lake.
 
-    Back is harmless: what is applied again changes nothing. What is skipped is not in the table
-    until it is rebuilt.
+    Moving it back is harmless: applying files again changes nothing. Skipped files are missing in
+    the
+    table until it is rebuilt.
 
     Args:
         lake: the lake.
         stream: the stream.
-        lease: the right to run its pipeline.
-        watermark: the last file that counts as applied, or None: nothing does.
+        lease: the lease of its pipeline.
+        watermark: the last file that counts as applied, or None.
 
     Raises:
-        TableNotFoundError: the stream has no table yet.
-        TableExistsError: the table is filled by something else.
-        SourceError: there is no such file in the lake.
+        TableNotFoundError: the stream does not have a table yet.
+        TableExistsError: the table has another owner.
+        SourceError: the lake does not have this file.
         LeaseLostError: another process runs the pipeline.
-        CommitError: the position could not be published.
+        CommitError: the watermark could not be published.
     """
-    from chronolake.core.publish import publish  # noqa: PLC0415 - only this needs Spark
+    from chronolake.core.publish import publish  # noqa: PLC0415 - only this function needs Spark
 
     if watermark is not None:
         stream.folder.expect(watermark)

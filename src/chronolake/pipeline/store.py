@@ -1,15 +1,12 @@
-"""The operational store: tables beside the catalog, with their schema migrations.
+"""The operational store: tables in the catalog's database, with their schema migrations.
 
-The tables of the operational store, and how those of an earlier version become them.
+It is stored in the catalog's database, SQLite or PostgreSQL. It does not determine the content of
+tables: their offsets are published with their rows. It records who runs a pipeline, the outcomes of
+runs, and the checkpoints of streams whose changes land in Chronolake's own raw lake.
 
-Columns only come, and each has a default or may be null: a process of an earlier version goes on
-writing to a store that a later one has opened.
-
-What is known of runs: an operational store beside the catalog, in tables of our own.
-
-It lies in the catalog's database, SQLite or PostgreSQL. Nothing in it decides what a table holds:
-how far tables are is published with their rows. It tells who runs a pipeline, what became of its
-runs, and how far streams have come in sources whose versions land in our own raw lake.
+Migrations only add columns, which have a default or are nullable: so a process of an earlier
+version
+can still write to a store that a later version has opened.
 """
 
 from __future__ import annotations
@@ -89,14 +86,14 @@ CHECKPOINTS: Final = sql.Table(
     sql.Column("position", sql.Text, nullable=False),
     sql.Column("stored", sql.String, nullable=False),
 )
-#: What sources have to remember: tokens that change with each use. Nothing of it is ever shown.
+#: Tokens of sources that change with each use. They are never shown.
 REMEMBERED: Final = sql.Table(
     "chronolake_remembered",
     _metadata,
     sql.Column("pipeline", sql.String, primary_key=True),
     sql.Column("told", sql.Text, nullable=False),
 )
-#: What `chronolake verify` found last of each table: never a row's values.
+#: The last result of `chronolake verify` for each table; it never contains values of rows.
 VERIFIED: Final = sql.Table(
     "chronolake_verified",
     _metadata,
@@ -108,15 +105,15 @@ VERIFIED: Final = sql.Table(
     sql.Column("broken", sql.Text),
 )
 
-# Any number that nobody else is likely to lock.
+# Key of the advisory lock: any number that no other program is likely to lock.
 _OPENING: Final = 0x6368726F6E6F
 
 
 def bring_up(connection: sql.Connection) -> None:
-    """Make the tables and columns that are missing, in a transaction that can write.
+    """Create missing tables and columns, in a transaction that can write.
 
-    Any number of processes may do so at once: with SQLite the transaction keeps the others out,
-    with PostgreSQL a lock does.
+    Several processes may do so at the same time: SQLite's transaction excludes the others, and with
+    PostgreSQL an advisory lock does.
     """
     there = _columns_of(connection)
     missing = [
@@ -142,9 +139,9 @@ def bring_up(connection: sql.Connection) -> None:
 
 
 def known_of(connection: sql.Connection, table: sql.Table) -> list[sql.ColumnElement[Any]] | None:
-    """The columns of a table as they can be selected from a store that may be an earlier version's.
+    """Return a table's columns for a query; an earlier version may have written the store.
 
-    What it has not yet is null. None: it has not the table.
+    Missing columns are null. Returns None if the table is missing.
     """
     there = _columns_of(connection).get(table.name)
     if there is None:
@@ -165,9 +162,9 @@ def _columns_of(connection: sql.Connection) -> dict[str, set[str]]:
 
 
 _KEPT_RUNS: Final = 1_000
-#: Of so many of them, what their streams' states were before and after.
+#: Number of runs for which the streams' states before and after are stored.
 _KEPT_STATES: Final = 100
-#: What to do after a run that did not come to its end.
+#: Hint after a run that did not end properly.
 GOES_ON: Final = "The next run continues where its tables are."
 _DIED: Final = {
     "status": Status.FAILED,
@@ -186,10 +183,11 @@ class Store:
 
     @classmethod
     def open(cls, config: LakeConfig) -> Self:
-        """Open the store of a lake, and make its tables where they are missing.
+        """Open the store of a lake, and create missing tables.
 
         Raises:
-            LakeError: the database cannot be reached or written, or the catalog is a REST service.
+            LakeError: the database is not reachable or not writable, or the catalog is a REST
+                service.
             LakeLocationError: the lake was copied or moved.
         """
         identity.claim(config)
@@ -200,16 +198,16 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Where it is, without a password."""
+        """Return the store's address without a password."""
         return self._engine.url.render_as_string()
 
     @contextmanager
     def transaction(self) -> Iterator[sql.Connection]:
-        """A connection whose changes are committed when the block ends.
+        """Open a transaction that is committed when the block ends.
 
         Raises:
-                StorageError: the disk is full or cannot be written.
-            LakeError: the database does not answer, or refuses.
+            StorageError: the disk is full or not writable.
+            LakeError: the database is not reachable, or rejects a statement.
         """
         try:
             with self._engine.begin() as connection:
@@ -218,9 +216,9 @@ class Store:
             raise database.unanswered(failure, "The lake's operational store") from failure
 
     def begin_run(self, run: Run) -> None:
-        """Note that a run has begun; others of the pipeline that are open have died.
+        """Record that a run has begun; other open runs of the pipeline have crashed.
 
-        Of older runs the newest thousand are kept, and of the newest hundred the streams' states.
+        The newest 1,000 older runs are kept, and the streams' states of the newest 100.
         """
         of_pipeline = sql.select(RUNS.c.id).where(RUNS.c.pipeline == run.pipeline)
         newest = of_pipeline.order_by(RUNS.c.began.desc()).limit(_KEPT_RUNS)
@@ -229,7 +227,7 @@ class Store:
             outdated = set(connection.execute(of_pipeline).scalars()) - set(kept)
             connection.execute(STREAM_RUNS.delete().where(STREAM_RUNS.c.run.in_(outdated)))
             connection.execute(RUNS.delete().where(RUNS.c.id.in_(outdated)))
-            # What is older than these few has none any more.
+            # The states of older ones have been removed before.
             aged = kept[_KEPT_STATES - 1 : _KEPT_STATES + 49]
             connection.execute(
                 STREAM_RUNS.update()
@@ -248,7 +246,7 @@ class Store:
     def end_run(
         self, run: str, status: Status, *, error: str | None = None, hint: str | None = None
     ) -> None:
-        """Note what became of a run; streams of it that have not ended did not come to it."""
+        """Record the outcome of a run; its open streams are recorded as failed."""
         reported = {"status": status, "ended": now(), "error": error, "hint": hint}
         is_open = (STREAM_RUNS.c.run == run) & (STREAM_RUNS.c.status == Status.RUNNING)
         left = {"error": error or _DIED["error"], "hint": hint or _DIED["hint"]}
@@ -257,12 +255,12 @@ class Store:
             connection.execute(STREAM_RUNS.update().where(is_open).values({**_DIED, **left}))
 
     def note_failed(self, run: Run) -> None:
-        """Note a run that could not begin; what else runs of its pipeline goes on."""
+        """Record a run that could not begin; other runs of its pipeline are not affected."""
         with self.transaction() as connection:
             connection.execute(RUNS.insert().values(**vars(run)))
 
     def note(self, *streams: StreamRun) -> None:
-        """Note how far streams have come in a run."""
+        """Record the progress of streams in a run."""
         with self.transaction() as connection:
             for stream in streams:
                 same = STREAM_RUNS.c.stream == stream.stream
@@ -273,14 +271,14 @@ class Store:
                 connection.execute(STREAM_RUNS.insert(), [vars(stream) for stream in streams])
 
     def note_verified(self, verified: Verified) -> None:
-        """Keep what was found of a table, in place of what was found before."""
+        """Record the result of verifying a table; it replaces the previous one."""
         same = VERIFIED.c.table_name == verified.table_name
         with self.transaction() as connection:
             connection.execute(VERIFIED.delete().where(same))
             connection.execute(VERIFIED.insert().values(**vars(verified)))
 
     def runs(self, *, pipeline: str | None = None, limit: int = 20) -> list[Run]:
-        """The newest runs, the newest first."""
+        """Return the newest runs, newest first."""
         query = sql.select(RUNS).order_by(RUNS.c.began.desc(), RUNS.c.id).limit(limit)
         if pipeline is not None:
             query = query.where(RUNS.c.pipeline == pipeline)
@@ -289,14 +287,14 @@ class Store:
         return [run_from(row) for row in found]
 
     def streams_of(self, run: str) -> list[StreamRun]:
-        """The streams of a run, by name."""
+        """Return the streams of a run, ordered by name."""
         query = sql.select(STREAM_RUNS).where(STREAM_RUNS.c.run == run)
         with self.transaction() as connection:
             found = connection.execute(query.order_by(STREAM_RUNS.c.stream)).mappings().all()
         return [stream_from(row) for row in found]
 
     def checkpoints(self, pipeline: str) -> dict[str, dict[str, Any]]:
-        """How far the streams of a pipeline have come in their source: those that have landed."""
+        """Return the checkpoints of a pipeline's streams: their offsets in the source."""
         query = sql.select(CHECKPOINTS.c.stream, CHECKPOINTS.c.position)
         query = query.where(CHECKPOINTS.c.pipeline == pipeline)
         with self.transaction() as connection:
@@ -306,16 +304,16 @@ class Store:
     def put_checkpoint(
         self, pipeline: str, stream: str, position: Mapping[str, Any], *, token: int
     ) -> None:
-        """Store how far a stream has come in its source.
+        """Store a stream's offset in its source.
 
         Args:
             pipeline: the pipeline.
             stream: its stream.
-            position: what JSON can hold.
-            token: of the lease under which it came so far.
+            position: the offset, a JSON object.
+            token: token of the lease under which its data landed.
 
         Raises:
-            LeaseLostError: another process runs the pipeline by now; nothing has changed.
+            LeaseLostError: another process has taken the pipeline's lease; nothing has changed.
         """
         values = {"position": orjson.dumps(dict(position)).decode(), "stored": now()}
         with self.transaction() as connection:
@@ -326,7 +324,7 @@ class Store:
             )
 
     def remembered(self, pipeline: str) -> dict[str, Any]:
-        """What a pipeline's source remembers, by its own names; empty if it never did."""
+        """Return the tokens of a pipeline's source by name; empty if there are none."""
         query = sql.select(REMEMBERED.c.told).where(REMEMBERED.c.pipeline == pipeline)
         with self.transaction() as connection:
             found = connection.execute(query).scalar_one_or_none()
@@ -340,13 +338,13 @@ class Store:
         *,
         since: Mapping[str, Any] | None,
     ) -> None:
-        """Keep what a pipeline's source has to know, unless it knows something later by now.
+        """Store a token of a pipeline's source, unless another process has stored a newer one.
 
         Args:
             pipeline: the pipeline.
-            name: what the source calls it.
-            told: what JSON can hold; it may be secret.
-            since: what was remembered when `told` came to be, or None: nothing was.
+            name: the source's name of the token.
+            told: the token, a JSON object; it may be secret.
+            since: the stored token from which `told` was derived, or None.
         """
         query = sql.select(REMEMBERED.c.told).where(REMEMBERED.c.pipeline == pipeline)
         with self.transaction() as connection:
@@ -359,7 +357,7 @@ class Store:
             connection.execute(REMEMBERED.insert().values(pipeline=pipeline, told=text))
 
     def expect_holder(self, pipeline: str, token: int) -> None:
-        """Refuse to go on under a lease that has passed to another process.
+        """Raise if another process has taken the lease.
 
         Raises:
             LeaseLostError: it has.
@@ -369,13 +367,13 @@ class Store:
 
 
 def run_from(row: RowMapping) -> Run:
-    """A run as a row of the store tells it."""
+    """Convert a row of the store to a run."""
     return Run(**{**row, "status": _status(row["status"])})
 
 
 def stream_from(row: RowMapping) -> StreamRun:
-    """A stream of a run as a row of the store tells it."""
-    # A later version may do what this one has no word for: nobody knows how far that is.
+    """Convert a row of the store to a stream of a run."""
+    # A later version may have stored a stage that this version does not know.
     stage = row["stage"] if row["stage"] in set(Stage) else None
     kinds = {"status": _status(row["status"]), "stage": None if stage is None else Stage(stage)}
     return StreamRun(**{**row, **kinds})

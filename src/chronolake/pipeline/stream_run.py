@@ -1,4 +1,4 @@
-"""One stream in one run: what has landed of it is brought into its table, as far as it comes."""
+"""A stream in a run: its landed files are applied to its table, as far as possible."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Steps:
-    """How a run goes: from where, under which configuration, how far at once, and whether anew."""
+    """The settings of a run: source, current configuration, bytes per step, full refresh."""
 
     source: Source
     project: Callable[[], Project]
@@ -49,13 +49,13 @@ class Steps:
 
 
 class StreamSync:
-    """One stream in one run.
+    """A stream in a run.
 
     Attributes:
         stream: the stream.
-        report: where it says what happens.
-        steps: how the run goes.
-        state: how far the stream has come.
+        report: the reporter of the run's events.
+        steps: the settings of the run.
+        state: the stream's progress.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class StreamSync:
         self._is_applied = False
         self._is_reading_told = False
         self._failure: Exception | None = None
-        #: The full disk or unwritable folder that made the stream fail, if one did.
+        #: The full disk or unwritable folder that made the stream fail, or None.
         self.storage_failure: StorageError | None = None
 
     def expect(self, before: Offset | None) -> None:
-        """Remember how far the stream is in its source before anything is brought."""
+        """Record the stream's source offset before anything is read."""
         self._note(state_before=kept(before, before)[0])
         if isinstance(self.steps.source, ChangeSource):
             self._note(rows_read=0, landed_files=0, landed_bytes=0, landed_rows=0)
 
     def note_states(self, before: Offset | None, after: Offset | None) -> None:
-        """Remember how far the stream was in its source, and is by now: all has landed."""
+        """Record the stream's source offsets before and after landing."""
         first, second = kept(before, after)
         self._note(state_before=first, state_after=second, stage=Stage.WAITING)
 
     def begin(self, stage: Stage) -> None:
-        """Say that it begins, unless it has been said, and note what it does now."""
+        """Record that a stage has begun, and report the stream's begin the first time."""
         if self.state.stage is stage:
             return
         is_first = not self._began
@@ -99,7 +99,7 @@ class StreamSync:
             self.report.tell(EventKind.STREAM_BEGAN, stream=self.state)
 
     def note_landed(self, landed: LandResult | ReadProgress) -> None:
-        """Remember what has been read or has landed, or why nothing more does."""
+        """Record what has been read or has landed, or why landing has stopped."""
         if isinstance(landed, ReadProgress):
             self._is_reading_told = True
             self._note(rows_read=landed.rows, seconds=time.monotonic() - self._began)
@@ -125,25 +125,25 @@ class StreamSync:
             self.report.tell(EventKind.LANDED, stream=self.state, **reported)
 
     def fail(self, failure: Exception) -> None:
-        """Remember what keeps more from landing, unless something did before."""
+        """Record the failure that stopped landing; the first one is kept."""
         self._failure = self._failure or failure
 
     def finish(self) -> StreamRun:
-        """Bring the table as far as it comes.
+        """Apply all landed files, as far as possible, and return the outcome.
 
         Raises:
-            LeaseLostError: another process took the pipeline over.
+            LeaseLostError: another process took over the pipeline.
         """
         self.begin(Stage.APPLYING)
         try:
             self.apply()
             if self._failure is not None:
-                # What had landed before is in the table.
-                raise self._failure  # noqa: TRY301 - as if it had been raised when it happened
+                # The files that landed before the failure were applied.
+                raise self._failure  # noqa: TRY301 - as if raised when it occurred
             self._note(status=Status.SUCCEEDED)
         except LeaseLostError:
             raise
-        except Exception as failure:  # noqa: BLE001 - the next stream must not suffer
+        except Exception as failure:  # noqa: BLE001 - must not affect the next stream
             self.storage_failure = storage_error(failure)
             self._note(status=Status.FAILED, **words(failure))
             log.warning(
@@ -163,14 +163,14 @@ class StreamSync:
         self.state = replace(self.state, **changes)
 
     def apply(self) -> None:
-        """Bring the table to all that has landed."""
+        """Apply all landed files to the table."""
         rebuilds = self.steps.full_refresh and not self.stream.offered.is_ours
         table = self._lake.catalog.find(self.stream.table) if rebuilds else None
         if table is not None:
             self._note(position_before=MadeOf.told_by(table).watermark)
             self._rebuild_table()
             return
-        # The table itself knows how far it is: the answer to the last step may have been lost.
+        # The table knows its own offset: the response to the last commit may have been lost.
         self._note(position=watermark_of(self._lake, self.stream))
         if not self._is_applied:
             self._is_applied = True
@@ -203,25 +203,25 @@ class StreamSync:
 
     def _report_published(self) -> None:
         if not self.stream.offered.is_ours:
-            # What its source gives is what lies there.
+            # The source's rows are the files that it contains.
             self._note(rows_read=self.state.rows)
         self.report.note_soon(self.state)
         reported = {"files_left": self.state.files_left, "bytes_left": self.state.bytes_left}
         self.report.tell(EventKind.PUBLISHED, stream=self.state, **reported)
 
     def maintain(self) -> None:
-        """Put the table's files in order, if it was written and needs it; never fails."""
+        """Run maintenance of the table if it was written and needs it; never fails."""
         name = self.stream.table
         try:
             if self.state.files and planned(self._lake, name).is_needed:
                 self._lease.expect_held()
                 self.report.tell(EventKind.MAINTAINING, stream=self.state)
                 maintain(self._lake, name, only_if_needed=True)
-        except Exception as failure:  # noqa: BLE001 - the rows are there; the next run tries again
+        except Exception as failure:  # noqa: BLE001 - the rows are published; the next run retries
             log.warning("not_maintained", table=str(name), reason=words(failure)["error"])
 
     def _rebuild_table(self) -> None:
-        """Make the table of all that there is now in a lake that somebody else writes."""
+        """Rebuild the table from the current files of a lake that another system writes."""
         files = self.stream.folder.files()
         if not files:
             raise SourceError(
@@ -245,7 +245,7 @@ class StreamSync:
         self._report_published()
 
     def _report_left(self, files: Sequence[DataFile]) -> None:
-        """Tell what is to be applied, before any of it is."""
+        """Report the files to apply, before any of them is applied."""
         reported = {"files_left": len(files), "bytes_left": sum(file.size for file in files)}
         self._note(**reported)
         self.report.note_soon(self.state)
@@ -254,7 +254,7 @@ class StreamSync:
 
 
 def words(failure: BaseException) -> dict[str, str | None]:
-    """What went wrong, and what to do about it."""
+    """Return the error message of a failure, and its hint."""
     failure = storage_error(failure) or failure
     if isinstance(failure, ChronolakeError):
         return {"error": failure.statement, "hint": failure.hint}

@@ -1,4 +1,4 @@
-"""What a pipeline consists of: the streams of its source, and how each is kept."""
+"""Streams of a pipeline: the source's streams with their configuration and target tables."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Stream:
-    """One stream of a pipeline as its source offers it, and as it is kept.
+    """A stream of a pipeline: its descriptor in the source, and its configuration.
 
     Attributes:
         pipeline: the pipeline's name.
         offered: the stream in its source.
-        table: the table that it fills.
-        mode: the mode that the configuration wants.
-        is_auto: whether the configuration leaves the choice of the mode to us.
-        keep_source_timestamp: whether a history table keeps the source's own time as a column.
-        on_purge: what becomes of a record whose data the source has forgotten.
-        names: what its columns are called in the lake.
+        table: the table that it writes.
+        mode: the configured mode.
+        is_auto: whether the configured mode is `auto`.
+        keep_source_timestamp: whether a history table stores the source's own time as a column.
+        on_purge: what happens to a record that was purged in the source.
+        names: the renamed columns.
     """
 
     pipeline: str
@@ -69,53 +69,53 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """The stream's name in the source."""
+        """Return the stream's name in the source."""
         return self.offered.capabilities.name
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that identify a record, by their names in the lake."""
-        # Of files that somebody else writes, the identifier's name is given.
+        """Return the columns that identify a record, by their names in the lake."""
+        # In another system's files, the identifier's name is fixed.
         names = self.names.now(self.offered.key) if self.offered.is_ours else {}
         return tuple(names.get(name, name) for name in self.offered.key)
 
     @property
     def place(self) -> str:
-        """Where chronolake.yml says how the stream is kept."""
+        """Return the stream's path in chronolake.yml."""
         return f"pipelines.{self.pipeline}.streams.{self.name}"
 
     @property
     def folder(self) -> ObjectFolder:
-        """Where its record versions are."""
+        """Return the folder of its record versions."""
         return self.offered.folder
 
     @property
     def namings(self) -> Namings:
-        """How the fields of its files were called, and are by now.
+        """Return the former and current names of the fields of its files.
 
         Raises:
             SourceError: a control record cannot be read.
         """
         found = namings_of(self.folder)
-        # What lands by ourselves has its names already.
+        # Files that Chronolake landed already have the lake's names.
         return found if self.offered.is_ours else replace(found, of_others=self.names.pairs)
 
     @property
     def erases_files(self) -> bool:
-        """Whether what a purge erases goes out of the files, too: they are ours to change."""
+        """Return whether purges also erase data in the files; only in Chronolake's own."""
         return self.on_purge is OnPurge.ERASE and self.offered.is_ours
 
     @property
     def identity(self) -> str:
-        """The stream as tables know it."""
+        """Return the stream's identity in table properties."""
         return f"{self.pipeline}/{self.name}"
 
 
 def pipeline_of(project: Project, name: str) -> PipelineConfig:
-    """A pipeline of a project.
+    """Return a pipeline of a project.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: the project does not have a pipeline of this name.
     """
     if name in project.pipelines:
         return project.pipelines[name]
@@ -127,10 +127,10 @@ def pipeline_of(project: Project, name: str) -> PipelineConfig:
 
 
 def source_of(project: Project, pipeline: str) -> Source:
-    """The source of a pipeline, which remembers what other commands have told it to.
+    """Return the source of a pipeline, with access to its stored tokens.
 
     Raises:
-        ConfigurationError: there is no such pipeline.
+        ConfigurationError: the pipeline does not exist.
     """
     source = _source_of(project, pipeline)
     if isinstance(source, TokenHoldingSource):
@@ -143,7 +143,7 @@ def source_of(project: Project, pipeline: str) -> Source:
 def _source_of(project: Project, pipeline: str) -> Source:
     config = pipeline_of(project, pipeline).source
     if isinstance(config, PostgresSource):
-        # Its driver is loaded by those who need it.
+        # Its driver is imported only if needed.
         from chronolake.source.postgres.database import PostgresDatabase  # noqa: PLC0415
         from chronolake.source.postgres.snapshot_source import ComparedDatabase  # noqa: PLC0415
 
@@ -168,17 +168,18 @@ def _source_of(project: Project, pipeline: str) -> Source:
 def streams_of(
     project: Project, pipeline: str, source: Source | None = None, *, any_mode: bool = False
 ) -> list[Stream]:
-    """The streams of a pipeline.
+    """Return the streams of a pipeline.
 
     Args:
         project: the configuration.
         pipeline: the pipeline's name.
-        source: its source, if it is not the one that is configured.
-        any_mode: whether streams are listed whose mode they cannot have.
+        source: its source; None for the configured one.
+        any_mode: whether to include streams that do not support their configured mode.
 
     Raises:
-        ConfigurationError: there is no such pipeline, a stream that is configured is none of the
-            source's, cannot have its mode, or shares its table with another.
+        ConfigurationError: the pipeline does not exist, or a configured stream does not exist in
+            the
+            source, does not support its mode, or has the same table as another one.
         SourceError: the source cannot be read.
     """
     found = listed(project, pipeline, source, any_mode=any_mode)
@@ -189,11 +190,11 @@ def streams_of(
 
 @dataclass(frozen=True)
 class Listing:
-    """What there is of a pipeline, whatever is wrong with its configuration.
+    """The streams of a pipeline, with the errors of its configuration.
 
     Attributes:
-        streams: the streams that can be brought.
-        wrong: what keeps others from it, or is configured for none.
+        streams: the valid streams.
+        wrong: errors of invalid streams, and of configured streams that do not exist.
     """
 
     streams: list[Stream]
@@ -203,11 +204,10 @@ class Listing:
 def listed(
     project: Project, pipeline: str, source: Source | None = None, *, any_mode: bool = False
 ) -> Listing:
-    """The streams of a pipeline, and all that is wrong with them; arguments as of `streams_of`.
+    """Return the streams of a pipeline with all errors; arguments as for `streams_of`.
 
     Raises:
-        ConfigurationError: there is no such pipeline, or the source is not configured as it has to
-            be.
+        ConfigurationError: the pipeline does not exist, or its source's configuration is invalid.
         SourceError: the source cannot be read.
     """
     config = pipeline_of(project, pipeline)
@@ -245,14 +245,14 @@ def listed(
 
 
 def expect_filled_by(stream: Stream, owner: str | None) -> None:
-    """Refuse a table that another stream fills, or none.
+    """Raise if another stream, or no stream, writes a table.
 
     Args:
-        stream: the stream that the table is meant for.
-        owner: the `pipeline/stream` that fills it, or None.
+        stream: the stream that is configured to write the table.
+        owner: the `pipeline/stream` that writes it, or None.
 
     Raises:
-        TableExistsError: it is not the stream's.
+        TableExistsError: the owner is not this stream.
     """
     if owner == stream.identity:
         return
@@ -268,13 +268,13 @@ def expect_filled_by(stream: Stream, owner: str | None) -> None:
 def other_key(
     stream: Stream, key: Sequence[str], stored: Sequence[str], *, file: str | None = None
 ) -> SourceError:
-    """An error about records that are identified by other fields than their table's.
+    """Return the error for records with another key than their table.
 
     Args:
-        stream: the stream that fills the table.
-        key: what identifies the records now.
-        stored: what identifies them in the table.
-        file: the last file that they stand in, if they have landed.
+        stream: the stream that writes the table.
+        key: the fields that identify the records now.
+        stored: the fields that identify them in the table.
+        file: the last file with the records, if they have landed.
     """
     ours = (
         f"Move {stream.folder.path} away, and give the stream another table in chronolake.yml: "
@@ -292,10 +292,10 @@ def other_key(
 
 
 def chosen(streams: Sequence[Stream], pipeline: str, names: Sequence[str]) -> list[Stream]:
-    """Those of a pipeline's streams that are named, or all if none is.
+    """Return the named streams of a pipeline, or all if no names are given.
 
     Raises:
-        ConfigurationError: one that is named is not there.
+        ConfigurationError: a named stream does not exist.
     """
     by_name = {stream.name: stream for stream in streams}
     for name in names:
@@ -308,10 +308,10 @@ def chosen(streams: Sequence[Stream], pipeline: str, names: Sequence[str]) -> li
 
 
 def reconfigured(stream: Stream, project: Project) -> Stream:
-    """A stream as a project wants it kept by now; its table and its source stay what they were.
+    """Return a stream with a project's current configuration, but the same table and source.
 
     Raises:
-        ConfigurationError: it cannot have the mode that is wanted.
+        ConfigurationError: the stream does not support the configured mode.
     """
     config = project.pipelines.get(stream.pipeline)
     if config is None:
@@ -356,13 +356,13 @@ def _stream(
 
 
 def _raise_if_it_has_history(project: Project, pipeline: str, name: str, table: TableName) -> None:
-    """Refuse to drop a table's history because its source has lost what `auto` chose it for."""
+    """Raise if `auto` would drop a table's history because its source no longer supports it."""
     from chronolake import inspect  # noqa: PLC0415 - only some streams need it, and it loads PyIceberg
 
     try:
         stored = inspect.look_up(project.lake, table)
     except (LakeError, TableNotFoundError):
-        # There is no such table; or the lake cannot be read, which what follows reports.
+        # The table does not exist; or the lake cannot be read, which the next step reports.
         return
     if stored.mode is Mode.HISTORY and stored.table.properties.get(STREAM_PROPERTY):
         raise ConfigurationError(
@@ -379,7 +379,7 @@ def _where(config: PipelineConfig, name: str) -> str:
 
 
 def warn_of_quarantine(stream: Stream, bad: Sequence[BadFile]) -> None:
-    """Log the files that a table goes on without."""
+    """Log the files that are left out of a table."""
     for file in bad:
         log.warning(
             "file_quarantined",

@@ -1,8 +1,8 @@
-"""One run of a pipeline: its streams one after the other, each as far as it comes.
+"""A run of a pipeline: its streams are synced one after another, each as far as possible.
 
-What a source gives that keeps no lake of its own lands in ours first (`landing`).
+Data of a source that is not itself a raw lake lands in Chronolake's own raw lake first (`landing`).
 
-A stream that fails does not stop the others; the run is partial then, and the next one continues.
+A stream that fails does not stop the others: the run is partial then, and the next one continues.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of a run: its identity, its status, and its streams in their order.
+    """The result of a run: its identity, its status, and its streams in their order.
 
     Attributes:
-        storage_failure: the full disk or unwritable folder that made a stream fail, if one did.
+        storage_failure: the full disk or unwritable folder that made a stream fail, or None.
     """
 
     run: str
@@ -66,26 +66,26 @@ def run_pipeline(
     streams: Sequence[str] = (),
     resync: bool = False,
 ) -> RunResult:
-    """Bring a pipeline's tables to what its source has; `chronolake.sync` is this function.
+    """Sync a pipeline's tables with its source; `chronolake.sync` is this function.
 
     Args:
         pipeline: a name below `pipelines` in chronolake.yml.
         project: the folder of chronolake.yml, or the file; by default the working folder or the
             nearest folder above it that has one.
-        streams: the streams to sync; all of them if none is named.
-        resync: whether to read all that the source has again.
+        streams: names of the streams to sync; all of them by default.
+        resync: whether to read all data of the source again.
 
     Returns:
-        What became of each stream. A stream that failed does not raise: look at `status`.
+        The outcome of each stream. A stream that failed does not raise: check `status`.
 
     Raises:
-        ConfigurationError: there is no such project, pipeline or stream, or it is configured
-            wrongly.
+        ConfigurationError: the project, pipeline or stream does not exist, or its configuration is
+            invalid.
         PipelineBusyError: another process runs the pipeline.
         SourceError: the source cannot be read at all.
         LakeError: the lake or its operational store cannot be used.
     """
-    # What can be refused is refused before Spark starts.
+    # Invalid arguments are rejected before Spark starts.
     found = project_at(None if project is None else Path(project))
     pipeline_of(found, pipeline)
     with Lake.open(found.lake.path, config=found.lake) as lake:
@@ -104,27 +104,29 @@ def sync(
     source: Source | None = None,
     full_refresh: bool = False,
 ) -> RunResult:
-    """Bring a pipeline's tables to what its source has.
+    """Sync a pipeline's tables with its source.
 
     Args:
         lake: the project's lake.
         project: the configuration.
         pipeline: the pipeline's name.
-        only: streams to sync; all of them if none is named.
-        watch: told of everything that happens.
-        reread: gives the project as it is by now. It is asked before each step: a stream whose mode
-            has changed is switched there, and goes on. By default nothing changes during a run.
-        step_bytes: files of about so many bytes are applied and published together.
-        source: the pipeline's source, if it is not the one that is configured (`source_of`).
-        full_refresh: whether all that a source has is read once more: if it keeps no lake of its
-            own, compared with the tables; of one that does, each table is made anew in one step.
+        only: names of the streams to sync; all of them by default.
+        watch: called with every event of the run.
+        reread: returns the current project. It is called before each step: a stream whose mode has
+            changed is switched there, and continues. By default the configuration does not change.
+        step_bytes: target size of the files that are applied and published together.
+        source: the pipeline's source; None for the configured one (`source_of`).
+        full_refresh: whether to read all data of the source again. Data that lands in Chronolake's
+            raw
+            lake is compared with the tables; for files of another system, each table is rebuilt
+            atomically.
 
     Raises:
-        ConfigurationError: there is no such pipeline or stream, or it is configured wrongly.
+        ConfigurationError: the pipeline or stream does not exist, or its configuration is invalid.
         SourceError: the source cannot be read at all.
         PipelineBusyError: another process runs the pipeline.
-        LeaseLostError: another process took the pipeline over.
-        LakeError: the operational store does not answer.
+        LeaseLostError: another process took over the pipeline.
+        LakeError: the operational store is not reachable.
     """
     source = source or source_of(project, pipeline)
     run = Run(uuid4().hex, pipeline, now(), None, Status.RUNNING, holder())
@@ -163,7 +165,7 @@ def sync(
 
 @contextmanager
 def _ending(store: Store, run: str) -> Iterator[None]:
-    """Note that a run has failed as a whole, and why, if the block fails."""
+    """Record that a run has failed as a whole, and why, if the block fails."""
     try:
         yield
     except Exception as failure:
@@ -177,11 +179,11 @@ def _ending(store: Store, run: str) -> Iterator[None]:
 def _run(
     lake: Lake, lease: Lease, source: Source, syncs: Mapping[str, StreamSync], report: Report
 ) -> list[StreamRun]:
-    """Bring every stream as far as it comes.
+    """Sync every stream as far as possible.
 
     Raises:
-        LeaseLostError: another process took the pipeline over.
-        LakeError: the operational store does not answer.
+        LeaseLostError: another process took over the pipeline.
+        LakeError: the operational store is not reachable.
     """
     store = report.store
     before = store.checkpoints(lease.pipeline) if isinstance(source, ChangeSource) else {}
@@ -198,7 +200,7 @@ def _run(
 
 
 def _status_of(streams: Sequence[StreamRun]) -> Status:
-    """What becomes of a run whose streams ended so."""
+    """Return the status of a run from the outcomes of its streams."""
     failed = sum(stream.status is Status.FAILED for stream in streams)
     if not failed:
         return Status.SUCCEEDED
@@ -212,7 +214,7 @@ def _land(
     syncs: Mapping[str, StreamSync],
     store: Store,
 ) -> None:
-    """Land what a source has; what keeps it from landing all is remembered by the streams."""
+    """Land new data of a source; a failure of the source is recorded for all streams."""
     if not syncs:
         return
     landing = land_new(
@@ -230,6 +232,6 @@ def _land(
             syncs[step.stream].note_landed(step)
     except LeaseLostError:
         raise
-    except Exception as failure:  # noqa: BLE001 - what has landed must not wait for the source
+    except Exception as failure:  # noqa: BLE001 - landed files are applied even if the source fails
         for one in syncs.values():
             one.fail(failure)

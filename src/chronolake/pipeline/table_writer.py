@@ -1,8 +1,8 @@
-"""A stream's table: its columns as landed files need them, and the files' rows.
+"""Writer of a stream's table: its columns follow from landed files, whose rows it writes.
 
-Everything that tells how far the table is stands in its properties, and is published with the rows:
-of which files it is made (`made`), and what forms were seen of every field, which decides the
-columns' types. So a table is a function of the files up to the last that was applied.
+The table's offset is stored in its properties and published with the rows: the applied files
+(`applied_files`), and the observed types of every field, which determine the columns' types. So a
+table is a function of the files up to the last applied one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Filling:
-    """A stream's table, and the right to write to it."""
+    """A stream's table, and the lease for writing to it."""
 
     lake: Lake
     stream: Stream
@@ -60,7 +60,7 @@ class Filling:
 
     @property
     def properties(self) -> dict[str, str]:
-        """What the table says about who fills it."""
+        """Return the table properties about the stream that writes it."""
         return {
             STREAM_PROPERTY: self.stream.identity,
             SIGHT_PROPERTY: self.stream.offered.capture_method,
@@ -71,7 +71,7 @@ class Filling:
         }
 
     def create(self, name: TableName, columns: Sequence[Column], **given: Any) -> None:
-        """Create a table as the stream wants it."""
+        """Create a table with the stream's mode and settings."""
         is_compared = self.stream.offered.capture_method is CaptureMethod.SNAPSHOT_DIFF
         create_pulled(
             self.lake,
@@ -95,24 +95,24 @@ def write(
     made: MadeOf,
     counts: bool = True,
 ) -> int:
-    """Write landed rows to a table that has the columns for what was seen.
+    """Write landed rows to a table that already has the necessary columns.
 
     Args:
-        filling: whose table it is, and under which lease.
+        filling: the stream and its lease.
         name: the table.
         landed: the files.
-        seen: what was seen of every field in the table's files and these.
-        made: of which files the table is made with these.
-        counts: whether what is written counts for the month's usage.
+        seen: the observed types of every field, in the table's files and these.
+        made: the applied files including these.
+        counts: whether the written rows count for the month's usage.
 
     Returns:
-        Rows of the table that are new or changed.
+        The number of rows of the table that are new or changed.
     """
     stream = filling.stream
     description = describe_loaded(filling.lake.catalog.load(name))
     by_name = {column.name: column for column in columns_for(stream, seen, landed.key)}
     layout = layout_of(description)
-    # A column that somebody else gave the table is none of the source's: new rows have null there.
+    # A column that another engine added is not in the source; new rows are null there.
     ordered = [by_name.get(column) or description.by_name[column] for column in layout.data]
     marks = {field: sorted(map(str, every)) for field, every in seen.items() if every}
     with naming_bad_files(landed.files):
@@ -148,18 +148,18 @@ def write(
 
 
 def _erased(stream: Stream, layout: Layout) -> list[str]:
-    """The columns that a purge empties: what the record said, not what it is and since when."""
+    """Return the columns that a purge empties: the record's data, but not its key and time."""
     if stream.on_purge is OnPurge.CLOSE:
         return []
     return [name for name in layout.data if name not in {*layout.key, SOURCE_TIME.name}]
 
 
 def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[Column, ...]:
-    """The columns that the stream's table needs for fields of which this was seen.
+    """Return the columns that the stream's table needs for the observed types of its fields.
 
     Args:
         stream: the stream.
-        seen: what was seen of every field.
+        seen: the observed types of every field.
         key: the fields that identify a record.
 
     Raises:
@@ -185,12 +185,12 @@ def columns_for(stream: Stream, seen: SeenByField, key: Sequence[str]) -> tuple[
 
 
 def keeps_source_time(stream: Stream) -> bool:
-    """Whether the stream's table has the source's own time as a column."""
+    """Return whether the stream's table stores the source's own time as a column."""
     return stream.mode is not Mode.HISTORY or stream.keep_source_timestamp
 
 
 def is_stored_differently(table: IcebergTable, stream: Stream) -> bool:
-    """Whether the configuration has changed what the table's rows are."""
+    """Return whether the table's rows no longer match the configuration."""
     description = describe_loaded(table)
     keeps_time = SOURCE_TIME.name in description.by_name
     return (
@@ -203,14 +203,14 @@ def is_stored_differently(table: IcebergTable, stream: Stream) -> bool:
 
 
 def _renames_of(stream: Stream) -> dict[str, str]:
-    """What a table says of fields with other names here than in files that somebody else writes."""
+    """Return the table property of renamed fields in files that another system writes."""
     if stream.offered.is_ours:
         return {}
     return {RENAMES_PROPERTY: orjson.dumps(dict(sorted(stream.names.pairs))).decode()}
 
 
 def kept_as(stream: Stream) -> dict[str, object]:
-    """How a stream's table is kept, for its raw lake's record."""
+    """Return a table's settings for the control record of its raw lake."""
     return {
         "mode": stream.mode,
         "keep_source_timestamp": keeps_source_time(stream),
@@ -219,12 +219,12 @@ def kept_as(stream: Stream) -> dict[str, object]:
 
 
 def is_renamed(table: IcebergTable, namings: Namings) -> bool:
-    """Whether the source has given fields other names since the table was made."""
+    """Return whether the source has renamed fields since the table was built."""
     return any(name != now for name, now in renamed(table, namings).items())
 
 
 def renamed(table: IcebergTable, namings: Namings) -> dict[str, str]:
-    """The present names of a table's numbered fields, by the names that they have in it."""
+    """Return the current names of a table's numbered fields, by their names in the table."""
     stored = orjson.loads(table.property_of(NAMES_PROPERTY) or "{}")
     return {name: namings.now.get(int(number), name) for number, name in stored.items()}
 
@@ -234,17 +234,17 @@ def _names_to_json(names: dict[int, str]) -> str:
 
 
 def seen_of(table: IcebergTable) -> SeenByField:
-    """What forms were seen of every field in the files that a table has."""
+    """Return the observed types of every field in the files of a table."""
     stored = orjson.loads(table.property_of(FIELDS_PROPERTY) or "{}")
     return {field: frozenset(map(mark, every)) for field, every in stored.items()}
 
 
 def watermark_of(lake: Lake, stream: Stream) -> str | None:
-    """The file after which the next are applied to a stream's table; None: all of them are.
+    """Return the file after which the next are applied to a stream's table; None to apply all.
 
     Raises:
-        TableExistsError: the table is filled by something else.
-        SourceError: it is made of another lake's files.
+        TableExistsError: the table has another owner.
+        SourceError: the table was built from another lake's files.
     """
     table = lake.catalog.find(stream.table)
     if table is None:
@@ -255,10 +255,10 @@ def watermark_of(lake: Lake, stream: Stream) -> str | None:
 
 
 def expect_own(table: IcebergTable, stream: Stream) -> None:
-    """Refuse a table that is not filled by this stream.
+    """Raise if another stream, or no stream, writes a table.
 
     Raises:
-        TableExistsError: it is filled by another one, or was made in another way.
+        TableExistsError: another stream writes it, or it was not created by a pipeline.
     """
     expect_filled_by(stream, table.property_of(STREAM_PROPERTY))
 
@@ -271,17 +271,17 @@ def expect_same_key(
     *,
     file: str | None = None,
 ) -> None:
-    """Refuse records that are identified by other fields than the table's.
+    """Raise if records have another key than the table.
 
     Args:
         table: the table.
-        stream: the stream that fills it.
-        key: what identifies the records, by its present names.
-        namings: how fields were called, and are by now.
-        file: the last file that they stand in, if they have landed.
+        stream: the stream that writes it.
+        key: the current names of the fields that identify the records.
+        namings: the former and current names of fields.
+        file: the last file with the records, if they have landed.
 
     Raises:
-        SourceError: it is something else than in the table.
+        SourceError: the keys differ.
     """
     now = renamed(table, namings)
     stored = [now.get(name, name) for name in describe_loaded(table).record_key]

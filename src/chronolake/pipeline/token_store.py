@@ -1,10 +1,13 @@
-"""What the source of a pipeline remembers: tokens that change with each use.
+"""Stored tokens of a pipeline's source, which change with each use.
 
-Every command that asks a source may have to change a token, a look as well as a run, and at the
-same time. One that was used already is refused, so only one process at a time changes any, under a
-lease that is not the pipeline's and lasts as long as the change: nobody waits for a run. Who waited
-for another process is told what that one has got, and need not change it again. A process that was
-paused meanwhile for longer than the lease lasts keeps its token only if nobody has another by then.
+Every command that connects to a source may have to refresh a token, even a read-only one, and
+several
+may run at the same time. A used refresh token is rejected. So only one process at a time refreshes
+tokens, under a separate lease that lasts as long as the refresh and does not wait for runs of the
+pipeline. A process that waited gets the token that the other one has stored, and need not refresh
+it
+again. A process that was paused for longer than the lease stores its token only if no other process
+has stored one meanwhile.
 """
 
 from __future__ import annotations
@@ -23,39 +26,39 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig
 
-#: Longer than a server of tokens is asked for one.
+#: Seconds to wait for another process; longer than a token request may take.
 _PATIENCE: Final = 360.0
 _PAUSE: Final = 0.1
 
 
 @dataclass(frozen=True)
 class StoredMemory:
-    """A memory in the operational store, which is opened, and made, when it is needed.
+    """A token store in the operational store, which is opened, and created, when it is needed.
 
     Attributes:
-        config: the lake whose store it is.
-        pipeline: whose source remembers.
+        config: the lake with the store.
+        pipeline: the pipeline with the source.
     """
 
     config: LakeConfig
     pipeline: str
 
     def load_token(self, name: str) -> Mapping[str, Any] | None:
-        """What is remembered under a name by now; None: nothing is.
+        """Return the stored token of a name, or None.
 
         Raises:
-            LakeError: the store does not answer, or the lake can have none.
+            LakeError: the store is not reachable, or the lake cannot have one.
         """
         return self._known(Store.open(self.config), name)
 
     def renew(
         self, name: str, change: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
     ) -> None:
-        """Remember what `change` makes of what is remembered by now (`source.offered.Memory`).
+        """Store the token that `change` derives from the stored one (`source.protocol.TokenStore`).
 
         Raises:
-            PipelineBusyError: another process has not come to an end with it in six minutes.
-            LakeError: the store does not answer, or the lake can have none.
+            PipelineBusyError: another process has been refreshing a token for six minutes.
+            LakeError: the store is not reachable, or the lake cannot have one.
         """
         store = Store.open(self.config)
         with ExitStack() as turn:
@@ -70,7 +73,7 @@ class StoredMemory:
         return known
 
     def _take(self, turn: ExitStack, store: Store) -> None:
-        """Wait until no other process changes what is remembered, and keep them from it."""
+        """Wait until no other process refreshes tokens, and lock them until the block ends."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:

@@ -1,4 +1,4 @@
-"""When tables were verified last, and what came of it: noted in the operational store."""
+"""Results of the last verification of tables, recorded in the operational store."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = structlog.get_logger(__name__)
 def note_verified(
     config: LakeConfig, reports: Iterable[VerifyReport], *, against_lake: bool = False
 ) -> None:
-    """Note what was found of tables; never fails, because what was found counts without it.
+    """Record verification results; never fails, because the results are reported in any case.
 
     Args:
-        config: the lake. One with a REST catalog has no store, and nothing is noted.
-        reports: what was found just now.
-        against_lake: whether the tables were compared with their raw lakes, too.
+        config: the lake. A REST catalog does not have a store, so nothing is recorded.
+        reports: the results.
+        against_lake: whether the tables were also compared with their raw lakes.
     """
     if config.catalog.kind is CatalogKind.REST:
         return
