@@ -1,4 +1,4 @@
-"""Sources that a manifest describes: HTTP APIs, read as low-code connectors read them.
+"""Declarative sources: HTTP APIs described by low-code manifests.
 
 Sources: `seeds/incremental-syncs.txt`, `specs/airbyte-declarative.md`.
 """

@@ -1,4 +1,4 @@
-"""An API as a manifest and a configuration describe it: what all of its streams share."""
+"""An API, as described by a manifest and a configuration: the state that its streams share."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Api:
-    """What the streams of a source share; any number of threads may use it.
+    """The state that the streams of a source share; thread-safe.
 
     Attributes:
-        manifest: the manifest, with the streams that configuration and API tell.
-        config: what the user has set, as the manifest's rules make it.
-        access: how requests get there.
-        budget: how often the API may be called; None: as often as we like.
-        asked_again: streams that others read for their partitions: their answers are kept.
-        may_lack_records: streams whose answers may have nothing where their records should be.
+        manifest: the manifest, including streams from the configuration and the API.
+        config: the user's configuration, after the manifest's rules for it were applied.
+        access: the API session.
+        budget: limits the rate of calls; None: no limit.
+        asked_again: streams that others read for their partitions; their responses are cached.
+        may_lack_records: streams whose responses may lack the path of their records.
         may_repeat_tokens: streams whose API uses one page token for all pages.
-        reports: how many more of them the API may be making at a time.
+        reports: limits the number of async jobs that the API runs at a time.
     """
 
     manifest: Manifest = field(repr=False)
@@ -42,14 +42,14 @@ class Api:
 
     @property
     def file(self) -> Path:
-        """The manifest's file."""
+        """Return the manifest's file."""
         return self.manifest.file
 
     def sender(self, requester: HttpRequester, stream: str) -> Sender:
-        """What sends the requests of a stream.
+        """Return the client that sends a stream's requests.
 
         Raises:
-            ConfigurationError: the authenticator or the error handler is wrong.
+            ConfigurationError: the authenticator or the error handler is invalid.
         """
         says_itself = "use_cache" in requester.model_fields_set
         is_kept = True if stream in self.asked_again and not says_itself else None

@@ -1,4 +1,4 @@
-"""Trying a manifest: what is wrong with it, what its streams can do, and some of their records."""
+"""Checks of a manifest: errors, its streams' capabilities, connections and sample records."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Result:
-    """What one run has read of a stream, all of it in memory: for trying manifests.
+    """The result of reading a stream into memory, to test a manifest.
 
     Attributes:
         records: the records.
-        state: the state after them, as other readers have it.
-        failure: why not everything could be read, or None.
+        state: the state after them, in the form that other readers use.
+        failure: the first error, or None.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -55,17 +55,17 @@ def read(
     on_limit: OnPartitionLimit = OnPartitionLimit.DROP_OLDEST,
     limit: int | None = None,
 ) -> Result:
-    """Read a stream, one slice after the other; what fails does not stop the others.
+    """Read a stream, one slice after the other; a slice that fails does not stop the others.
 
     Args:
         stream: the stream.
-        api: where it is read from.
-        stored: its state, or None.
-        on_limit: what becomes of too many partitions.
-        limit: how many records are enough; None: all.
+        api: the API to read from.
+        stored: the stream's state, or None.
+        on_limit: what to do if there are too many partitions.
+        limit: the number of records to read; None: all.
 
     Raises:
-        ConfigurationError: nothing can be read.
+        ConfigurationError: the stream cannot be read.
     """
     stored = None if is_outdated(stream, stored, api.config) else stored
     reader = StreamReader(chosen(stream, stored), api, stored, on_limit=on_limit)
@@ -94,13 +94,13 @@ def read(
 
 @dataclass(frozen=True)
 class Sample:
-    """Some records of a stream, and how they were got.
+    """Sample records of a stream, and the requests that returned them.
 
     Attributes:
-        records: the first ones.
-        exchanges: the requests that were made, in their order.
-        state: the state that they lead to; None if not all was read.
-        failure: why there are not more, or None.
+        records: the first records.
+        exchanges: the requests that were sent, in their order.
+        state: the state after the records; None if the stream was not read completely.
+        failure: the error that ended the read early, or None.
     """
 
     records: list[Record]
@@ -118,20 +118,20 @@ def sample(
     state: Mapping[str, Any] | None = None,
     memory: TokenStore | None = None,
 ) -> Sample:
-    """Read some records of a stream; nothing is kept of them, but of tokens that change.
+    """Read some records of a stream; nothing is stored except tokens that change.
 
     Args:
         manifest: the manifest.
         source: the configuration of its source.
         name: the stream.
-        limit: how many records at most.
-        state: from where on, or None: from the beginning.
-        memory: keeps tokens that change with each use.
+        limit: the most records to read.
+        state: the state to continue from, or None to begin at the start.
+        memory: stores tokens that change with each use.
 
     Raises:
-        ConfigurationError: there is no such stream, or the manifest and the configuration make no
-            requests.
-        SourceError: the API does not tell its streams, or the schema of this one.
+        ConfigurationError: the stream does not exist, or its requests cannot be built from the
+            manifest and the configuration.
+        SourceError: the API does not return its streams or the stream's schema.
     """
     expect_complete(source.config, manifest, "source.config")
     exchanges: list[Exchange] = []
@@ -146,16 +146,17 @@ def whole_of(
     *,
     memory: TokenStore | None = None,
 ) -> Manifest:
-    """A manifest with all the streams that are wanted; the API is asked where only it knows them.
+    """Return a manifest with all wanted streams, including those that only the API knows.
 
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        memory: keeps tokens that change with each use.
+        memory: stores tokens that change with each use.
 
     Raises:
-        ConfigurationError: the configuration is not as the manifest wants it, or makes no streams.
-        SourceError: the API does not tell its streams.
+        ConfigurationError: the configuration does not match the manifest's spec, or its streams
+            cannot be built.
+        SourceError: the API does not return its streams.
     """
     if manifest.lists(source.only):
         return manifest
@@ -170,14 +171,14 @@ def findings_of(
     memory: TokenStore | None = None,
     learn: Callable[[Manifest | ChronolakeError], None] | None = None,
 ) -> Iterator[CheckResult]:
-    """What a manifest and a configuration are like: all that is wrong, and each stream.
+    """Check a manifest and a configuration; yield all errors and the result for each stream.
 
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        memory: keeps tokens that change with each use.
-        learn: is told the manifest with all its streams, or why they are not known, so that nobody
-            has to ask the API for them again; not if this look has a configuration of its own.
+        memory: stores tokens that change with each use.
+        learn: receives the manifest with all streams, or the error that prevents it, so that the
+            API need not be queried again; not called if the check overrides the configuration.
     """
     overrides = manifest.check.config_overrides if manifest.check else None
     learn = learn if learn and not overrides else lambda _: None
@@ -217,10 +218,10 @@ def findings_of(
 
 
 def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[CheckResult]:
-    """What is wrong with a manifest, and what its streams can do."""
+    """Yield a manifest's errors, and the capabilities of its streams."""
     for problem in manifest.problems:
         if problem.stream is None or wanted is None or problem.stream in wanted:
-            # A stream that nobody asked for by name is left out.
+            # An invalid stream is skipped unless the configuration names it.
             is_left_out = problem.stream is not None and wanted is None
             where = "" if problem.line is None else f", line {problem.line}"
             of_stream = "" if problem.stream is None else f"the stream {problem.stream}: "
@@ -246,7 +247,7 @@ def _described(manifest: Manifest, wanted: Collection[str] | None) -> Iterator[C
 
 
 def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[CheckResult]:
-    """Report streams that the configuration names and the manifest has not."""
+    """Yield an error for each stream that the configuration names but the manifest lacks."""
     if not manifest.is_whole:
         return
     parents = {one.name for stream in manifest.streams.values() for one in parents_of(stream)}
@@ -259,7 +260,7 @@ def _unknown_streams(manifest: Manifest, source: DeclarativeSource) -> Iterator[
 
 
 def _connection(api: Api, name: str, exchanges: list[Exchange]) -> CheckResult:
-    """Whether a stream can be read, by its first slice."""
+    """Return whether a stream can be read, by reading its first slice."""
     what = f"connection, by {name}"
     exchanges.clear()
     try:

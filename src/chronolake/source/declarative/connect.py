@@ -1,4 +1,4 @@
-"""Opening an API: its streams, its budget, and the connections to it."""
+"""Connections to an API: its streams, its call budget and its HTTP client."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ def api_of(
     may_lack_records: Collection[str] = (),
     may_repeat_tokens: Collection[str] = (),
 ) -> Api:
-    """The API of a manifest; it is asked for its streams if it takes that to know them.
+    """Return the API of a manifest; query it for its streams if the manifest does not list them.
 
     Args:
         manifest: the manifest.
-        config: what the user has set.
-        network: where requests go.
-        wanted: the streams that matter, or None: all of them. If the manifest lists these, others
-            are not looked for.
-        memory: keeps what the next run has to know: tokens that change with each use.
-        overrides: values that go before those that the manifest's rules make of the configuration.
-        may_lack_records: streams whose answers may have nothing where their records should be.
+        config: the user's configuration.
+        network: sends requests.
+        wanted: the streams to find, or None for all. If the manifest lists all of these, the API is
+            not queried for others.
+        memory: stores values for the next run, such as tokens that change with each use.
+        overrides: values that take precedence over the configuration.
+        may_lack_records: streams whose responses may lack the path of their records.
         may_repeat_tokens: streams whose API uses one page token for all pages.
 
     Raises:
-        ConfigurationError: the manifest's budget is none, the configuration is not as the manifest
-            wants it, or its streams cannot be made.
-        SourceError: the API does not tell its streams.
+        ConfigurationError: the manifest's budget is invalid, the configuration does not match the
+            manifest's spec, or its streams cannot be built.
+        SourceError: the API does not return its streams.
     """
     manifest.expect_known()
     ready = {**made_ready(config, manifest), **(overrides or {})}
@@ -89,19 +89,19 @@ def opened(
     overrides: Mapping[str, Any] | None = None,
     log: Callable[[Exchange], None] | None = None,
 ) -> Iterator[Api]:
-    """The API of a source, over connections that are closed when the block ends.
+    """Open the API of a source; its connections are closed when the block ends.
 
     Args:
         manifest: the manifest.
         source: the configuration of its source.
-        wanted: as of `api_of`.
-        memory: as of `api_of`.
-        overrides: as of `api_of`.
-        log: is told of each request and its answer.
+        wanted: see `api_of`.
+        memory: see `api_of`.
+        overrides: see `api_of`.
+        log: called with each request and its response.
 
     Raises:
-        ConfigurationError: as of `api_of`.
-        SourceError: as of `api_of`.
+        ConfigurationError: see `api_of`.
+        SourceError: see `api_of`.
     """
     mask = masking(source.config, manifest)
     with http_client(source.allowed_hosts) as client:
@@ -126,7 +126,7 @@ def opened(
 
 
 def _asked_again(manifest: Manifest, wanted: Collection[str] | None) -> frozenset[str]:
-    """The streams that those which are wanted read for their partitions."""
+    """Return the streams that the wanted streams read for their partitions."""
     return frozenset(
         parent.name
         for name, stream in manifest.streams.items()

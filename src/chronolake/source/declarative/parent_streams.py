@@ -1,4 +1,4 @@
-"""Which stream is read, which are its parents, and what its state says of them."""
+"""Selection of the stream to read, its parent streams, and their state in the stream's state."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ log = structlog.get_logger(__name__)
 
 
 def chosen(stream: AnyStream, stored: Mapping[str, Any] | None) -> DeclarativeStream:
-    """The stream that is read: of two that take turns, the one for this state."""
+    """Return the stream to read: a delegating stream is replaced by the one for this state."""
     if isinstance(stream, DeclarativeStream):
         return stream
     return stream.incremental_stream if stored else stream.full_refresh_stream
 
 
 def parents_of(stream: AnyStream) -> Iterator[AnyStream]:
-    """The streams that a stream reads for its partitions, and those that these read."""
+    """Yield the streams that a stream reads for its partitions, and their parents."""
     both = (
         (stream,)
         if isinstance(stream, DeclarativeStream)
@@ -65,16 +65,16 @@ def parents_of(stream: AnyStream) -> Iterator[AnyStream]:
 def is_outdated(
     stream: AnyStream, stored: Mapping[str, Any] | None, config: Mapping[str, Any]
 ) -> bool:
-    """Whether the API no longer knows all that has changed since a state: then all is read anew.
+    """Return whether a state is older than the API's retention, so that everything is read again.
 
     Args:
-        stream: the stream, which may be two that take turns.
+        stream: the stream; only delegating streams have a retention period.
         stored: its state, or None.
-        config: what the user has set.
+        config: the user's configuration.
 
     Raises:
-        ConfigurationError: how long the API keeps changes is no span of time, or the stream has a
-            cursor that is none over time.
+        ConfigurationError: the retention period is not a duration, or the stream's cursor is not a
+            datetime cursor.
     """
     if isinstance(stream, DeclarativeStream) or not stream.api_retention_period or not stored:
         return False
@@ -86,7 +86,7 @@ def is_outdated(
         times = (_time_in(one, stored, config) for one in both)
         at = next((at for at in times if at is not None), None)
     except ValueError:
-        # What is no time at all is for the stream itself to refuse.
+        # The stream itself reports values that are not times.
         return False
     if at is not None and at >= oldest:
         return False
@@ -117,7 +117,7 @@ def _oldest_kept(stream: StateDelegatingStream, config: Mapping[str, Any]) -> da
 def _time_in(
     stream: DeclarativeStream, stored: Mapping[str, Any], config: Mapping[str, Any]
 ) -> datetime | None:
-    """How far a state is, as a stream's cursor understands it; None: it does not tell."""
+    """Return a state's time according to a stream's cursor, or None if it has none."""
     model = stream.incremental_sync
     if not isinstance(model, DatetimeBasedCursor):
         return datetime.now(UTC) if NO_CURSOR.keys() <= stored.keys() else None
@@ -136,7 +136,7 @@ def _time_in(
 def parent_state_in(
     stored: Mapping[str, Any], config: ParentStreamConfig
 ) -> Mapping[str, Any] | None:
-    """What a stream's state says of a parent: its own state, or what all partitions share."""
+    """Return a parent's state in a stream's state: its own, or the one of all partitions."""
     parents = stored.get("parent_state")
     if isinstance(parents, dict) and config.stream.name in parents:
         found: Mapping[str, Any] = parents[config.stream.name]

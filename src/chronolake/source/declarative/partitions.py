@@ -1,10 +1,6 @@
-"""Partition routers: lists, parent records, groups, products and custom routers.
+"""Partition routers: lists, parent records, groups, products, unions and custom routers.
 
-Routers that are classes of the connector's own.
-
-The partitions of a stream: values of a list, records of parent streams, groups and products.
-
-Source: `seeds/incremental-syncs.txt` ("Nested Streams"), `specs/airbyte-declarative.md` (2.5).
+Sources: `seeds/incremental-syncs.txt` ("Nested Streams"), `specs/airbyte-declarative.md` (2.5).
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.models.streams import ParentStreamConfig, PartitionRouter
 
 
-#: Where a router of the connector's own has what goes into requests.
+#: The methods of a custom router that return request options, and the part that each one fills.
 _PLACES: Final = {
     "get_request_params": "params",
     "get_request_headers": "headers",
@@ -51,12 +47,12 @@ _PLACES: Final = {
 
 @dataclass(frozen=True)
 class OwnRouter:
-    """Partitions that a class of the connector's own tells."""
+    """Partitions that a custom router class returns."""
 
     router: CustomPartitionRouter
 
     def partitions(self) -> Iterator[StreamSlice]:
-        """The partitions, one after the other; raises SourceError where the class fails."""
+        """Yield the partitions; raise SourceError if the class fails."""
         for one in self.router.calls.each("stream_slices"):
             partition = getattr(one, "partition", one)
             extra = getattr(one, "extra_fields", None) or {}
@@ -65,7 +61,7 @@ class OwnRouter:
             yield StreamSlice(self._told(partition), {}, dict(extra))
 
     def _told(self, partition: Mapping[str, Any]) -> dict[str, Any]:
-        """A partition as states have it, whatever kinds of texts and numbers the class uses."""
+        """Return a partition as JSON values for the state, whatever types the class uses."""
         try:
             text = orjson.dumps(dict(partition), option=orjson.OPT_NON_STR_KEYS)
         except TypeError as failure:
@@ -80,13 +76,13 @@ class OwnRouter:
         )
 
     def parent_state(self) -> dict[str, Any] | None:
-        """How far the parents are, if the class tells it."""
+        """Return the parents' state, if the class provides it."""
         calls = self.router.calls
         return calls.mapping("get_stream_state") if calls.has("get_stream_state") else None
 
 
 def inject_own(router: CustomPartitionRouter, into: Injection, partition: StreamSlice) -> None:
-    """Put into a request what a class of the connector's own wants for a partition."""
+    """Put the request options that a custom router returns for a partition into a request."""
     calls, one = router.calls, slice_seen(partition)
     for method, place in _PLACES.items():
         if calls.has(method):
@@ -97,27 +93,27 @@ class Parent(Protocol):
     """A stream that is read for its records."""
 
     def records(self) -> Iterator[tuple[StreamSlice, Mapping[str, Any]]]:
-        """The records with the slices they stand in, of those slices that its state leaves."""
+        """Yield the records with their slices, without slices that the state marks as read."""
         ...
 
     def slices(self) -> Iterator[tuple[StreamSlice, Callable[[], Iterator[Mapping[str, Any]]]]]:
-        """The same slice by slice, each with what reads its records; each is to be read once."""
+        """Yield slices with a function that reads their records; it must be called once."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """How far it has been read."""
+        """Return the state of what has been read."""
         ...
 
 
 class Router(Protocol):
-    """What gives a stream its partitions."""
+    """A source of a stream's partitions."""
 
     def partitions(self) -> Iterator[StreamSlice]:
-        """The partitions, one after the other."""
+        """Yield the partitions."""
         ...
 
     def parent_state(self) -> dict[str, Any] | None:
-        """How far the parents that are read incrementally are, by name; None: nothing is."""
+        """Return the state of incremental parents by name, or None if there are none."""
         ...
 
 
@@ -126,15 +122,15 @@ def router_of(
     config: Mapping[str, Any],
     parent_of: Callable[[ParentStreamConfig], Parent],
 ) -> Router | None:
-    """What gives a stream its partitions; None: it has none.
+    """Return the router of a stream's partitions, or None if it has no partitions.
 
     Args:
-        routers: as the manifest has them; several make their product.
-        config: what the user has set.
-        parent_of: gives the stream whose records are partitions.
+        routers: the manifest's components; several form a Cartesian product.
+        config: the user's configuration.
+        parent_of: returns the stream whose records are partitions.
 
     Raises:
-        ConfigurationError: the routers do not go together.
+        ConfigurationError: the routers' settings contradict each other.
     """
     made = [_router_of(router, config, parent_of) for router in routers]
     if not made:
@@ -163,7 +159,7 @@ def _router_of(
 
 
 def _names(router: PartitionRouter, config: Mapping[str, Any]) -> Iterator[str]:
-    """What a router calls the values of its partitions."""
+    """Yield the names of a router's partition values."""
     if isinstance(router, ListPartitionRouter):
         yield named(router, config, router.cursor_field)
     elif isinstance(router, SubstreamPartitionRouter):
@@ -181,7 +177,7 @@ def _other_names(name: str) -> ConfigurationError:
 
 
 def named(component: Component, config: Mapping[str, Any], template: str) -> str:
-    """What a component's template gives, which the configuration completes."""
+    """Return a component's template, evaluated with the configuration."""
     return as_text(template, {"config": config, "parameters": component.parameters})
 
 
@@ -191,17 +187,17 @@ def inject_partition(
     into: Injection,
     partition: StreamSlice,
 ) -> None:
-    """Put a partition's values where the manifest wants them in requests.
+    """Put a partition's values into a request where the manifest defines request options.
 
-    Groups and unions reach requests through templates only.
+    Groups and unions are available only to templates.
 
     Args:
-        routers: as the manifest has them.
-        config: what the user has set.
+        routers: the manifest's components.
+        config: the user's configuration.
         into: the request.
         partition: the partition, or a slice of it.
     """
-    # Of two with one place the first counts.
+    # The first router wins if two use the same option.
     for router in reversed(routers):
         if isinstance(router, CustomPartitionRouter):
             inject_own(router, into, partition)
@@ -222,7 +218,7 @@ def inject_partition(
 
 @dataclass(frozen=True)
 class _Values:
-    """A partition for each value of a list."""
+    """A router with a partition for each value of a list."""
 
     router: ListPartitionRouter
     config: Mapping[str, Any]
@@ -256,7 +252,7 @@ class _Values:
 
 
 def _listed(text: str) -> Any:
-    """Return the values that a text lists, numbers as they are spelled; None: it lists none."""
+    """Return the values of a list in text form, numbers as they are written, or None."""
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -272,7 +268,7 @@ def _listed(text: str) -> Any:
 
 
 class _Substream:
-    """A partition for each record of the parent streams that has their key."""
+    """A router with a partition for each parent record that has the parent key."""
 
     def __init__(
         self,
@@ -318,7 +314,7 @@ class _Substream:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Partitions of another router, several at a time."""
+    """A router that groups the partitions of another router."""
 
     router: GroupingPartitionRouter
     underlying: Router
@@ -361,7 +357,7 @@ def _in_groups(items: Iterable[StreamSlice], size: int) -> Iterator[list[StreamS
 
 @dataclass(frozen=True)
 class _Union:
-    """The partitions of several routers, by the one value that they have, each once."""
+    """A router with the distinct partitions of several routers, by their one value."""
 
     name: str
     routers: Sequence[Router]
@@ -385,7 +381,7 @@ class _Union:
 
 @dataclass(frozen=True)
 class _Product:
-    """Every combination of the partitions of several routers."""
+    """A router with every combination of the partitions of several routers."""
 
     routers: Sequence[Router]
 
@@ -393,7 +389,7 @@ class _Product:
         for combination in itertools.product(*(router.partitions() for router in self.routers)):
             partition: dict[str, Any] = {}
             extra: dict[str, Any] = {}
-            # Of two with one name the first counts.
+            # The first router wins if two use the same name.
             for one in reversed(combination):
                 partition |= one.partition
                 extra |= one.extra_fields
@@ -405,9 +401,9 @@ class _Product:
 
 @dataclass
 class OpenPartitions:
-    """Which partitions are being read, and so how far the parents' state may be told.
+    """The partitions that are being read, which determine the parents' state to save.
 
-    A parent's state counts once all partitions are done that came before it.
+    A parent's state is saved once all partitions before it have been read.
     """
 
     state: dict[str, Any] | None = None
@@ -416,10 +412,10 @@ class OpenPartitions:
     _waiting: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
     def open(self, state: dict[str, Any] | None) -> int:
-        """A partition begins; gives its number.
+        """Start a partition and return its number.
 
         Args:
-            state: the parents' state when it came.
+            state: the parents' state when the partition was found.
         """
         number = self._opened
         self._opened += 1
@@ -429,7 +425,7 @@ class OpenPartitions:
         return number
 
     def close(self, number: int) -> None:
-        """A partition has been read."""
+        """Record that a partition has been read."""
         self._open.discard(number)
         earliest = min(self._open, default=self._opened)
         while self._waiting and self._waiting[0][0] < earliest:

@@ -1,8 +1,8 @@
-"""A declarative source: the streams of a manifest, brought into the raw lake.
+"""Declarative source: reads the streams of a manifest into the raw lake.
 
-What a stream can see of changes follows from its cursor. One over time sees the state at each look,
-and its versions begin when the records say that they were changed. A stream without a cursor is
-read as a whole, and compared with its table.
+The capture method depends on a stream's cursor. With a datetime cursor, each read captures the
+present state, and versions begin at the modification time of the record. A stream without a cursor
+is read completely and compared with its table.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ if TYPE_CHECKING:
     from chronolake.source.protocol import Offset, TokenStore
     from chronolake.types import Column
 
-#: Where complete reads wait, below where a stream's records wait.
+#: Subfolder for complete reads, below the folder of a stream's waiting records.
 _WHOLE: Final = "whole"
 
 
 @dataclass
 class DeclarativeApi:
-    """The streams of a manifest."""
+    """The streams of a manifest, as a source."""
 
     project: Project
     pipeline: str
@@ -88,10 +88,10 @@ class DeclarativeApi:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest.
+        """Return the manifest.
 
         Raises:
-            ConfigurationError: there is none, or it cannot be read at all.
+            ConfigurationError: the manifest does not exist, or cannot be parsed.
         """
         return load(
             find(self.config.manifest, beside=self.project.file.parent),
@@ -100,7 +100,7 @@ class DeclarativeApi:
 
     @property
     def _known(self) -> Manifest:
-        """The manifest with all its streams; the API is asked for them once."""
+        """Return the manifest with all its streams; the API is queried for them once."""
         if self._learned is None:
             self._learned = whole_of(self.manifest, self.config, memory=self.memory)
         if isinstance(self._learned, ChronolakeError):
@@ -112,11 +112,11 @@ class DeclarativeApi:
 
     @property
     def streams(self) -> dict[str, AnyStream]:
-        """The streams that the configuration wants; the API is asked where only it knows them.
+        """Return the configured streams; the API is queried if only it knows them.
 
         Raises:
-            ConfigurationError: the manifest has not one of them, or cannot be read.
-            SourceError: the API does not tell its streams.
+            ConfigurationError: the manifest lacks one of them, or cannot be parsed.
+            SourceError: the API does not return its streams.
         """
         wanted, whole = self.config.only, self._known
         if wanted is not None:
@@ -126,7 +126,7 @@ class DeclarativeApi:
         return dict(whole.streams)
 
     def discover(self) -> list[StreamDescriptor]:
-        """The streams that can be read, of those that the configuration wants."""
+        """Return descriptors of the configured streams."""
         return [self._offered(name, stream) for name, stream in self.streams.items()]
 
     def _offered(self, name: str, stream: AnyStream) -> StreamDescriptor:
@@ -142,7 +142,7 @@ class DeclarativeApi:
         )
 
     def describe_streams(self, names: Collection[str]) -> Iterator[DescribedStream | StreamFailure]:
-        """The columns that schemas declare; the API is asked where only it knows them."""
+        """Yield the columns that schemas declare; the API is queried if only it knows them."""
         streams = self.streams
         with self._opened() as api:
             for name in names:
@@ -161,13 +161,13 @@ class DeclarativeApi:
         return opened(self._known, self.config, wanted=self.config.only, memory=self.memory)
 
     def use_token_store(self, memory: TokenStore) -> None:
-        """Be given a memory, for tokens that change with each use."""
+        """Set the store for tokens that change with each use."""
         self.memory = memory
 
     def read(
         self, lake: Lake, positions: Mapping[str, Offset | None], *, full_refresh: bool
     ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
-        """What has changed since the last run, stream by stream; one that fails stops no other."""
+        """Yield changes since the last run, by stream; a failure does not stop other streams."""
         where = f"{self.project.file}: pipelines.{self.pipeline}.source.config"
         expect_complete(self.config.config, self.manifest, where)
         streams = self.streams
@@ -189,16 +189,16 @@ class DeclarativeApi:
         create: bool,  # noqa: ARG002 - it makes nothing
         positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - any state can be read
     ) -> list[CheckResult]:
-        """What is wrong with manifest and configuration, what streams can do, whether they answer.
+        """Check the manifest, the configuration, the streams' capabilities and their connections.
 
         Raises:
-            ConfigurationError: the manifest cannot be read at all.
+            ConfigurationError: the manifest cannot be parsed.
         """
         found = findings_of(self.manifest, self.config, memory=self.memory, learn=self._learn)
         return list(found)
 
     def acknowledge(self, positions: Mapping[str, Offset]) -> None:
-        """The API keeps nothing for a pipeline; `bring` goes on with what has landed."""
+        """Store the landed offsets, which `read` checks before it continues."""
         self._landed = positions
 
     def _bring(
@@ -221,7 +221,7 @@ class DeclarativeApi:
         folder = raw_folder(self.project, self.pipeline, name)
         place = spool_folder(self.project, self.pipeline) / folder.name
         if full_refresh or is_whole:
-            # What another run has left does not belong to this one, which reads everything.
+            # The files of an earlier run are not used by a run that reads everything.
             Waiting(place).discard()
         Waiting(place / _WHOLE).discard()
         waiting, left = Waiting.left(place)
@@ -258,7 +258,7 @@ class DeclarativeApi:
 
         run = begun(reader, waiting)
         run.compared = {"at": now_micros()} if is_first else known.compared
-        # The stream's turn has come, although the API may take long for its first answer.
+        # Report that this stream has begun: the API's first response may take long.
         yield ReadProgress(name, run.rows)
         if is_whole:
             yield from self._whole(
@@ -272,7 +272,7 @@ class DeclarativeApi:
         if run.failure is not None:
             yield StreamFailure(name, run.failure)
         elif is_compared:
-            # Apart, so that another run does not take its records for ones that wait.
+            # Stored separately, so that another run does not land these records.
             whole, _ = Waiting.left(place / _WHOLE)
             limit = self.config.on_partition_limit
             comparison = Comparison(api, either, run, whole, begun, workers, limit)
@@ -284,7 +284,7 @@ class DeclarativeApi:
     def _read(
         self, landing: _Landing, run: Run, workers: int, before: Offset
     ) -> Generator[ChangeBatch | ReadProgress, None, bool]:
-        """What a stream brings, until something of it cannot land; gives whether all has."""
+        """Yield a stream's records until a batch is not landed; return whether all have landed."""
         for after in run.watched(workers):
             yield ReadProgress(landing.name, run.rows)
             if after is None:
@@ -300,7 +300,7 @@ class DeclarativeApi:
 
     @staticmethod
     def _is_due(settings: Settings, known: Place, *, full_refresh: bool) -> bool:
-        """Whether a stream that has been read is to be compared with all that the API has."""
+        """Return whether a stream is due for a comparison with the API's complete data."""
         period = settings.detect_deletes
         return period is not None and (
             full_refresh or is_due(period, known.compared_at, datetime.now(UTC))
@@ -315,7 +315,7 @@ class DeclarativeApi:
         *,
         may_become_empty: bool,
     ) -> Iterator[ChangeBatch | Snapshot | Reconciliation | ReadProgress | StreamFailure]:
-        """All records, to be compared with the table; some of them say nothing about the others."""
+        """Yield all records as one snapshot, because a partial read cannot replace the table."""
         at = now_micros()
         position: Offset = {}
         for place in run.watched(workers, is_whole=True):
@@ -326,7 +326,7 @@ class DeclarativeApi:
             return
         columns = run.files.columns()
         if not any(column.primary_key for column in columns):
-            # Nobody has ever seen a record.
+            # No record has ever been read.
             yield ChangeBatch(name, None, (), position)
             return
         rows = records_of(spark, run.waiting.parts, columns)
@@ -355,19 +355,18 @@ def _united(several: Iterable[Sequence[Column]]) -> list[Column]:
 
 @dataclass(frozen=True)
 class Repeats:
-    """What of a run may have been brought before.
+    """Which records of a run may repeat records of earlier runs.
 
     Attributes:
-        may_be: whether anything may.
-        until: the latest time that a record had before the run, in microseconds since 1970; None:
-            nobody knows it.
+        may_be: whether any may.
+        until: the latest time of earlier records, in microseconds since 1970, or None if unknown.
     """
 
     may_be: bool
     until: int | None = None
 
     def are_in(self, parts: Sequence[Part]) -> bool:
-        """Return whether files may have records that were brought before."""
+        """Return whether files may contain records that were read before."""
         return self.may_be and any(
             self.until is None or part.earliest is None or part.earliest <= self.until
             for part in parts
@@ -376,7 +375,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class _Landing:
-    """What waits of a stream, on its way into the raw lake."""
+    """The landing of a stream's waiting records in the raw lake."""
 
     spark: SparkSession
     name: str
@@ -386,15 +385,15 @@ class _Landing:
     def pieces(
         self, before: Offset, after: Offset, columns: Sequence[Column] = ()
     ) -> Iterator[ChangeBatch]:
-        """Return what waits, the files with the same columns together.
+        """Yield the waiting records; files with the same columns form one batch.
 
-        What may repeat what was brought before is one piece: records are compared with those before
-        them, in whatever file they are.
+        Records that may repeat earlier ones form a single batch, because records are compared with
+        those before them, in any file.
 
         Args:
-            before: how far the stream was.
-            after: how far it is with all of this; the last piece says so.
-            columns: of all the stream's records; those of the files if there are none.
+            before: the stream's offset before the records.
+            after: the stream's offset after all of them, which the last batch carries.
+            columns: the columns of all the stream's records; by default, those of the files.
         """
         parts = self.waiting.parts
         groups = by_columns(parts)

@@ -1,10 +1,8 @@
-"""Reads a stream slice by slice and keeps its state.
+"""Stream reader: determines a stream's slices, reads them, and updates the stream's state.
 
-Reading slices: their pages, when their records were changed, and which is the latest.
-
-What reads slices knows nothing of a stream's state, so that a task elsewhere can do it.
-
-Reading a stream: which slices there are, and what their records tell of its state.
+`SliceReader` and `Slice` read records, their modification times and the latest cursor value. They
+do not depend on the stream's state, so that Spark tasks can use them. `StreamReader` determines the
+slices and maintains the state.
 """
 
 from __future__ import annotations
@@ -66,13 +64,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """A slice that is to be read.
+    """A slice to read.
 
     Attributes:
         slice: the slice.
         partition: the number of its partition in this run.
-        wanted: from when and up to when records are wanted, in microseconds since 1970, both
-            inclusive; None: all of them are.
+        wanted: time range of wanted records in microseconds since 1970, both inclusive; None: all.
     """
 
     slice: StreamSlice
@@ -81,10 +78,10 @@ class Work:
 
 
 class SliceReader:
-    """Reads the slices of a stream; any number of threads may use it.
+    """A reader of a stream's slices; thread-safe.
 
     Attributes:
-        cursor: the stream's cursor over time, or None.
+        cursor: the stream's datetime cursor, or None.
     """
 
     def __init__(
@@ -96,18 +93,19 @@ class SliceReader:
         dated_by: IncrementalSync | None = None,
         is_embedded: bool = False,
     ) -> None:
-        """Make ready what the manifest says of a stream's requests.
+        """Prepare a stream's requests.
 
         Args:
             stream: the stream.
-            api: where it is read from.
-            schema: of its records.
-            dated_by: the cursor that tells when records were changed, where it is not the stream's
-                own.
-            is_embedded: whether the first page of a slice comes with it.
+            api: the API to read from.
+            schema: the schema of its records.
+            dated_by: the cursor that contains records' modification times, if it is not the
+                stream's own.
+            is_embedded: whether the first page of a slice is embedded in it.
 
         Raises:
-            ConfigurationError: the manifest and the configuration make no requests.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration.
         """
         retriever = stream.retriever
         self._reports: Reports | None = None
@@ -139,17 +137,18 @@ class SliceReader:
         )
 
     def read(self, work: Work) -> Slice:
-        """Begin to read a slice."""
+        """Start to read a slice."""
         return Slice(
             self.pages(work), cursor=self.cursor, dated_by=self.dated_by, count=self._count
         )
 
     def pages(self, work: Work) -> Iterator[Page]:
-        """The pages of a slice, each read when it is asked for.
+        """Yield the pages of a slice; each is requested when it is needed.
 
         Raises:
-            SourceError: the API does not answer, or not with records.
-            ConfigurationError: the manifest and the configuration make no request.
+            SourceError: the API does not respond, or its response contains no records.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration.
         """
         one, keep = work.slice, self._keep(work.wanted)
         if self._reports is None:
@@ -159,7 +158,7 @@ class SliceReader:
             yield self._retrieval.selected(batch, one, keep)
 
     def _inject(self, into: Injection, one: StreamSlice) -> None:
-        """What the slice puts into a request."""
+        """Put the slice's values into a request."""
         inject_partition(self._routers, self._config, into, one)
         model = self._model
         options: list[tuple[Any, str]] = []
@@ -173,7 +172,7 @@ class SliceReader:
                 into.put(option, one.get(name), self._config)
 
     def _latest_of_slice(self) -> Callable[[], Latest] | None:
-        """What tells from which record on a slice can be asked for anew; None: nothing does."""
+        """Return a factory for `Latest`, or None if a slice cannot be continued at a record."""
         cursor, count = self.cursor, self._count
         if cursor is not None:
             read = cursor.reader.micros
@@ -187,7 +186,7 @@ class SliceReader:
         return None if count is None else partial(Latest, count, count, "start")
 
     def _keep(self, wanted: tuple[int, int] | None) -> Callable[[Record], bool]:
-        """Whether a record is within what is wanted; one without a time is."""
+        """Return a filter for records within a time range; records without a time are kept."""
         if self.cursor is None or wanted is None:
             return lambda _: True
         name, read = self.cursor.field, self.cursor.reader.micros
@@ -205,12 +204,12 @@ def _is_beyond(cursor: TimeCursor, bound: str, one: StreamSlice) -> bool:
 
 
 class Slice:
-    """A slice while it is read; one thread uses it.
+    """A slice while it is read; not thread-safe.
 
     Attributes:
-        is_undated: whether a record did not tell when it was changed, though it should.
-        times: when the records of the last page were changed, in microseconds since 1970; None
-            where a record does not say it, or the stream has no cursor over time.
+        is_undated: whether a record lacks a modification time that it should have.
+        times: modification times of the last page's records, in microseconds since 1970; None if a
+            record has no time, or the stream has no datetime cursor.
     """
 
     def __init__(
@@ -221,13 +220,13 @@ class Slice:
         dated_by: TimeCursor | None,
         count: Callable[[Record], int | None] | None,
     ) -> None:
-        """Begin to read.
+        """Start to read.
 
         Args:
-            pages: the slice's pages, each read when it is asked for.
-            cursor: the cursor over time whose state the slice moves.
-            dated_by: the cursor that tells when records were changed.
-            count: gives a record's number, where numbers are the cursor.
+            pages: the slice's pages; each is requested when it is needed.
+            cursor: the datetime cursor whose state the slice updates.
+            dated_by: the cursor that contains records' modification times.
+            count: returns a record's number, for an incrementing cursor.
         """
         self.is_undated = False
         self.times: list[int | None] = []
@@ -240,7 +239,7 @@ class Slice:
         self._value: Any = None
 
     def pages(self) -> Iterator[list[Record]]:
-        """The records of the slice, page by page; raises what `SliceReader.pages` raises."""
+        """Yield the slice's records by page; raise the same errors as `SliceReader.pages`."""
         for page in self._pages:
             self.times = self._times_of(page.records)
             if self._count is not None:
@@ -267,7 +266,7 @@ class Slice:
 
     @property
     def latest(self) -> Any:
-        """The cursor of the latest record so far: a time, a number, or None."""
+        """Return the latest record's cursor value so far: a time, a number, or None."""
         if self._count is not None:
             return self._value
         if self._cursor is None or self._value is None:
@@ -279,35 +278,35 @@ log = structlog.get_logger(__name__)
 
 
 class State(Protocol):
-    """How far a stream is, whatever its cursor is."""
+    """State of a stream with any kind of cursor."""
 
     parent_state: dict[str, Any] | None
 
     def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
-        """What has to be asked for of a partition."""
+        """Yield the slices of a partition that have to be read."""
         ...
 
     def note(self, one: StreamSlice, latest: Any) -> None:
-        """A slice has been read, and this is the cursor of its latest record, or None."""
+        """Record that a slice has been read; `latest` is its latest cursor value, or None."""
         ...
 
     def complete(self) -> None:
-        """The run has read everything."""
+        """Record that the run has read everything."""
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """What is stored."""
+        """Return the state to store."""
         ...
 
     def exported(self) -> dict[str, Any]:
-        """The state as other readers of such manifests have it."""
+        """Return the state in the form that other readers of such manifests use."""
         ...
 
 
 class StreamReader:
-    """A stream that is read in one run.
+    """A reader of a stream in one run.
 
-    `work`, `done` and the state are one thread's; any number of threads may read slices.
+    `work`, `done` and the state are not thread-safe; slices may be read by several threads.
     """
 
     def __init__(
@@ -321,22 +320,22 @@ class StreamReader:
         since: datetime | None = None,
         beyond: timedelta = timedelta(),
     ) -> None:
-        """Make ready what the manifest says of a stream.
+        """Prepare to read a stream.
 
         Args:
             stream: the stream.
-            api: where it is read from.
-            stored: its state (`State.as_json`, or another reader's); None: there is none.
-            on_limit: what becomes of more partitions than have a state of their own.
-            dated_by: the cursor that tells when records were changed, where it is not the stream's
-                own: of a stream that takes turns with another one.
-            since: with a cursor over time, a later start than the manifest's.
-            beyond: with a cursor over time, how much later than the manifest's its end is.
+            api: the API to read from.
+            stored: its state (from `State.as_json` or another reader), or None.
+            on_limit: what to do if there are too many partitions.
+            dated_by: the cursor that contains records' modification times, if it is not the
+                stream's own: the one of a delegating stream.
+            since: for a datetime cursor, a later start than the manifest's.
+            beyond: for a datetime cursor, how much later than the manifest's its end is.
 
         Raises:
-            ConfigurationError: the manifest and the configuration make no requests, or the state is
-                none of the stream's.
-            SourceError: the API does not tell the schema.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration, or the state is not valid for the stream.
+            SourceError: the API does not return the schema.
         """
         stored = self._made_ready(stream, api, stored)
         self.stream = stream
@@ -356,7 +355,7 @@ class StreamReader:
         )
         self.state: State = self._state_of(stored, on_limit)
         latest = self.state.latest_known if isinstance(self.state, StreamState) else None
-        #: Up to when records may have been read before; None: nobody knows.
+        #: The latest time of records that may have been read before; None if unknown.
         self.known_until = None if latest is None else micros_of(latest)
         if (
             isinstance(self.state, StreamState)
@@ -371,7 +370,7 @@ class StreamReader:
     def _made_ready(
         self, stream: DeclarativeStream, api: Api, stored: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
-        """Make what the connector's own classes are needed for; gives the state as they want it."""
+        """Create the connector's custom components; return the state after their migrations."""
         prepare(stream, api.access, api.config, self._parent)
         for migration in stream.state_migrations:
             if isinstance(migration, CustomStateMigration) and stored:
@@ -410,7 +409,7 @@ class StreamReader:
         )
 
     def _legacy_field(self) -> str | None:
-        """What tells partitions apart in states by their values, if such ones are migrated."""
+        """Return the partitions' key in states by partition values, if such states are migrated."""
         routers = self.stream.retriever.partition_router
         migrations = self.stream.state_migrations
         is_migrated = any(
@@ -428,14 +427,14 @@ class StreamReader:
         (parent, *others) = router.parent_stream_configs
         return None if others else named(parent, self._api.config, parent.partition_field)
 
-    # ------------------------------------------------------------------ what there is to read
+    # ------------------------------------------------------------------ slices
 
     def work(self) -> Iterator[Work]:
-        """The slices that have to be asked for, as they are found: parents are read meanwhile.
+        """Yield the slices to read as they are found; parent streams are read in between.
 
         Raises:
             SourceError: a parent stream cannot be read.
-            ConfigurationError: what tells the partitions is wrong.
+            ConfigurationError: the partition routers are invalid.
         """
         partitions = iter([StreamSlice()]) if self._router is None else self._router.partitions()
         begun: set[bytes] = set()
@@ -445,11 +444,12 @@ class StreamReader:
             if self.slices.cursor is not None:
                 key = partition.partition_key
                 if key in begun:
-                    # Two parent records with one key: what is read for one is read for both.
+                    # Two parent records have the same key: one read is enough for both.
                     self._open.close(number)
                     continue
                 begun.add(key)
-            # One more than there are, so that it stays open until all are known.
+            # Starts at 1 instead of 0, so that the partition stays open until all its slices are
+            # known.
             self._left[number] = 1
             for slice_ in self.state.slices(partition):
                 self._left[number] += 1
@@ -457,17 +457,17 @@ class StreamReader:
             self._finish(number)
 
     def done(self, work: Work, latest: Any) -> None:
-        """A slice has been read, and all of its records are where they have to be.
+        """Record that a slice has been read and its records are stored.
 
         Args:
             work: the slice.
-            latest: what `Slice.latest` said.
+            latest: the value of `Slice.latest`.
         """
         self.state.note(work.slice, latest)
         self._finish(work.partition)
 
     def failed(self) -> None:
-        """Some slice, or the list of them, could not be read: the run is not complete."""
+        """Record that a slice, or the list of slices, could not be read: the run is incomplete."""
         self._has_failed = True
 
     def _finish(self, number: int) -> None:
@@ -478,7 +478,7 @@ class StreamReader:
             self.state.parent_state = self._open.state
 
     def complete(self) -> None:
-        """The run has ended; if nothing failed, everything has been read."""
+        """End the run; if nothing failed, everything has been read."""
         if self._has_failed or self._left:
             return
         if self._router is not None and (parents := self._router.parent_state()) is not None:
@@ -490,13 +490,13 @@ class StreamReader:
         return _Parent(StreamReader(chosen(config.stream, stored), self._api, stored))
 
     def _wanted(self, one: StreamSlice) -> tuple[int, int] | None:
-        """From when and up to when records of a slice are wanted; None: all of them are."""
+        """Return the time range of wanted records of a slice, or None if all are wanted."""
         if not isinstance(self.state, StreamState):
             return None
         return micros_of(self.state.lowest(one)), micros_of(self.state.end)
 
     def warn_of_undated(self) -> None:
-        """Say once that records lack their cursor."""
+        """Log once that records lack their cursor value."""
         if not self._is_warned and self.slices.dated_by is not None:
             self._is_warned = True
             name = self.slices.dated_by.field
@@ -505,7 +505,7 @@ class StreamReader:
 
 @dataclass
 class _Parent:
-    """A stream that is read for the partitions of another."""
+    """A stream that is read for the partitions of another one."""
 
     reader: StreamReader
 
@@ -532,8 +532,8 @@ class _Parent:
                 if last is not None:
                     yield last
                 last = record
-        # The last record comes when the slice counts as read: its partition is the one that
-        # carries the parent's state on.
+        # The last record is yielded after the slice is marked as read, because its partition is the
+        # one that carries the parent's new state.
         self.reader.done(work, one.latest)
         self._open -= 1
         if last is not None:

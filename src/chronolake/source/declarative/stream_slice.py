@@ -1,4 +1,4 @@
-"""A part of a stream that is read with requests of its own: one partition, one interval of time."""
+"""A part of a stream that is read with its own requests: one partition, one time interval."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import orjson
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StreamSlice(Mapping[str, Any]):
-    """A slice, as templates see it: its partition's values and its interval's by their names.
+    """A slice for templates: the values of its partition and its interval, by name.
 
     Attributes:
-        partition: what tells the partition apart; a substream's has `parent_slice`, too.
-        cursor_slice: the bounds of the interval in the stream's own format.
-        extra_fields: what else a parent record tells, which tells no partitions apart.
+        partition: the values that identify the partition; a substream's also contain
+            `parent_slice`.
+        cursor_slice: the bounds of the interval, in the stream's own format.
+        extra_fields: other values of a parent record, which do not identify the partition.
     """
 
     partition: Mapping[str, Any] = field(default_factory=dict)
@@ -33,19 +34,19 @@ class StreamSlice(Mapping[str, Any]):
         return len({*self.partition, *self.cursor_slice})
 
     def __bool__(self) -> bool:
-        """A slice is one, also without any values."""
+        """Return True: a slice without values is a valid slice."""
         return True
 
     def __repr__(self) -> str:
-        """What a template prints."""
+        """Return the text that a template prints."""
         return repr(dict(self))
 
     @property
     def partition_key(self) -> bytes:
-        """What tells the partition apart, in one spelling."""
+        """Return the partition's canonical form."""
         return key_of(self.partition)
 
 
 def key_of(partition: Mapping[str, Any]) -> bytes:
-    """A partition in one spelling: 1 and "1" are different partitions."""
+    """Return a partition's canonical form; 1 and "1" are different partitions."""
     return orjson.dumps(partition, option=orjson.OPT_SORT_KEYS)

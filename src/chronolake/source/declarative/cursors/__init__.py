@@ -1,1 +1,1 @@
-"""How far a stream is: intervals of time, slices, state."""
+"""Cursors: time intervals, slices and stream state."""

@@ -1,12 +1,9 @@
-"""Datetime cursors: start, end, step, and intervals still to read.
+"""Datetime cursors: start, end, step, and the intervals that are still to be read.
 
-Intervals of time: how what is missing is cut into slices, and what is known of those read.
+Intervals already read are subtracted from the wanted time range, and the rest is cut into slices.
+This module is pure: it sends no requests.
 
-Source: `seeds/incremental-syncs.txt`. Nothing here reads anything.
-
-The cursor of a stream, with the configuration in its place: from when, to when, in which steps.
-
-Source: `seeds/incremental-syncs.txt`, `specs/airbyte-declarative.md` (2.1, 2.6).
+Sources: `seeds/incremental-syncs.txt`, `specs/airbyte-declarative.md` (2.1, 2.6).
 """
 
 from __future__ import annotations
@@ -36,17 +33,18 @@ if TYPE_CHECKING:
 
 
 Gap: TypeAlias = timedelta | Duration
-#: Where nothing tells how fine the times of an API are, intervals this far apart are one.
+#: Intervals with at most this gap are adjacent, if the granularity of the API's times is unknown.
 _NEIGHBOURS = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """What has been read: from `start` to `end`, both inclusive.
+    """An interval that has been read, from `start` to `end`, both inclusive.
 
     Attributes:
-        latest: the time of the latest record in it, or where it ended when that record was beyond;
-            None: there was none. It may be later than the end of one that was cut short.
+        latest: the time of the latest record in it, or the interval's end if that record was later;
+            None: there was no record. It may be later than the end of an interval that was
+            truncated.
     """
 
     start: datetime
@@ -56,11 +54,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Span:
-    """What is to be read: from `start`, inclusive, to `end`.
+    """A time range to read, from `start`, inclusive, to `end`.
 
     Attributes:
-        is_last: whether nothing follows: then the end is inclusive. Otherwise what follows begins
-            there.
+        is_last: whether this is the last range; then `end` is inclusive. If not, the next range
+            begins at `end`.
     """
 
     start: datetime
@@ -70,14 +68,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Cutting:
-    """How spans are cut into slices.
+    """The rules by which spans are cut into slices.
 
     Attributes:
-        step: how long a slice is; None: as long as its span.
-        granularity: the smallest step of the API's times, which keeps slices from overlapping;
-            None: neighbours share a bound.
-        is_strict: whether the API refuses slices that begin where they end.
-        clamp: moves a bound up to the begin of a period.
+        step: length of a slice; None: as long as its span.
+        granularity: the smallest step of the API's times, which prevents slices from overlapping;
+            None: adjacent slices share a bound.
+        is_strict: whether the API rejects slices whose start equals their end.
+        clamp: moves a bound up to the start of a period.
     """
 
     step: Gap | None = None
@@ -87,14 +85,14 @@ class Cutting:
 
     @property
     def grain(self) -> Gap | None:
-        """The granularity; None where neighbours share a bound."""
+        """Return the granularity, or None if adjacent slices share a bound."""
         return self.granularity or None
 
     def slices(self, span: Span) -> Iterator[tuple[datetime, datetime]]:
-        """The bounds of the slices of a span, both inclusive, in increasing order.
+        """Yield the bounds of a span's slices, both inclusive, in increasing order.
 
-        Where a slice would end exactly at the end of the last span, that moment is a slice of its
-        own, as the document's example has it.
+        If a slice would end exactly at the end of the last span, that moment becomes a slice of its
+        own, as in the example of the specification.
         """
         grain = self.grain
         keeps_end = span.is_last and grain is not None and not self.is_strict
@@ -110,7 +108,7 @@ class Cutting:
             begin = upper
 
     def _after(self, begin: datetime) -> datetime | None:
-        """Where the slice after one begins; None: there is none."""
+        """Return the start of the next slice, or None if there is none."""
         if self.step is None:
             return None
         try:
@@ -120,7 +118,7 @@ class Cutting:
         return upper if upper > begin else None
 
     def missing(self, spans: Iterable[Span], read: Sequence[Interval]) -> list[Span]:
-        """What of some spans has not been read."""
+        """Return the parts of spans that have not been read."""
         grain = self.grain
         left = list(spans)
         for one in self.merged(read):
@@ -138,7 +136,7 @@ class Cutting:
         return left
 
     def merged(self, intervals: Iterable[Interval]) -> list[Interval]:
-        """The same intervals in increasing order, those without a gap between them as one."""
+        """Return intervals in increasing order, with adjacent or overlapping ones merged."""
         grain = self.grain or _NEIGHBOURS
         found: list[Interval] = []
         for interval in sorted(intervals, key=lambda one: (one.start, one.end)):
@@ -163,16 +161,16 @@ class TimeCursor:
     """A cursor over time.
 
     Attributes:
-        field: the key of records that has their time.
-        format: how times are written in slices and state.
-        formats: how they are read, the first that fits.
-        start: the earliest time that is wanted.
-        end: gives the latest; a cursor without an end gives the present.
-        lookback: how much before its state, or its start, a run begins.
-        cutting: how the time between is cut.
+        field: the records' field with their time.
+        format: the format of times in slices and state.
+        formats: the formats for parsing times; the first one that matches is used.
+        start: the earliest time to read.
+        end: returns the latest time to read; without an end, the present.
+        lookback: how far before its state, or its start, a run begins.
+        cutting: the rules for slices.
         names: the keys of a slice's bounds.
-        is_data_feed: whether the API gives the newest records first, and cannot filter.
-        is_filtered_here: whether records outside of what is wanted are passed over here.
+        is_data_feed: whether the API returns the newest records first, and cannot filter.
+        is_filtered_here: whether records outside the wanted range are filtered on the client side.
     """
 
     field: str
@@ -188,33 +186,33 @@ class TimeCursor:
 
     @property
     def reader(self) -> Reader:
-        """Reads the times of records."""
+        """Return the parser of records' times."""
         return Reader(self.formats)
 
     def parsed(self, value: Any) -> datetime:
-        """Read a time of a state or a slice, which are written in `format`.
+        """Parse a time of a state or a slice, which are written in `format`.
 
-        A state that another reader wrote may have any of the formats.
+        A state that another reader wrote may use any of the formats.
 
         Raises:
-            ValueError: it has none of the formats.
+            ValueError: the value matches none of the formats.
         """
         return parsed_by(value, (self.format, *self.formats))
 
     def of_record(self, value: Any) -> datetime:
-        """Read the time of a record.
+        """Parse the time of a record.
 
         Raises:
-            ValueError: it has none of the formats.
+            ValueError: the value matches none of the formats.
         """
         return parsed_by(value, self.formats)
 
     def formatted(self, at: datetime) -> str:
-        """Write a time as slices and state have it; `parsed` reads the same time again."""
+        """Return a time as text for slices and state; `parsed` returns the same time."""
         return formatted_exactly(at, self.format)
 
     def is_beyond(self, at: datetime, end: datetime) -> bool:
-        """Whether a record is too late for a slice, whose end may be as coarse as a day."""
+        """Return whether a record is later than a slice, whose end may be as coarse as a day."""
         grain = self.cutting.grain
         written = self.parsed(self.formatted(at))
         try:
@@ -223,7 +221,7 @@ class TimeCursor:
             return False
 
     def before(self, at: datetime) -> datetime:
-        """Where a run begins that goes on at a time."""
+        """Return where a run begins that continues at a time: earlier by the lookback window."""
         begin = max(at, self.start)
         try:
             return begin - self.lookback if self.lookback else begin
@@ -232,10 +230,10 @@ class TimeCursor:
 
 
 def time_cursor(model: DatetimeBasedCursor, config: Mapping[str, Any]) -> TimeCursor:
-    """A cursor as a manifest describes it and a configuration completes it.
+    """Return the cursor for a manifest's component and a configuration.
 
     Raises:
-        ConfigurationError: what they say makes no time, no duration, or no cursor.
+        ConfigurationError: a time, a duration or the combination of settings is invalid.
     """
     if bool(model.step) is not bool(model.cursor_granularity):
         raise ConfigurationError(
@@ -295,7 +293,7 @@ def _duration(name: str, text: str | None) -> Gap | None:
 def _moment(
     described: MinMaxDatetime | str | None, model: DatetimeBasedCursor, config: Mapping[str, Any]
 ) -> datetime:
-    """The time that a template tells, between its floor and its ceiling; None: the present."""
+    """Return a template's time, limited by its minimum and maximum; None: the present."""
     if not described:
         return datetime.now(UTC)
     if isinstance(described, str):
@@ -321,7 +319,7 @@ def _read(text: str, form: str) -> datetime:
 
 @dataclass(frozen=True)
 class _Period:
-    """The days, weeks or months that bounds of slices are moved to."""
+    """The days, weeks or months that slices' bounds are aligned to."""
 
     target: str
     weekday: int = 0
@@ -355,6 +353,6 @@ class _Period:
         return floor + timedelta(days=7 if self.target == "WEEK" else 1)
 
     def last_before(self, end: Callable[[], datetime], granularity: Gap | None) -> datetime:
-        """The last moment of the last whole period before an end."""
+        """Return the last moment of the last complete period before an end."""
         default = timedelta(seconds=1) if self.target == "DAY" else timedelta(days=1)
         return self.floor(end()) - (granularity or default)

@@ -1,4 +1,4 @@
-"""State of streams whose cursor is a number that grows, and of those that have no cursor."""
+"""State of streams with an incrementing count cursor, and of streams without a cursor."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.models.cursors import IncrementingCountCursor
 
-#: What the state of a stream without a cursor says.
+#: The state of a stream without a cursor.
 NO_CURSOR: Final = {"__ab_no_cursor_state_message": True}
 
 
 class WholeState:
-    """A stream without a cursor: each run reads all of it."""
+    """State of a stream without a cursor: each run reads all of it."""
 
     def __init__(self) -> None:
         self.parent_state: dict[str, Any] | None = None
 
     def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
-        """The partition."""
+        """Yield the partition as its only slice."""
         yield partition
 
     def note(self, one: StreamSlice, latest: object) -> None:
-        """A partition has been read."""
+        """Do nothing: a partition that has been read does not change the state."""
 
     def complete(self) -> None:
-        """All have been read."""
+        """Do nothing: a complete run does not change the state."""
 
     def as_json(self) -> dict[str, Any]:
-        """What is stored."""
+        """Return the state to store."""
         return dict(NO_CURSOR)
 
     def exported(self) -> dict[str, Any]:
-        """The state as other readers have it."""
+        """Return the state in the form that other readers use."""
         return dict(NO_CURSOR)
 
 
 class CountState:
-    """A stream whose cursor is a number that grows; it has no partitions."""
+    """State of a stream whose cursor is an incrementing number; it has no partitions."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class CountState:
         config: Mapping[str, Any],
         stored: Mapping[str, Any] | None,
     ) -> None:
-        """Begin where a stored state ends.
+        """Continue from a stored state.
 
         Raises:
-            ConfigurationError: the start or the stored state is no whole number.
+            ConfigurationError: the start or the stored state is not an integer.
         """
         context = {"config": config, "parameters": model.parameters}
         self.parent_state: dict[str, Any] | None = None
@@ -72,36 +72,36 @@ class CountState:
             ) from failure
 
     def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
-        """All from the state on."""
+        """Yield one slice: everything from the state on."""
         begin = self.start if self._value is None else max(self._value, self.start)
         yield StreamSlice(partition.partition, {"start": begin, "end": float("inf")})
 
     def note(self, one: StreamSlice, latest: int | None) -> None:  # noqa: ARG002 - there is one
-        """The slice has been read.
+        """Record that the slice has been read.
 
         Args:
             one: the slice.
-            latest: the greatest number in it, or None: there was none.
+            latest: the greatest number in it, or None if it has no numbers.
         """
         if latest is not None:
             self._value = latest if self._value is None else max(self._value, latest)
 
     def complete(self) -> None:
-        """All has been read."""
+        """Do nothing: a complete run does not change the state."""
 
     def as_json(self) -> dict[str, Any]:
-        """What is stored."""
+        """Return the state to store."""
         return self.exported()
 
     def exported(self) -> dict[str, Any]:
-        """The state as other readers have it."""
+        """Return the state in the form that other readers use."""
         return {**self._others, self.field: self.start if self._value is None else self._value}
 
 
 def count_reader(
     model: IncrementingCountCursor, config: Mapping[str, Any]
 ) -> Callable[[Mapping[str, Any]], int | None]:
-    """What gives a record's number; None if it has none."""
+    """Return a function that returns a record's number, or None if it has none."""
     name = _field_of(model, config)
 
     def count_in(record: Mapping[str, Any]) -> int | None:

@@ -1,11 +1,11 @@
-"""State of a stream, in our form and in the low-code form.
+"""State of a stream, in Chronolake's own form and in the form of other low-code readers.
 
-How far one partition of a stream has been read, and what of it a run still has to ask for.
+`Progress` holds the offset of one partition: the intervals that have been read, and those that a
+run still has to read. A run that was interrupted, or in which a slice failed, leaves a plan with
+gaps; the next run reads the gaps and everything newer.
 
-Source: `seeds/incremental-syncs.txt`. A run that was cut off, or in which a slice failed, leaves a
-plan with gaps: the next run asks for these, and for what has come since.
-
-A stream's state: its own, which knows all that was read, and the form that other readers know.
+`StreamState` holds the state of a whole stream. Its own form contains all intervals; the exported
+form is the one that other readers understand.
 
 Sources: `seeds/incremental-syncs.txt` ("Nested Streams"), `specs/airbyte-declarative.md` (2.4).
 """
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """How far a partition is, or a stream without partitions.
+    """The offset of a partition, or of a stream without partitions.
 
     Attributes:
-        value: the latest record's time when the last run that was complete ended; None: there was
-            no such run, or no record.
-        planned: what the runs since then wanted, if they were not complete.
-        read: what they have read of it.
+        value: the latest record's time at the end of the last complete run; None: there was no such
+            run, or no record.
+        planned: the spans that later, incomplete runs planned to read.
+        read: the intervals of these spans that have been read.
     """
 
     value: datetime | None = None
@@ -48,11 +48,11 @@ class Progress:
     read: list[Interval] = field(default_factory=list)
 
     def plan(self, cursor: TimeCursor, end: datetime) -> list[Span]:
-        """Begin a run, or go on with one: what has to be asked for.
+        """Start or continue a run, and return the spans to read.
 
         Args:
             cursor: the stream's cursor.
-            end: up to when, inclusive.
+            end: end of the range to read, inclusive.
         """
         if not self.planned:
             self.planned = [Span(cursor.before(self.value or cursor.start), end, is_last=True)]
@@ -71,14 +71,14 @@ class Progress:
 
     @property
     def latest(self) -> datetime | None:
-        """The latest record's time, wherever it was read."""
+        """Return the latest record's time in any interval."""
         times = [one.latest for one in self.read if one.latest is not None]
         if self.value is not None:
             times.append(self.value)
         return max(times) if times else None
 
     def reached(self, cursor: TimeCursor) -> datetime:
-        """The time of the latest record before which nothing is missing, as state tells it.
+        """Return the time of the latest record before the first gap, for the exported state.
 
         Records from before the start do not move it back.
         """
@@ -89,9 +89,9 @@ class Progress:
 
     @classmethod
     def of_intervals(cls, cursor: TimeCursor, read: Sequence[Interval]) -> Self:
-        """What another reader left, which had read these intervals at once.
+        """Return the progress for intervals that another reader stored.
 
-        What lies between them is missing, and all from the end of the last one on.
+        The gaps between them are missing, and everything from the end of the last one on.
         """
         merged = cursor.cutting.merged(read)
         last = merged.pop()
@@ -104,16 +104,16 @@ class Progress:
         return cls(None, [Span(begin, last.end, is_last=True)], merged)
 
     def note(self, cursor: TimeCursor, interval: Interval) -> None:
-        """A slice has been read."""
+        """Record that a slice has been read."""
         self.read = cursor.cutting.merged([*self.read, interval])
 
     def complete(self, cursor: TimeCursor) -> None:
-        """A run has read all that it wanted."""
+        """Record that a run has read everything it planned."""
         self.value = max(self.latest or cursor.start, self.value or cursor.start)
         self.planned, self.read = [], []
 
     def as_json(self) -> dict[str, Any]:
-        """What is stored of it."""
+        """Return the progress as JSON."""
         return {
             "value": _text(self.value),
             "planned": [[_text(one.start), _text(one.end), one.is_last] for one in self.planned],
@@ -122,7 +122,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """The inverse of `as_json`."""
+        """Return the progress from JSON that `as_json` returned."""
         return cls(
             _time(told["value"]),
             [Span(_moment(start), _moment(end), last) for start, end, last in told["planned"]],
@@ -148,20 +148,17 @@ def _moment(text: str) -> datetime:
 
 log = structlog.get_logger(__name__)
 
-#: So many partitions have a state of their own.
+#: The most partitions that have their own state.
 MOST_PARTITIONS: Final = 10_000
 _UNFINISHED: Final = "unfinished"
 _DROPPED: Final = "partitions_dropped"
 _LATEST: Final = "latest_record"
-#: Dates without an offset may be so far ahead of UTC.
+#: Dates without an offset may be ahead of UTC by this much.
 _TIME_ZONES: Final = timedelta(days=1)
 
 
 class StreamState:
-    """How far a stream with a cursor over time is, while a run reads it.
-
-    One thread at a time may use it.
-    """
+    """State of a stream with a datetime cursor, while a run reads it; not thread-safe."""
 
     def __init__(
         self,
@@ -176,22 +173,22 @@ class StreamState:
         most_partitions: int = MOST_PARTITIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin where a stored state ends.
+        """Continue from a stored state.
 
         Args:
             cursor: the stream's cursor.
-            stored: the state, as `as_json` or another reader has stored it; None: there is none.
+            stored: the state, as `as_json` or another reader has stored it, or None.
             is_partitioned: whether the stream has partitions.
-            is_global: whether they all have one cursor, if the state does not say otherwise.
-            legacy_field: what tells partitions apart in states by their values, if the stream has
-                such ones.
+            is_global: whether all partitions share one cursor; the stored state takes precedence.
+            legacy_field: the key of partitions in states by partition values, if the stream has
+                such states.
             stream: the stream's name, for messages.
-            on_limit: what becomes of too many of them.
-            most_partitions: how many are too many.
-            clock: seconds, to tell how long a run takes.
+            on_limit: what to do if there are too many partitions.
+            most_partitions: the largest number of partitions with their own state.
+            clock: returns seconds, to measure the duration of a run.
 
         Raises:
-            ConfigurationError: the stored state is none of the stream's.
+            ConfigurationError: the stored state is not valid for the stream.
         """
         self.cursor = cursor
         self.is_partitioned = is_partitioned
@@ -221,9 +218,9 @@ class StreamState:
 
     @property
     def latest_known(self) -> datetime | None:
-        """The latest time of a record that runs have read so far; None: there was none.
+        """Return the latest time of all records read so far, or None if there was no record.
 
-        It may be later than the state, which no record moves beyond its slice.
+        It may be later than the state, because a record does not move the state beyond its slice.
         """
         known = [at for at in (self._furthest, self._seen) if at is not None]
         return max(known) if known else None
@@ -303,7 +300,7 @@ class StreamState:
             self._progress[key_of(one["partition"])] = (one["partition"], progress)
 
     def _is_legacy(self, told: Mapping[str, Any]) -> bool:
-        """Whether a state is by the partitions' values, as older connectors have stored it."""
+        """Return whether a state is keyed by partition values, the format of older connectors."""
         return bool(told) and all(
             isinstance(one, dict) and list(one) == [self.cursor.field] for one in told.values()
         )
@@ -311,7 +308,7 @@ class StreamState:
     # ------------------------------------------------------------------ while a run reads
 
     def slices(self, partition: StreamSlice) -> Iterator[StreamSlice]:
-        """What has to be asked for of a partition."""
+        """Yield the slices of a partition that have to be read."""
         cursor = self.cursor
         begin, end = cursor.names
         for span in self._of(partition).plan(cursor, self._end):
@@ -329,23 +326,24 @@ class StreamState:
             if self.is_global and not found.planned:
                 found.value = self._shared()
             return found
-        # Where some were forgotten, a partition that is not known may be one of them.
+        # After some partitions were dropped, an unknown partition may be one of them.
         progress = Progress(self._shared() if self.is_global or not self._dropped else None)
         self._progress[key] = (partition.partition, progress)
         self._limit()
         return progress
 
     def _shared(self) -> datetime | None:
-        """Where a partition begins that has no state of its own.
+        """Return where a partition without its own state begins.
 
-        What came while the last run read is after its begin, at the earliest.
+        It is moved back by the duration of the last run, because records may have been added while
+        that run was reading.
         """
         if self._overall is None or not self._lookback_seconds:
             return self._overall
         return self._written(self._overall - timedelta(seconds=self._lookback_seconds))
 
     def _written(self, at: datetime) -> datetime:
-        """A time as a stored state gives it back."""
+        """Return a time as it will be after it was stored and parsed."""
         return self.cursor.parsed(self.cursor.formatted(at))
 
     def _limit(self) -> None:
@@ -355,7 +353,8 @@ class StreamState:
             log.warning("partitions_share_a_cursor", partitions=len(self._progress))
             self.is_global = True
             return
-        # The oldest that this run has not begun, so that none is forgotten while it is read.
+        # Drop the oldest partition that this run has not begun, so that none is dropped during its
+        # read.
         while self._idle:
             oldest = self._idle.popleft()
             if not self._progress[oldest][1].planned:
@@ -369,25 +368,26 @@ class StreamState:
         self._dropped += 1
 
     def lowest(self, partition: StreamSlice) -> datetime:
-        """From when on records of a partition are wanted."""
+        """Return the time from which records of a partition are wanted."""
         known = self._progress.get(partition.partition_key)
         value = known[1].value if known is not None else self._shared()
         return self.cursor.before(self.cursor.start if value is None else value)
 
     @property
     def end(self) -> datetime:
-        """Up to when records are wanted."""
+        """Return the time up to which records are wanted."""
         return self._end
 
     def note(self, one: StreamSlice, latest: datetime | None) -> None:
-        """A slice has been read.
+        """Record that a slice has been read.
 
-        A record may be later than its slice: a wrong time, or one that the API was not asked for.
-        Nothing is known of what lies between, so it moves the state to the slice's end only.
+        A record may be later than its slice, because its time is wrong or the API ignored the
+        bounds. The range in between has not been read, so such a record moves the state only to the
+        slice's end.
 
         Args:
             one: the slice.
-            latest: the time of its latest record, or None: there was none with a time.
+            latest: the time of its latest record, or None if no record has a time.
         """
         begin, end = (self.cursor.parsed(one.cursor_slice[name]) for name in self.cursor.names)
         if latest is not None:
@@ -404,7 +404,7 @@ class StreamState:
                 self._latest = latest
 
     def _log_beyond(self, latest: datetime, end: datetime) -> None:
-        """Say once that records are later than their slice, and once that some are far ahead."""
+        """Log once that records are later than their slice, and once that some are in future."""
         if not self.cursor.is_beyond(latest, end):
             return
         present = max(self._end, datetime.now(UTC))
@@ -418,7 +418,7 @@ class StreamState:
         )
 
     def complete(self) -> None:
-        """The run has read all that it wanted, of all partitions."""
+        """Record that the run has read everything it planned, in all partitions."""
         reached: list[datetime] = []
         for key, (_, progress) in list(self._progress.items()):
             if progress.planned:
@@ -426,7 +426,7 @@ class StreamState:
                 progress.complete(self.cursor)
                 if has_slices and progress.value is not None:
                     reached.append(progress.value)
-                # What was read last is forgotten last.
+                # The partitions that were read last are dropped last.
                 self._progress.move_to_end(key)
         if self._has_moved:
             known = reached if not self.is_global else []
@@ -444,7 +444,7 @@ class StreamState:
     # ------------------------------------------------------------------ what is stored
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, so that a later run asks only for what is missing."""
+        """Return the complete state, so that a later run reads only what is missing."""
         unfinished = [
             [partition, progress.as_json()]
             for partition, progress in self._progress.values()
@@ -459,7 +459,7 @@ class StreamState:
         return reported
 
     def exported(self) -> dict[str, Any]:
-        """The state as other readers of such manifests have it."""
+        """Return the state in the form that other readers of such manifests use."""
         cursor = self.cursor
         if not self.is_partitioned:
             (progress,) = [one for _, one in self._progress.values()] or [Progress()]

@@ -1,1 +1,1 @@
-"""Records on their way into the raw lake: their columns, their key, files that wait."""
+"""Landing: types, keys and files of records on their way to the raw lake."""

@@ -1,12 +1,8 @@
-"""Writes records of slices to files.
+"""Arrow files of a stream's records, from the read of a slice until they are landed.
 
-Records on their way into the raw lake: in files, until enough of them wait.
-
-What a slice has brought waits in files of its own, each with one set of columns. A journal names
-those of finished slices together with the state that they lead to: a run that dies after that
-leaves them to the next one, which does not ask for them again.
-
-The records of slices, written to files while they are read.
+Each slice is written to its own files; all records of a file have the same columns. A journal lists
+the files of finished slices together with the state that they lead to. After a crash, the next run
+lands these files and does not request their slices again.
 """
 
 from __future__ import annotations
@@ -51,13 +47,13 @@ class Part:
     """A file of records.
 
     Attributes:
-        file: where.
-        columns: their data columns.
-        rows: how many there are.
-        bytes: the file's size.
-        earliest: when the first of them was changed, in microseconds since 1970; None: one does not
-            say when.
-        is_undated: whether one does not say when it was changed, though it should.
+        file: path of the file.
+        columns: the records' data columns.
+        rows: number of records.
+        bytes: size of the file.
+        earliest: earliest modification time of the records, in microseconds since 1970; None: a
+            record has no such time.
+        is_undated: whether a record lacks a modification time that it should have.
     """
 
     file: Path
@@ -69,12 +65,12 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file is there as it was written."""
+        """Return whether the file exists in its full size."""
         return self.file.is_file() and self.file.stat().st_size == self.bytes
 
 
 class PartWriter:
-    """The records of one slice, written page by page; one thread uses it."""
+    """A writer of one slice's records, page by page; not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -98,11 +94,11 @@ class PartWriter:
         """Write the records of a page.
 
         Args:
-            columns: their data columns.
+            columns: the records' data columns.
             arrays: the columns' values.
             facts: `MODIFIED` and `SEQUENCE` (`chronolake.change_set`).
-            earliest: as of `Part`.
-            is_undated: as of `Part`.
+            earliest: see `Part`.
+            is_undated: see `Part`.
         """
         rows = len(facts[MODIFIED])
         never = pa.nulls(rows, pa.int64())
@@ -130,24 +126,24 @@ class PartWriter:
             self._writer, self._rows, self._times, self._is_undated = None, 0, [], False
 
     def close(self) -> list[Part]:
-        """All has been written; gives the files."""
+        """Close the current file and return all files."""
         self._end()
         return self._parts
 
     def discard(self) -> None:
-        """Nothing of the slice is wanted."""
+        """Delete all files of the slice."""
         for part in self.close():
             part.file.unlink(missing_ok=True)
 
 
 @dataclass
 class Waiting:
-    """The records of finished slices of a stream, which wait to be landed.
+    """The records of a stream's finished slices that wait to be landed.
 
     Attributes:
-        folder: where; it outlives a run that dies.
+        folder: contains the files; it survives a crash of the run.
         parts: the files.
-        bytes: their size.
+        bytes: their total size.
     """
 
     folder: Path
@@ -156,12 +152,12 @@ class Waiting:
 
     @classmethod
     def left(cls, folder: Path) -> tuple[Waiting, dict[str, Any] | None]:
-        """What a run has left that died: finished slices, and the state that they lead to."""
+        """Return the finished slices that a crashed run left, and the state that they lead to."""
         folder.mkdir(parents=True, exist_ok=True)
         try:
             journal = orjson.loads((folder / _JOURNAL).read_bytes())
         except (FileNotFoundError, orjson.JSONDecodeError):
-            # A machine that lost its power may have kept the name of a file and not what is in it.
+            # After a power failure, a file may exist without its content.
             journal = {"parts": [], "state": None}
         waiting = cls(folder)
         waiting.add([_part_from(folder, reported) for reported in journal["parts"]])
@@ -171,38 +167,38 @@ class Waiting:
             if file not in known:
                 file.unlink()
         if not all(part.is_whole for part in waiting.parts):
-            # They have landed, and only the journal was still there; or they never were whole.
+            # The files have landed and only the journal remained, or they were never complete.
             waiting.acknowledge()
             return waiting, None
         return waiting, journal["state"]
 
     def add(self, parts: Sequence[Part]) -> None:
-        """What one more slice has brought."""
+        """Add the files of one more slice."""
         self.parts += parts
         self.bytes += sum(part.bytes for part in parts)
 
     def note(self, state: Mapping[str, Any]) -> None:
-        """Make the files outlive this run, with the state that they lead to."""
+        """Write the journal, so that files and state survive a crash of this run."""
         reported = {"parts": [_part_as_json(part) for part in self.parts], "state": state}
         file = self.folder / f"{_JOURNAL}.new"
         file.write_bytes(orjson.dumps(reported))
         file.replace(self.folder / _JOURNAL)
 
     def acknowledge(self) -> None:
-        """The files have landed, and the state with them."""
+        """Delete the files and the journal after files and state have landed."""
         (self.folder / _JOURNAL).unlink(missing_ok=True)
         for part in self.parts:
             part.file.unlink(missing_ok=True)
         self.parts, self.bytes = [], 0
 
     def discard(self) -> None:
-        """Forget everything that waits."""
+        """Delete everything that waits."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.parts, self.bytes = [], 0
 
 
 def rows_of(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
-    """The records of files with the same columns, as `rawlake.land` takes them."""
+    """Return the records of files with equal columns, in the form that `land` reads."""
     names = [f"{quoted(column.name)} {column.type.sql}" for column in parts[0].columns]
     names += [f"{name} {kind}" for name, (_, kind) in _FACTS.items()]
     tasks = max(1, min(len(parts), spark.sparkContext.defaultParallelism))
@@ -212,7 +208,7 @@ def rows_of(spark: SparkSession, parts: Sequence[Part]) -> ArrowRows:
 
 
 def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The records of files, in an executor."""
+    """Yield the records of files, in an executor."""
     for batch in batches:
         for name in batch["file"].to_pylist():
             with pa.ipc.open_file(pa.memory_map(name)) as file:
@@ -223,13 +219,13 @@ def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def records_of(
     spark: SparkSession, parts: Sequence[Part], columns: Sequence[Column], *, facts: bool = False
 ) -> DataFrame:
-    """The records of files with any columns, all in the same ones.
+    """Return the records of files with different columns as one data frame.
 
     Args:
         spark: the session.
         parts: the files.
-        columns: the columns; each is at least as wide as in every file.
-        facts: whether they are record versions, with what these have beside the data columns.
+        columns: the result's columns; each is at least as wide as in every file.
+        facts: whether the result contains record versions, with the technical columns of `_FACTS`.
     """
     known = {name: kind for name, (_, kind) in _FACTS.items()} if facts else {}
     if not parts:
@@ -248,14 +244,14 @@ def records_of(
 
 
 def _cell(given: Column | None, kind: ColumnType) -> str:
-    """A column's value in a type that is at least as wide, as SQL."""
+    """Return SQL that casts a column to a type which is at least as wide."""
     if given is None:
         return f"CAST(NULL AS {kind.sql})"
     return widened(given, kind)
 
 
 def by_columns(parts: Iterable[Part]) -> list[tuple[tuple[Column, ...], list[Part]]]:
-    """The files with the same columns together."""
+    """Return the files, grouped by their columns."""
     found: dict[tuple[Column, ...], list[Part]] = {}
     for part in parts:
         found.setdefault(part.columns, []).append(part)
@@ -292,14 +288,14 @@ def _part_from(folder: Path, told: Mapping[str, Any]) -> Part:
         columns,
         told["rows"],
         told["bytes"],
-        # A run of an earlier version has not noted it.
+        # Earlier versions did not store these values.
         told.get("earliest"),
         told.get("is_undated", False),
     )
 
 
 def unforeseen(failure: Exception, mask: Callable[[str], str]) -> SourceError:
-    """What nobody has thought of, as the failure of one stream or slice."""
+    """Return an unexpected exception as the failure of one stream or slice."""
     return SourceError(
         f"It could not be read: {type(failure).__name__}: {mask(str(failure))}",
         hint="Other streams are not concerned. If it stays so, it is a fault of Chronolake's.",
@@ -308,12 +304,12 @@ def unforeseen(failure: Exception, mask: Callable[[str], str]) -> SourceError:
 
 @dataclass(frozen=True)
 class Read:
-    """What one slice has brought.
+    """The result of reading one slice.
 
     Attributes:
-        parts: its records.
-        latest: the cursor of the latest of them (`Slice.latest`).
-        is_undated: whether a record did not tell when it was changed, though it should.
+        parts: files with its records.
+        latest: the latest record's cursor value (`Slice.latest`).
+        is_undated: whether a record lacks a modification time that it should have.
     """
 
     parts: list[Part]
@@ -323,13 +319,13 @@ class Read:
 
 @dataclass(frozen=True)
 class SliceFiles:
-    """Writes the records of a stream's slices; any number of threads may use it.
+    """A writer of the files of a stream's slices; thread-safe.
 
     Attributes:
-        folder: where the files are.
-        identity: what tells the records apart.
-        shape: their columns so far.
-        ahead_micros: how much the driver's clock is ahead of this one.
+        folder: contains the files.
+        identity: the records' key.
+        shape: the records' columns so far.
+        ahead_micros: microseconds that the driver's clock is ahead of this machine's.
     """
 
     folder: Path
@@ -338,15 +334,16 @@ class SliceFiles:
     ahead_micros: int = 0
 
     def columns(self) -> list[Column]:
-        """The columns so far, with the key."""
+        """Return the columns so far, including the key."""
         return self.shape.columns(self.identity.columns)
 
     def read(self, one: Slice) -> Read:
-        """Read a slice into files of its own.
+        """Read a slice into its own files.
 
         Raises:
-            SourceError: it cannot be read; nothing is left of it. So with all that is raised.
-            ConfigurationError: the manifest and the configuration make no request.
+            SourceError: the slice cannot be read; its files are deleted, as after any other error.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration.
         """
         writer = PartWriter(self.folder)
         try:
@@ -359,12 +356,12 @@ class SliceFiles:
         return Read(writer.close(), one.latest, one.is_undated)
 
     def _write(self, writer: PartWriter, one: Slice, records: list[Record]) -> None:
-        # All that read a stream go by one clock: the later answer counts.
+        # All readers of a stream use the same clock, because the later response wins.
         now = now_micros() + self.ahead_micros
         columns, arrays = self.shape.cells(self.identity.added(records), self.identity.columns)
         facts = {
             MODIFIED: pa.array([now if at is None else at for at in one.times], pa.int64()),
-            # Of two answers the later one counts, and in an answer the later record.
+            # The later of two responses wins, and within a response the later record.
             SEQUENCE: pa.array([f"{now:016x}{number:08x}" for number in range(len(records))]),
         }
         known = [at for at in one.times if at is not None]

@@ -1,11 +1,11 @@
-"""A complete read of a stream that is otherwise read incrementally: it finds what was deleted.
+"""Reconciliation: a complete read of an incremental stream, which detects deleted records.
 
-While all slices are read, records change, and pass from slices that are still to be read into some
-that have been. So what has changed since the begin is asked for once more in the end: a record that
-is in neither was not there when that began.
+Records change during the read, and can move from slices that are not read yet into slices that are.
+Therefore, changes since the start are requested once more at the end: a record that is in neither
+result did not exist when the second read began.
 
-Pages shift, too, when a record goes that stood on one before. So where something seems to have gone
-everything is read a second time: what is deleted are records that neither read has brought.
+Pages also shift when a record of an earlier page is deleted. Therefore, if records seem to be
+deleted, everything is read a second time: only records that both reads lack are deleted.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: So much the API's clock may be behind ours, or ahead of it.
+#: The largest difference between the API's clock and this machine's, in either direction.
 _SKEW: Final = timedelta(minutes=5)
-#: A cursor whose end is cut to seconds, or a little before the present, is waited for so long.
+#: How long to wait for a cursor whose end is truncated to seconds or a little before the present.
 _PATIENCE: Final = timedelta(minutes=5)
 _MINUTE: Final = timedelta(seconds=61)
 _LOOK_SECONDS: Final = 0.2
@@ -52,16 +52,16 @@ _LOOK_SECONDS: Final = 0.2
 
 @dataclass(frozen=True)
 class Comparison:
-    """What it takes to read a stream as a whole.
+    """The inputs of a complete read of a stream.
 
     Attributes:
-        api: where it is read from.
+        api: the API to read from.
         stream: the stream.
-        run: the run that has read it incrementally.
-        waiting: where its records wait, apart from those of other runs.
-        begun: begins a run over a stream, whose records wait there.
-        workers: how many requests are in flight.
-        on_limit: what becomes of too many partitions.
+        run: the run that has read the stream incrementally.
+        waiting: stores the records, separately from those of other runs.
+        begun: starts a run over a stream, whose records are stored in `waiting`.
+        workers: number of concurrent requests.
+        on_limit: what to do if there are too many partitions.
     """
 
     api: Api
@@ -73,18 +73,19 @@ class Comparison:
     on_limit: OnPartitionLimit
 
     def taken(self, spark: SparkSession, *, may_be_empty: bool) -> Reconciliation | ChangeBatch:
-        """Read everything; nothing has landed.
+        """Read everything; nothing is landed.
 
         Args:
-            spark: what the records are given to.
-            may_be_empty: whether it may be that there are no records any more.
+            spark: the session that reads the records.
+            may_be_empty: whether the stream may have become empty.
 
         Returns:
-            What is to be compared with the table; nothing, if nobody has ever seen a record.
+            The records to compare with the table, or an empty batch if no record was ever read.
 
         Raises:
             SourceError: something could not be read, or not up to the present.
-            ConfigurationError: the manifest and the configuration make no requests.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration.
         """
         begun = datetime.now(UTC)
         since, until = self._read_all(begun)
@@ -94,7 +95,7 @@ class Comparison:
             return ChangeBatch(self.stream.name, None, (), compared)
 
         def census() -> Reconciliation:
-            """Of all that waits by now."""
+            """Return all records that have been read so far."""
             columns = self.run.files.columns()
             return Reconciliation(
                 self.stream.name,
@@ -117,8 +118,8 @@ class Comparison:
         return replace(census(), again=again)
 
     def _read_all(self, begun: datetime) -> tuple[int | None, int | None]:
-        """Read all records, to where they already wait; gives from when to when they are."""
-        # What was asked for earlier in this run may have changed since.
+        """Read all records into `waiting`; return the start and end of the requested time range."""
+        # Responses that were cached earlier in this run may be outdated.
         self.api.access.forget_answers()
         self._expect_present(begun)
         asked_for = _asked_for(self._read(chosen(self.stream, None)))
@@ -132,13 +133,13 @@ class Comparison:
         return time_cursor(model, self.api.config)
 
     def _expect_present(self, now: datetime) -> None:
-        """Refuse a cursor that ends before the present: what changed since would look deleted."""
+        """Raise if the cursor ends before the present: later changes would look like deletions."""
         cursor = self._time_cursor()
         if cursor is not None and not reaches(cursor, now - _PATIENCE):
             raise _too_early(self.stream, cursor)
 
     def _catch_up(self, begun: datetime) -> None:
-        """Read what has changed since the begin."""
+        """Read the changes since the start."""
         cursor = self._time_cursor()
         if cursor is None:
             return
@@ -182,9 +183,9 @@ class Comparison:
 
 
 def reaches(cursor: TimeCursor, at: datetime) -> bool:
-    """Whether a read that begins now brings what has changed until a time, as requests tell it.
+    """Return whether a read that begins now includes all changes up to a time, as requested.
 
-    A time that is written without its hour or its minute stands for all of that day or hour.
+    A time that is formatted without its hour or minute includes that whole day or hour.
     """
     end = cursor.end()
     reported = cursor.formatted(end)
@@ -198,7 +199,7 @@ def reaches(cursor: TimeCursor, at: datetime) -> bool:
 
 
 def _asked_for(reader: StreamReader) -> tuple[int | None, int | None]:
-    """From when to when records were asked for, in microseconds since 1970; None: without end."""
+    """Return the requested time range in microseconds since 1970; None: unbounded."""
     state = reader.state
     if not isinstance(state, StreamState):
         return None, None

@@ -1,19 +1,17 @@
-"""Columns of records by schema and values, nested objects, and primary key.
+"""Record schema: columns and their types, flattened nested objects, and the primary key.
 
-The columns of a stream's records: as its schema declares them, as long as the values fit.
+Types. Columns have the types that the stream's JSON schema declares, as long as the values fit. CSV
+and XML contain only text: there, a text is converted to the declared type. If a column's values do
+not fit, it gets the narrowest type that holds all of them (`wider`), and a warning is logged. A
+field that is not in the schema gets the type of its values. Columns are only added, and types only
+become wider.
 
-Bodies in CSV and XML have texts only: there, a text that spells a value of the declared type is
-that value. What a schema promises, answers do not always keep. A column whose values do not fit
-gets the narrowest type that holds all of them (`rawlake.wider`), with a warning in the log; a field
-that no schema has gets the type of its values. Columns only come, and types only get wider.
+Nested objects. With flattening, the declared field `city` of the object `address` becomes the
+column `address_city`, at any depth. Fields that the schema does not declare remain together as JSON
+text in the object's own column, and so do values that are not objects although the schema declares
+one. Arrays are JSON text.
 
-Objects within records as columns: those fields of them that the schema declares.
-
-A field `city` of the object `address` is the column `address_city`, at any depth. What the schema
-does not declare of an object stays together, as a JSON text in the object's own column; so does
-what is no object where one is declared. Arrays are JSON texts.
-
-What tells the records of a stream apart: its primary key, or a hash of what they say.
+Keys. A record's key is its primary key, or a hash of its content.
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ log = structlog.get_logger(__name__)
 _TEXT: Final = ColumnType(Kind.STRING)
 _LEAST_LONG: Final = -(2**63)
 _MOST_LONG: Final = 2**63 - 1
-#: Whole numbers up to here are as exact as numbers with fractions.
+#: The largest absolute value of an integer that a double represents exactly.
 _EXACT: Final = 2**53
 
-#: What a value's own type tells.
+#: The column type for each Python type of a JSON value.
 _KINDS: Final = {
     bool: Kind.BOOLEAN,
     int: Kind.LONG,
@@ -75,12 +73,12 @@ _DECLARED: Final = {
 _WHOLE: Final = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTHS: Final = {"true": True, "false": False}
-#: Types whose values are texts in JSON.
+#: Types whose values are strings in JSON.
 _TIMES: Final = {Kind.UTC_DATETIME, Kind.NAIVE_DATETIME, Kind.NAIVE_DATE}
 
 
 def has_texts_only(stream: DeclarativeStream) -> bool:
-    """Return whether all values of a stream's answers are texts, as in CSV and XML."""
+    """Return whether all values of a stream's responses are text, as in CSV and XML."""
     retriever = stream.retriever
     decoder = getattr(retriever, "download_decoder", None) or getattr(retriever, "decoder", None)
     while isinstance(decoder, GzipDecoder | ZipfileDecoder):
@@ -89,7 +87,7 @@ def has_texts_only(stream: DeclarativeStream) -> bool:
 
 
 def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
-    """The types of the fields that a JSON schema declares, where it says something of them."""
+    """Return the types of the fields for which a JSON schema declares a type."""
     properties = schema.get("properties")
     found = {}
     for name, reported in properties.items() if isinstance(properties, dict) else ():
@@ -118,7 +116,7 @@ def _declared(told: Mapping[str, Any]) -> Kind | None:
 
 
 def types_in(told: Mapping[str, Any]) -> Iterable[str]:
-    """The types that a JSON schema allows."""
+    """Yield the types that a JSON schema allows."""
     types = told.get("type", ())
     yield from (types,) if isinstance(types, str) else (str(type_) for type_ in types)
     for union in ("anyOf", "oneOf"):
@@ -129,16 +127,16 @@ def types_in(told: Mapping[str, Any]) -> Iterable[str]:
 
 @dataclass
 class Shape:
-    """The columns of a stream's records; any number of threads may use it.
+    """The columns of a stream's records; thread-safe.
 
     Attributes:
         types: the columns' types so far, by name, in their order.
-        declared: the columns that a schema declares: of these a type may hold more than values of
-            its own kind, as a number may be written without a fraction.
-        nesting: how fields of objects are columns; None: objects are JSON texts.
+        declared: the columns declared by a schema. The type of such a column may also hold values
+            of another kind, such as a number that is written without a fraction.
+        nesting: how fields of objects become columns; None: objects are JSON text.
         stream: the stream's name, for the log.
-        texts_only: whether the answers' format knows texts only, so that a text stands for the
-            value of the declared type that it spells, and an empty one for null.
+        texts_only: whether the responses' format contains only text, so that a text is converted to
+            the declared type, and an empty text is null.
     """
 
     types: dict[str, ColumnType]
@@ -149,43 +147,43 @@ class Shape:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def columns(self, key: Sequence[str]) -> list[Column]:
-        """The columns so far, with the key."""
+        """Return the columns so far, including the key."""
         with self._lock:
             return [Column(name, kind, name in key) for name, kind in self.types.items()]
 
     def widen(self, types: Mapping[str, ColumnType]) -> None:
-        """Take over what others have found of the same stream's columns."""
+        """Add columns and types that other readers of the same stream have found."""
         with self._lock:
             for name, kind in types.items():
                 known = self.types.get(name)
                 self.types[name] = kind if known is None else wider(known, kind)
 
     def known(self) -> dict[str, ColumnType]:
-        """The columns' types so far."""
+        """Return the columns' types so far."""
         with self._lock:
             return dict(self.types)
 
     def cells(
         self, records: Sequence[Mapping[str, Any]], key: Sequence[str]
     ) -> tuple[list[Column], list[pa.Array]]:
-        """The records' values by column.
+        """Return the records' values by column.
 
         Args:
             records: the records of a page.
-            key: the columns that tell them apart.
+            key: the key columns.
 
         Returns:
-            All columns that are known by now, in their order, in their types by now, and their
-            values. A field that never had a value, and that no schema declares, is no column.
+            All columns known so far, in their order and with their present types, and their values.
+                A field that has never had a value, and that no schema declares, is not a column.
 
         Raises:
-            ConfigurationError: two fields would be the same column.
+            ConfigurationError: two fields would become the same column.
         """
         if self.nesting is not None:
             records = self.nesting.spread(records)
         names = dict.fromkeys(self.types)
         for record in records:
-            # Most records have the same keys: then nothing is new.
+            # Most records have the same keys, so this rarely adds names.
             if record.keys() - names.keys():
                 names.update(dict.fromkeys(record))
         cells = {name: [record.get(name) for record in records] for name in names}
@@ -193,7 +191,7 @@ class Shape:
         while True:
             with self._lock:
                 types = dict(self.types)
-            # Another thread may have made a column wider meanwhile.
+            # Another thread may have widened a column in the meantime.
             old = [name for name, one in made.items() if one is not None and one[1] != types[name]]
             if not old:
                 break
@@ -205,7 +203,7 @@ class Shape:
         ]
 
     def _array(self, name: str, values: list[Any]) -> tuple[pa.Array, ColumnType] | None:
-        """A column's values in a type that holds them; None: nothing is known of it."""
+        """Return a column's values in a type that holds them, or None if no type is known."""
         known = self.types.get(name)
         if known is not None and name in self.declared:
             given = values_of_texts(values, known) if self.texts_only else values
@@ -214,7 +212,8 @@ class Shape:
                 return array, known
         found = type_of(values)
         if found is not None and self.nesting is not None and name in self.nesting.places:
-            # What is left of objects, and what is none where one is declared.
+            # The remaining fields of objects, and values that are not objects although one is
+            # declared.
             found = ColumnType(Kind.JSON)
         if found is None:
             return None if known is None else (pa.nulls(len(values), known.arrow), known)
@@ -233,10 +232,10 @@ class Shape:
 
 
 def values_of_texts(values: list[Any], kind: ColumnType) -> list[Any] | None:
-    """Return the values of a type that texts spell; None: one of them spells no such value.
+    """Return texts converted to a type, or None if one of them cannot be converted.
 
-    No digit is lost: a text with leading zeros is no number, and neither is one with more digits
-    than the type holds. An empty text is null, unless the type is a text itself.
+    No digit is lost: a text with leading zeros is not a number, and neither is a text with more
+    digits than the type holds. An empty text is null, unless the type is a string.
     """
     if kind.kind is Kind.STRING:
         return values
@@ -273,9 +272,9 @@ def _json_of(text: str) -> Any:
 
 
 def type_of(values: Iterable[Any]) -> ColumnType | None:
-    """The narrowest type that holds some values of JSON; None: they are all null.
+    """Return the narrowest type that holds JSON values, or None if all are null.
 
-    Whole numbers and others have no type in common, so that 5 does not become 5.0.
+    Integers and other numbers have no common type except text, so that 5 does not become 5.0.
     """
     present = [value for value in values if value is not None]
     kinds = {_KINDS[kind] for kind in set(map(type, present))}
@@ -288,7 +287,7 @@ def type_of(values: Iterable[Any]) -> ColumnType | None:
 
 
 def array_of(values: list[Any], kind: ColumnType) -> pa.Array | None:
-    """Values of JSON in a type; None: it does not hold all of them."""
+    """Return JSON values in a type, or None if it does not hold all of them."""
     types = set(map(type, values)) - {type(None)}
     if kind.kind is Kind.STRING:
         return _texts(values if types <= {str} else [_spelled(value) for value in values])
@@ -312,7 +311,7 @@ def _texts(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
-        # APIs cut texts within a character: the half of it that is left is none.
+        # APIs truncate text within a surrogate pair; the remaining half is not a valid character.
         return pa.array([None if text is None else _whole(text) for text in texts], pa.string())
 
 
@@ -331,15 +330,15 @@ def _spelled(value: Any) -> str | None:
 
 
 def json_text(value: Any) -> str:
-    """A value of JSON as a text."""
+    """Return a JSON value as text."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:
-        # Whole numbers may be larger than orjson writes them.
+        # orjson cannot write integers beyond 64 bits.
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-#: Where a value stands in a record.
+#: The path of a value in a record.
 _Path: TypeAlias = tuple[str, ...]
 
 
@@ -348,8 +347,8 @@ class _Object:
     """An object whose declared fields are columns.
 
     Attributes:
-        column: its own column.
-        fields: the columns of its fields, by their names; of an object in it, that object.
+        column: the object's own column.
+        fields: the columns of its fields by name; a nested object is another `_Object`.
     """
 
     column: str
@@ -357,23 +356,23 @@ class _Object:
 
 
 class Nesting:
-    """The columns that a schema declares, where fields of objects are columns.
+    """The declared columns of a stream that flattens objects.
 
     Attributes:
         declared: their types, by name.
-        places: the own columns of objects whose fields are columns.
+        places: the own columns of flattened objects.
     """
 
     def __init__(self, stream: str, schema: Mapping[str, Any], key: Collection[str]) -> None:
-        """Give every declared field a column.
+        """Assign a column to every declared field.
 
         Args:
             stream: the stream's name.
             schema: the schema of its records.
-            key: the columns that tell them apart, which stay what they are.
+            key: the key columns, which are never flattened.
 
         Raises:
-            ConfigurationError: two fields would have one column.
+            ConfigurationError: two fields would become the same column.
         """
         self.declared: dict[str, ColumnType] = {}
         self.places: set[str] = set()
@@ -404,10 +403,10 @@ class Nesting:
         return found
 
     def spread(self, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The records by their columns.
+        """Return the records with their objects flattened.
 
         Raises:
-            ConfigurationError: a field that no schema declares has the name of such a column.
+            ConfigurationError: an undeclared field has the same name as such a column.
         """
         return [self._spread(record) for record in records] if self._objects else records
 
@@ -434,7 +433,7 @@ class Nesting:
 
 
 def _is_spread(told: Any) -> bool:
-    """Whether a schema declares an object, perhaps a null or an array instead, and its fields."""
+    """Return whether a schema declares an object with fields, possibly also null or an array."""
     if not isinstance(told, dict) or not isinstance(told.get("properties"), dict):
         return False
     types = set(types_in(told))
@@ -442,7 +441,7 @@ def _is_spread(told: Any) -> bool:
 
 
 def _put(found: dict[str, Any], one: _Object, value: Any) -> None:
-    """The columns of an object."""
+    """Store an object's fields in their columns."""
     if not isinstance(value, dict):
         found[one.column] = value
         return
@@ -458,7 +457,7 @@ def _put(found: dict[str, Any], one: _Object, value: Any) -> None:
     found[one.column] = rest or None
 
 
-#: The key of records whose stream has none, or one within an object.
+#: The key column of streams without a primary key, or with a key inside an object.
 HASHED: Final = "_fivetran_id"
 
 
@@ -467,8 +466,8 @@ class Identity:
     """A stream's primary key.
 
     Attributes:
-        paths: where its parts stand in a record; none: all that a record says is its key.
-        cursor: the field with the record's time, if it is part of the key; None: it is not.
+        paths: paths of its parts in a record; empty: the whole record is the key.
+        cursor: the field with the record's time, if it is part of the key, or None.
     """
 
     paths: tuple[tuple[str, ...], ...]
@@ -476,11 +475,11 @@ class Identity:
 
     @classmethod
     def of(cls, stream: DeclarativeStream, cursor: str | None = None) -> Self:
-        """The primary key as the manifest has it: a field, several, or paths.
+        """Return the manifest's primary key: one field, several fields, or paths.
 
         Args:
             stream: the stream.
-            cursor: as of the class.
+            cursor: see the class.
         """
         key = stream.primary_key or ()
         parts = (key,) if isinstance(key, str) else key
@@ -489,20 +488,20 @@ class Identity:
 
     @property
     def is_hashed(self) -> bool:
-        """Whether the key is a hash, in a column of its own."""
+        """Return whether the key is a hash, in its own column."""
         return not self.paths or any(len(path) != 1 for path in self.paths)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The key's columns."""
+        """Return the key's columns."""
         own = (HASHED,) if self.is_hashed else tuple(path[0] for path in self.paths)
         return own if self.cursor is None else tuple(dict.fromkeys([*own, self.cursor]))
 
     def typed(self, declared: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
-        """The declared columns, and the key's own first if it has one.
+        """Return the declared columns, preceded by the hash column if there is one.
 
-        A key that is declared as any number has the type of its values: as numbers with fractions,
-        5 would be another key as soon as one value of the column is a text.
+        A key column that is declared as a number of any kind gets the type of its values. As a
+        double, 5 would become another key as soon as one value of the column is text.
         """
         own = {HASHED: ColumnType(Kind.STRING)} if self.is_hashed else {}
         number = ColumnType(Kind.DOUBLE)
@@ -510,7 +509,7 @@ class Identity:
         return {**own, **{name: kind for name, kind in declared.items() if name not in of_key}}
 
     def added(self, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """The records with their key.
+        """Return the records with their key.
 
         Raises:
             SourceError: a record lacks a part of its key.

@@ -1,10 +1,7 @@
-"""One run over a stream, its threads and its offset.
+"""One run over a stream: threads that read slices into files, and the stream's offset.
 
-How far a stream of an API is, as its checkpoint keeps it.
-
-That is its state, its columns so far, and when it was last compared with all that the API has.
-
-One run over a stream: slices read by several threads, their records in files.
+The offset that a checkpoint stores contains the stream's state, its columns so far, and the time of
+the last complete comparison with the API.
 """
 
 from __future__ import annotations
@@ -43,12 +40,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Place:
-    """How far a stream is.
+    """A stream's offset.
 
     Attributes:
-        state: its state; None: there is none.
-        types: the types of the columns that it had so far, by their names.
-        compared: the last complete comparison (`offered.COMPARED`); None: there was none.
+        state: the stream's state, or None.
+        types: the types of the columns so far, by name.
+        compared: the last complete comparison (`protocol.COMPARED`), or None.
     """
 
     state: Mapping[str, Any] | None = None
@@ -57,7 +54,7 @@ class Place:
 
     @classmethod
     def of(cls, told: Mapping[str, Any] | None) -> Self:
-        """What a checkpoint says; a state that another reader has stored is one, too."""
+        """Return the offset in a checkpoint, which may also be another reader's state."""
         if not told:
             return cls()
         if _COLUMNS not in told:
@@ -67,13 +64,13 @@ class Place:
 
     @property
     def compared_at(self) -> datetime | None:
-        """When the last complete comparison began."""
+        """Return when the last complete comparison began."""
         if self.compared is None:
             return None
         return _EPOCH + timedelta(microseconds=self.compared["at"])
 
     def as_json(self) -> dict[str, Any]:
-        """The inverse of `of`."""
+        """Return the offset as JSON; `of` reads it."""
         columns = {name: kind.kind for name, kind in self.types.items()}
         reported = {_STATE: self.state, _COLUMNS: columns}
         return reported if self.compared is None else {**reported, COMPARED: dict(self.compared)}
@@ -81,24 +78,25 @@ class Place:
 
 log = structlog.get_logger(__name__)
 
-#: What waits is landed when it has so many bytes, or so many seconds after the last landing.
+#: Records are landed when they reach this size in bytes, or this many seconds after the last
+#: landing.
 _LANDING_BYTES: Final = 256 * 2**20
 _LANDING_SECONDS: Final = 120.0
-#: So many slices can be told to Spark at once.
+#: The most slices that are passed to Spark at once.
 _MOST_IN_WAVE: Final = 10_000
-#: How much has been read is told this often.
+#: Seconds between two reports of progress.
 _REPORT_SECONDS: Final = 1.0
-#: Noting what is finished takes at most this part of the time.
+#: The largest share of the time that writing the journal may take.
 _NOTING_SHARE: Final = 0.05
 
 
 class Run:
-    """A stream while it is read.
+    """A run that reads a stream.
 
     Attributes:
-        failure: what went wrong first, or None.
-        is_stopped: whether nobody wants more of it.
-        rows: how many records have been read.
+        failure: the first error, or None.
+        is_stopped: whether the run was asked to stop.
+        rows: number of records read.
         compared: the last complete comparison of the stream (`Place.compared`).
     """
 
@@ -116,11 +114,11 @@ class Run:
 
         Args:
             reader: the stream.
-            files: where its records are written while they are read.
-            waiting: where those of finished slices wait to be landed.
-            access: the requests', which end when nobody wants the records any more.
-            cluster: reads a large stream's slices; None: they are all read here.
-            alone_bytes: what is read here before the cluster reads the rest.
+            files: writes records to files while they are read.
+            waiting: stores finished slices until they are landed.
+            access: the API session; it is cancelled when the records are no longer needed.
+            cluster: reads a large stream's slices; None: all slices are read in this process.
+            alone_bytes: bytes to read in this process before the cluster reads the rest.
         """
         self.reader = reader
         self._cancelled = access.cancelled
@@ -140,24 +138,24 @@ class Run:
 
     @property
     def place(self) -> Offset:
-        """How far the stream is."""
+        """Return the stream's offset."""
         types = self.files.shape.known()
         return Place(self.reader.state.as_json(), types, self.compared).as_json()
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset]:
-        """Read all slices; gives the stream's place each time when enough waits to be landed.
+        """Read all slices; yield the stream's offset whenever enough records wait to be landed.
 
-        What waits then is landed when the next place is asked for.
+        The caller lands them before it requests the next offset.
 
         Args:
-            workers: how many requests are in flight.
-            is_whole: whether only all slices together are of use.
+            workers: number of concurrent requests.
+            is_whole: whether the records are useful only once all slices have been read.
         """
         found = self.watched(workers, is_whole=is_whole)
         return (place for place in found if place is not None)
 
     def watched(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset | None]:
-        """The same, and None about every second in which slices have been read (`rows`)."""
+        """Yield as `read` does, and None about every second while slices are read (`rows`)."""
         begun = reported = time.monotonic()
         with ThreadPoolExecutor(workers, thread_name_prefix=self.reader.stream.name) as pool:
             try:
@@ -176,7 +174,7 @@ class Run:
                             yield None
                             reported = time.monotonic()
             except BaseException:
-                # Nobody waits for what is still being read.
+                # The results of requests in flight are no longer needed.
                 self._cancelled.set()
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -184,13 +182,13 @@ class Run:
         yield self.place
 
     def stop(self) -> None:
-        """Begin no more requests: what the stream brings cannot land."""
+        """Stop sending requests, because the stream's records cannot be landed."""
         self.is_stopped = True
 
     def _finished(
         self, pool: ThreadPoolExecutor, workers: int
     ) -> Generator[tuple[Work, Read | ChronolakeError]]:
-        """The slices as they are done."""
+        """Yield the slices as they finish."""
         works = self._works()
         yield from self._read_here(works, pool, workers, lambda: self._is_large)
         while self._cluster is not None and (wave := list(islice(works, self._wave(workers)))):
@@ -200,7 +198,7 @@ class Run:
                 yield from self._read_here(iter(wave), pool, workers, lambda: False)
 
     def _works(self) -> Iterator[Work]:
-        """The slices that have to be read; a failure to find them ends them."""
+        """Yield the slices to read; record the error if they cannot be determined."""
         try:
             yield from self.reader.work()
         except ChronolakeError as failure:
@@ -213,7 +211,7 @@ class Run:
         workers: int,
         is_enough: Callable[[], bool],
     ) -> Iterator[tuple[Work, Read | ChronolakeError]]:
-        """Slices read by threads, a few of them begun ahead, until no more are to be begun."""
+        """Read slices in threads, some of them ahead, until enough are read; yield each result."""
         pending: dict[Future[Read], Work] = {}
         while True:
             while len(pending) < 2 * workers and not is_enough():
@@ -235,11 +233,11 @@ class Run:
 
     @property
     def _is_large(self) -> bool:
-        """Whether so much has been read that the rest is for the cluster."""
+        """Return whether enough has been read that the cluster should read the rest."""
         return self._cluster is not None and self._bytes >= self._alone_bytes
 
     def _wave(self, workers: int) -> int:
-        """How many slices the cluster gets at once: what they bring is landed together."""
+        """Return how many slices the cluster reads at once; their records are landed together."""
         each = max(1, self._bytes // max(1, self._slices))
         return min(max(_LANDING_BYTES // each, workers), _MOST_IN_WAVE)
 
@@ -259,7 +257,7 @@ class Run:
             self._note()
 
     def _note(self) -> None:
-        """Note what is finished, unless that would take most of the time."""
+        """Write the journal, unless that would take too large a share of the time."""
         now = time.monotonic()
         if now - self._noted < self._noting / _NOTING_SHARE:
             return

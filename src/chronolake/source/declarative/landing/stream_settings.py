@@ -1,4 +1,4 @@
-"""What chronolake.yml says of single streams of an API, and whether a stream can do that."""
+"""Settings in chronolake.yml for single streams of an API, and their validation."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a stream is kept, as far as its source decides about it.
+    """The settings of a stream that its source applies.
 
     Attributes:
-        detect_deletes: how often it is compared with all that the API has; None: never.
-        may_become_empty: whether such a comparison may delete everything.
-        nests: whether declared fields of objects are columns.
+        detect_deletes: how often the stream is compared with the API's complete data; None: never.
+        may_become_empty: whether such a comparison may delete all records.
+        nests: whether declared fields of objects become columns.
         cursor: the cursor's field, if it is part of the key.
     """
 
@@ -47,16 +47,16 @@ class Settings:
     def of(
         cls, project: Project, pipeline: str, stream: AnyStream, api_config: Mapping[str, Any]
     ) -> Self:
-        """The settings of a stream.
+        """Return the settings of a stream.
 
         Args:
             project: the configuration.
-            pipeline: the pipeline.
+            pipeline: the pipeline's name.
             stream: the stream.
-            api_config: what the user has set for the manifest.
+            api_config: the user's settings for the manifest.
 
         Raises:
-            ConfigurationError: the stream cannot do what is wanted of it.
+            ConfigurationError: the stream does not support a setting.
         """
         config = project.pipelines[pipeline]
         own = config.streams.get(stream.name, StreamConfig())
@@ -69,7 +69,7 @@ class Settings:
         )
 
     def identity_of(self, stream: DeclarativeStream) -> Identity:
-        """What tells the records of a stream apart."""
+        """Return the key of a stream's records."""
         return Identity.of(stream, self.cursor)
 
     def shape_of(
@@ -78,15 +78,15 @@ class Settings:
         schema: Mapping[str, Any],
         known: Mapping[str, ColumnType] | None = None,
     ) -> Shape:
-        """The columns of a stream's records.
+        """Return the columns of a stream's records.
 
         Args:
             stream: the stream.
-            schema: of its records.
-            known: the types that columns had so far.
+            schema: the schema of its records.
+            known: the types that columns have had so far.
 
         Raises:
-            ConfigurationError: two fields would be one column.
+            ConfigurationError: two fields would become the same column.
         """
         identity = self.identity_of(stream)
         nesting = Nesting(stream.name, schema, identity.columns) if self.nests else None
@@ -103,7 +103,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of a stream, and what it can do."""
+    """A stream's settings, checked against what it supports."""
 
     project: Project
     pipeline: str
@@ -111,10 +111,10 @@ class _Asked:
     own: StreamConfig
 
     def detect_deletes(self, config: PipelineConfig) -> str | None:
-        """How often the stream is compared."""
+        """Return how often the stream is compared."""
         reason = self._reason_against_comparisons()
         if self.own.detect_deletes is None:
-            # What the pipeline says holds for the streams that can do it.
+            # The pipeline's setting applies to those streams that support it.
             wanted = config.detect_deletes if reason is None else None
         else:
             wanted = self.own.detect_deletes
@@ -125,7 +125,7 @@ class _Asked:
         return wanted
 
     def _reason_against_comparisons(self) -> tuple[str, str] | None:
-        """Why the stream is not compared, and what to do; None: it can be."""
+        """Return why the stream cannot be compared, and what to do, or None if it can."""
         leave = f"Leave streams.{self.stream.name}.detect_deletes out."
         if cursor_of(self.stream) is None:
             return "it has no cursor, so that each run reads and compares all of it already", leave
@@ -147,7 +147,7 @@ class _Asked:
         return None
 
     def cursor(self, config: Mapping[str, Any]) -> str | None:
-        """The cursor's field, if it is to be part of the key."""
+        """Return the cursor's field, if it should be part of the key."""
         if not self.own.cursor_in_key:
             return None
         model = cursor_of(self.stream)

@@ -1,1 +1,1 @@
-"""Records in answers: decoded, extracted, filtered, transformed and converted."""
+"""Records: decoding, extraction, filtering, transformation and type conversion."""

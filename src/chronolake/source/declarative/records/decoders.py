@@ -1,4 +1,4 @@
-"""What is in the body of an answer, as its decoder has it."""
+"""Decoders: the values in the body of a response."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
     from chronolake.source.declarative.http.response import Answer
 
-#: So many bytes may come out of one compressed body.
+#: The most bytes that a compressed body may have after decompression.
 MOST_DECOMPRESSED = 1 << 29
-#: So many if it is in a file, and of rows or lines, each of which is in memory by itself.
+#: The same for a body in a file whose rows or lines are read one at a time.
 MOST_OF_LINES = 1 << 38
 _LONGEST_LINE = 1 << 26
 
-#: Bytes of a line with its object, of a row and its columns, of an element and its attributes.
+#: Estimated bytes: a line with its object, a row and its columns, an element and its attributes.
 _LINE, _ROW, _COLUMN, _CELL, _ELEMENT, _ATTRIBUTE = 320, 200, 100, 66, 190, 130
 _DEEPEST_XML = 200
 _XML_PIECE = 1 << 18
@@ -55,7 +55,7 @@ _LONGEST_TAG = 1 << 20
 _MOST_MEMBERS = 10_000
 _MEMBER = b"PK\x01\x02"
 _GZIP = b"\x1f\x8b"
-#: How a page or a JSON document begins, and the header of a table does not.
+#: The beginning of an HTML page or a JSON document, which no table's header has.
 _NO_HEADER = (b"<", b"{", b"[")
 _PEEKED = 256
 _ENTITIES = re.compile(rb"<!DOCTYPE[^>\[]*\[[^\]]*<!ENTITY")
@@ -74,19 +74,19 @@ _UNREADABLE = (
 def decoded(  # noqa: PLR0911 - one for each
     decoder: Decoder, answer: Answer, memory: Memory | None = None
 ) -> Iterable[Any]:
-    """The bodies in an answer: one, or the items of a root array, or the lines or rows.
+    """Return the values in a response: one, or the items of a root array, lines or rows.
 
     An empty JSON or XML document is an empty object, which has no records.
 
     Args:
-        decoder: of the manifest.
-        answer: with the bodies.
-        memory: what they may take; all of them together as much as the answer says, when left out.
+        decoder: the manifest's component.
+        answer: the response.
+        memory: the memory limit; by default, the response's limit for all values together.
 
     Raises:
-        SourceError: the answer is not in the decoder's format (found while its bodies are read), a
-            document declares entities, or too much comes out of a compressed body.
-        ConfigurationError: there is no such encoding, or no such delimiter.
+        SourceError: the response does not have the decoder's format (raised during iteration), a
+            document declares entities, or a body is too large after decompression.
+        ConfigurationError: the encoding or the delimiter is invalid.
     """
     memory = memory or Memory(answer.memory)
     match decoder:
@@ -107,10 +107,10 @@ def decoded(  # noqa: PLR0911 - one for each
 
 
 class Memory:
-    """What the values of an answer take while somebody has them; counted before they are made.
+    """The memory that a response's values occupy, counted before they are created.
 
     Args:
-        limit: bytes that they may take.
+        limit: memory limit in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -118,36 +118,36 @@ class Memory:
         self.taken = 0
 
     def take(self, size: int) -> None:
-        """Count some bytes more.
+        """Count additional bytes.
 
         Raises:
-            SourceError: they are too many.
+            SourceError: the limit is exceeded.
         """
         self.taken += size
         if self.taken > self.limit:
             raise too_large(self.limit)
 
     def parsed(self, text: bytes) -> Any:
-        """Return the value of a JSON text; raises what `jsontext.parsed` raises."""
+        """Return the value of a JSON text; raise the same errors as `response.parsed`."""
         left = self.limit - self.taken
         self.take(size_of(text, left))
         return parsed(text)
 
 
 def _own(decoder: CustomDecoder, answer: Answer) -> Iterable[Any]:
-    """What a class of the connector's own makes of an answer."""
+    """Return the values that a custom decoder class returns."""
     bodies: list[Any] = decoder.calls.listed("decode", response_of(answer))
     return bodies
 
 
 @dataclass
 class _Budget:
-    """How many bytes may come out of a body.
+    """The number of bytes that may be read from a body.
 
     Attributes:
-        most: how many in all.
-        line: how many before a line ends, or None.
-        taken: how many have come.
+        most: limit for the whole body.
+        line: limit for one line, or None.
+        taken: bytes read so far.
     """
 
     most: int
@@ -156,7 +156,7 @@ class _Budget:
 
 
 class _Bounded(io.RawIOBase):
-    """What comes out of a stream, as long as its budget allows."""
+    """A stream that raises once its budget is exceeded."""
 
     def __init__(self, source: SupportsRead[bytes], budget: _Budget) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def _document(body: bytes, memory: Memory) -> list[Any]:
 
 
 def _in_another_format(wanted: str, error: BaseException | None = None) -> SourceError:
-    """Return the error for a body that is, for example, a page about maintenance of the API."""
+    """Return the error for a body in another format, such as a maintenance page."""
     why = "" if error is None else f": {type(error).__name__}"
     return SourceError(
         f"An answer is no {wanted}{why}.",
@@ -227,7 +227,7 @@ def _xml(answer: Answer, memory: Memory) -> Any:
     charset = header.get_content_charset()
     body = answer.whole()
     if _ENTITIES.search(body):
-        # Not every version of xmltodict refuses them; some read texts without them.
+        # Some versions of xmltodict do not reject entities; some ignore them in text.
         raise _entities()
     if not body.strip():
         return {}
@@ -242,11 +242,11 @@ def _xml(answer: Answer, memory: Memory) -> Any:
 
 
 def _count_xml(text: bytes | str, memory: Memory) -> None:
-    """Count what a document will take, without making anything of it.
+    """Count the memory that a document will need, before it is parsed.
 
     Raises:
-        SourceError: it is too much, too deep, or declares entities.
-        ExpatError: it is no document.
+        SourceError: the document is too large, too deeply nested, or declares entities.
+        ExpatError: the document is not well-formed.
     """
     depth = 0
 
@@ -275,7 +275,7 @@ def _count_xml(text: bytes | str, memory: Memory) -> None:
     for start in range(0, len(data), _XML_PIECE):
         end_of_piece = start + _XML_PIECE
         parser.Parse(data[start:end_of_piece], end_of_piece >= len(data))
-        # What has begun and not ended is in memory, with all of its attributes once it does.
+        # The parser keeps an unfinished tag in memory, and then all of its attributes.
         if end_of_piece < len(data) and end_of_piece - parser.CurrentByteIndex > _LONGEST_TAG:
             raise SourceError(
                 f"An XML answer has a tag of more than {_LONGEST_TAG} bytes.",
@@ -321,11 +321,11 @@ def _archived(decoder: ContentDecoder, answer: Answer, memory: Memory) -> Iterat
 
 
 def _members_of(answer: Answer) -> int:
-    """How many files an archive's directory may name."""
+    """Return the largest number of files that an archive's directory may contain."""
     count, last = 0, b""
     with answer.opened() as stream:
         while piece := stream.read(1 << 20):
-            # One may begin in a piece and end in the next.
+            # An entry may begin in one chunk and end in the next.
             count += (last + piece).count(_MEMBER)
             last = piece[1 - len(_MEMBER) :]
     return count
@@ -367,7 +367,7 @@ def _budget_of(decoder: ContentDecoder, answer: Answer) -> _Budget:
     while isinstance(within, GzipDecoder):
         within = within.decoder
     if not isinstance(within, CsvDecoder | JsonlDecoder):
-        # It is in memory as a whole.
+        # The whole body is in memory.
         return _Budget(min(MOST_DECOMPRESSED, answer.memory))
     return _Budget(MOST_DECOMPRESSED if answer.file is None else MOST_OF_LINES, _LONGEST_LINE)
 
@@ -404,7 +404,7 @@ def _lines(stream: io.BufferedReader[Any], memory: Memory) -> Iterator[Any]:
             try:
                 yield memory.parsed(line)
             except (ValueError, RecursionError) as error:
-                # A line that breaks off is a record that would be lost.
+                # A truncated line is an error, because its record would be lost.
                 raise _in_another_format(f"JSON in line {number}", error) from error
 
 
@@ -421,12 +421,12 @@ def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory) -
     if begin.startswith(_NO_HEADER):
         raise _in_another_format("CSV")
     text = io.TextIOWrapper(stream, encoding=_codec(decoder.encoding or "utf-8"))
-    # Values beyond the header have no name; written as JSON, the reference's name for them is null.
+    # Values beyond the header have no name; in the reference's JSON their name is null.
     rows = csv.DictReader(_counted(text, delimiter, memory), delimiter=delimiter, restkey="null")
     columns = len(rows.fieldnames or ())
     empty = decoder.set_values_to_none or ()
     while True:
-        # A short line makes a row of all columns.
+        # A short line becomes a row with all columns.
         memory.take(_ROW + _COLUMN * columns)
         row = next(rows, None)
         if row is None:
@@ -439,7 +439,7 @@ def _rows(decoder: CsvDecoder, stream: io.BufferedReader[Any], memory: Memory) -
 
 
 def _counted(lines: Iterable[str], delimiter: str, memory: Memory) -> Iterator[str]:
-    """The lines, each counted with the cells that it has."""
+    """Yield the lines, and count the memory of each one's cells."""
     for line in lines:
         memory.take(_CELL * (line.count(delimiter) + 1) + 2 * len(line))
         yield line

@@ -1,8 +1,6 @@
-"""Extractors: where the records of a response are.
+"""Extractors: find the records in the values of a response.
 
-Records that are lists of others: each item of a list within becomes a record of its own.
-
-Where in the bodies of an answer its records are.
+A record expander replaces a record by the items of a list within it.
 """
 
 from __future__ import annotations
@@ -49,28 +47,28 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-#: Gives the records that belong to one record.
+#: Returns the records that belong to a record.
 Fetch = Callable[[Mapping[str, Any]], Iterable[Any]]
-#: Makes that of a retriever as the manifest describes it.
+#: Creates a `Fetch` from the manifest's description of a retriever.
 FetchOf = Callable[[Mapping[str, Any]], Fetch]
 
 
 class Expansion:
-    """What makes records of the items of records, made ready once for a stream."""
+    """A prepared record expander of a stream."""
 
     def __init__(
         self, model: RecordExpander, config: Mapping[str, Any], fetch_of: FetchOf | None = None
     ) -> None:
-        """Makes ready what the manifest says.
+        """Prepare the expander and check its settings.
 
         Args:
-            model: the component.
-            config: what the user has set.
-            fetch_of: makes what reads whole lists in place of cut ones.
+            model: the manifest's component.
+            config: the user's configuration.
+            fetch_of: creates the function that reads complete lists in place of truncated ones.
 
         Raises:
-            ConfigurationError: a path that has to lead to one place may lead to several, or the
-                component needs more requests than can be made here.
+            ConfigurationError: a path that must be unambiguous contains a pattern, or the component
+                needs requests that are not available here.
         """
         self._model = model
         self._path = path_of(model.expand_records_from_field, config, model.parameters)
@@ -104,7 +102,7 @@ class Expansion:
         self._is_told = False
 
     def of(self, record: Any) -> Iterator[Any]:
-        """The records that a record becomes; raises what the whole list's requests raise."""
+        """Yield the records that a record expands to; raise what the list's own requests raise."""
         if not isinstance(record, dict) or not self._path:
             yield record
             return
@@ -125,7 +123,7 @@ class Expansion:
             yield record
 
     def missing_in(self, record: Any) -> str | None:
-        """Name where a record lacks its list; None: it has it, or need not have it."""
+        """Return where a record lacks its list, or None if the list exists or is optional."""
         if self._model.on_no_records == "emit_parent" or not self._path:
             return None
         return missing_in(record, self._path)
@@ -133,7 +131,7 @@ class Expansion:
     def _with_context(
         self, parent: Mapping[str, Any], item: Any, base: Mapping[str, Any] | None
     ) -> Any:
-        """An item with what it takes over from its parent."""
+        """Return an item with the values that it takes from its parent."""
         model = self._model
         if isinstance(item, dict):
             record = dict(item)
@@ -151,7 +149,7 @@ class Expansion:
         return record
 
     def _base(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """A record without the lists that become records."""
+        """Return a record without the lists that are expanded."""
         base = deepcopy(dict(record))
         for place in reversed(list(places(base, self._path))):
             if isinstance(place.value, list):
@@ -159,7 +157,7 @@ class Expansion:
         return base
 
     def _tell(self, record: Mapping[str, Any], got: int) -> None:
-        """Say once that a list is cut, unless it is known to be whole."""
+        """Log once that a list is truncated, unless it is known to be complete."""
         total = looked_up(record, (*self._indicator[:-1], "total_count"))
         is_number = isinstance(total, int) and not isinstance(total, bool)
         is_short = is_number and got < total if self._fetch is not None else True
@@ -177,14 +175,14 @@ def _texts(path: Iterable[Any]) -> tuple[str, ...]:
     return tuple(map(str, path))
 
 
-#: So many bodies of a download are in memory at a time.
+#: The most values of a download that are in memory at a time.
 _BATCH: Final = 5_000
-#: They take such a part of the memory that they may take, but for the last one.
+#: A batch is complete once it uses this fraction of the memory limit.
 _BATCHES: Final = 8
 _TABLE: Final = GzipDecoder(
     type="GzipDecoder", decoder=CsvDecoder(type="CsvDecoder", encoding="utf-8-sig")
 )
-#: What stands for a missing value in a table, unless the manifest wants it kept.
+#: The values that mean a missing value in a table, unless `preserve_na_values` is set.
 _MISSING: Final = frozenset(
     {
         *(None, "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND"),
@@ -195,13 +193,13 @@ _MISSING: Final = frozenset(
 
 @dataclass(frozen=True)
 class Extracted:
-    """What an extractor finds in an answer.
+    """The records that an extractor finds in a response.
 
     Attributes:
-        records: mostly objects, but an API may answer anything.
-        count: how many there were, with the empty ones that the extractor leaves out.
-        missing: where records should be, in words, and the answer has nothing; None: it is there,
-            or the answer is empty.
+        records: usually objects, but an API may return any values.
+        count: number of records, including empty ones that the extractor drops.
+        missing: description of the path where the records should be, if the response has nothing
+            there; None: it exists, or the response is empty.
     """
 
     records: list[Any]
@@ -210,7 +208,7 @@ class Extracted:
 
 
 def raise_if_missing(found: Extracted) -> None:
-    """Raise SourceError if an answer has nothing where its records should be."""
+    """Raise SourceError if a response has nothing where its records should be."""
     if found.missing is not None:
         raise SourceError(
             f"An answer has no {found.missing}, where its records should be.",
@@ -220,10 +218,10 @@ def raise_if_missing(found: Extracted) -> None:
         )
 
 
-#: Finds the records of an answer. It raises what `decoded` raises, and SourceError for a path with
-#: a pattern that fits several values.
+#: Finds the records of a response. It raises the same errors as `decoded`, and SourceError for a
+#: path whose pattern matches several values.
 Extraction = Callable[[Answer], Extracted]
-#: Finds records in bodies.
+#: Finds records in decoded values.
 Find = Callable[[Iterable[Any]], Extracted]
 
 
@@ -233,16 +231,16 @@ def extraction_of(
     config: Mapping[str, Any],
     fetch_of: FetchOf | None = None,
 ) -> Extraction:
-    """What finds records as an extractor says.
+    """Return a function that finds records with an extractor.
 
     Args:
         component: the extractor.
-        decoder: of the answers.
-        config: what the user has set.
-        fetch_of: makes what reads whole lists in place of those that an answer has cut.
+        decoder: decodes responses.
+        config: the user's configuration.
+        fetch_of: creates the function that reads complete lists in place of truncated ones.
 
     Raises:
-        ConfigurationError: the extractor's parts do not go together.
+        ConfigurationError: the extractor's settings contradict each other.
     """
     if isinstance(component, CombinedExtractor):
         return _combined(component, decoder, config, fetch_of)
@@ -255,12 +253,12 @@ def extraction_of(
 def batches_of(
     component: DownloadExtractor, decoder: Decoder, config: Mapping[str, Any]
 ) -> Callable[[Answer], Iterator[Extracted]]:
-    """What finds records as an extractor says, as they are decoded, so many at a time.
+    """Return a function that finds records with an extractor in batches, as they are decoded.
 
-    The batches raise what an `Extraction` raises.
+    The batches raise the same errors as an `Extraction`.
 
     Raises:
-        ConfigurationError: the extractor's parts do not go together.
+        ConfigurationError: the extractor's settings contradict each other.
     """
     if isinstance(component, CombinedExtractor | CustomRecordExtractor):
         extraction = extraction_of(component, decoder, config)
@@ -278,14 +276,14 @@ def _batches(decoder: Decoder, find: Find) -> Callable[[Answer], Iterator[Extrac
         known = memory.taken
         while batch := list(_taken(iterator, memory, known)):
             yield find(batch)
-            # What has been read is not kept.
+            # Values of earlier batches are no longer in memory.
             memory.taken = known
 
     return batches
 
 
 def _taken(iterator: Iterator[Any], memory: Memory, known: int) -> Iterator[Any]:
-    """Bodies until they are enough, by their number or their size."""
+    """Yield values until their number or size is enough for a batch."""
     for body in itertools.islice(iterator, _BATCH):
         yield body
         if memory.taken - known > memory.limit // _BATCHES:
@@ -301,7 +299,7 @@ def _rows(component: ResponseToFileExtractor, rows: Iterable[Any]) -> Extracted:
                 "A row of a download has more values than the header has names.",
                 hint="Look at what the API answers, and choose the decoder for it.",
             )
-        # A zero byte is in no text, and is passed over.
+        # NUL characters are not valid in text, and are removed.
         texts = ((name, value and value.replace("\0", "")) for name, value in row.items())
         found.append({name: None if text in missing else text for name, text in texts})
     return _counted(found)
@@ -324,7 +322,7 @@ def _finder(
         records = [one for record in found.records for one in expansion.of(record)]
         missing = found.missing
         if not path and not records:
-            # The body is the record, and its path to the list is the path of the records.
+            # The body is the record, so the path to its list is the path of the records.
             missing = next(filter(None, map(expansion.missing_in, found.records)), None)
         return Extracted(records, len(records), missing)
 
@@ -334,11 +332,12 @@ def _finder(
 def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - of one caller
     has_pattern = any(map(is_pattern, path))
     lookup = only_value if has_pattern else looked_up
-    # XML has no empty list: where there is no item, there is no element.
+    # XML has no empty list: without items, the element is missing.
     needed = path[:-1] if is_xml and len(path) > 1 else path
 
     def found_in(body: Any) -> list[Any]:
-        # A pattern has all its values, a plain path has one value: a list of records, or a record.
+        # A pattern returns all of its values; a plain path returns one value: a list of records, or
+        # a record.
         if "*" in path:
             return [place.value for place in places(body, path)]
         found = lookup(body, path)
@@ -357,7 +356,8 @@ def _finder_at(path: tuple[Any, ...], is_xml: bool) -> Find:  # noqa: FBT001 - o
             missing = missing or lacks
             is_there = is_there or lacks is None
             records.extend(found)
-        # Bodies are to a pattern what the values are that it fits: one that has it is enough.
+        # For a pattern, one body that contains the path is enough, as with the values that it
+        # matches.
         return Extracted(records, len(records), None if has_pattern and is_there else missing)
 
     return find
@@ -380,7 +380,7 @@ def _records_of(found: Any) -> list[Any]:
 
 
 def _own(component: CustomRecordExtractor) -> Extraction:
-    """What a class of the connector's own finds."""
+    """Return a function that finds records with a custom extractor class."""
     calls = component.calls
 
     def extracted(answer: Answer) -> Extracted:
@@ -411,11 +411,11 @@ def _combined(
         return Extracted(kept, found.count, found.missing)
 
     def missing_of(parts: Sequence[Extracted]) -> str | None:
-        # One place is enough: an API that fails has none of them.
+        # One path that exists is enough: an error response has none of them.
         missing = [part.missing for part in parts if part.missing is not None]
         return " and no ".join(missing) if missing and len(missing) == len(parts) else None
 
-    # Each extractor has the answer decoded anew: what one of them gives may be changed later.
+    # The response is decoded again for each extractor, because records are changed in place later.
     def union(answer: Answer) -> Extracted:
         parts = [of(extraction, answer) for extraction in extractions]
         records = [record for part in parts for record in part.records]

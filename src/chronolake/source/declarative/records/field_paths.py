@@ -1,7 +1,7 @@
-"""Places within nested values, told by paths.
+"""Field paths: locations within nested values.
 
-A segment of a path names a key of an object or an index of a list, where -1 is the last one. A
-segment with `*`, `?` or `[` is a pattern of them, and `**` stands for any number of segments.
+A path's segment is a key of an object, or an index of a list, where -1 is the last item. A segment
+with `*`, `?` or `[` is a pattern, and `**` matches any number of segments.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from chronolake.source.declarative.templating.templates import evaluated
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-#: What there is where a path leads nowhere.
+#: The result for a path that does not exist.
 MISSING: Any = object()
 
 _ANY_DEPTH = "**"
-#: So many names of an object's fields are shown, and so much of each.
+#: The number of an object's field names that are shown, and the length of each.
 _NAMES, _SHOWN = 5, 40
 
 
 class Place(NamedTuple):
-    """A value, and where it stands."""
+    """A value and its location."""
 
     holder: dict[str, Any] | list[Any]
     key: Any
@@ -35,9 +35,9 @@ class Place(NamedTuple):
 def path_of(
     texts: Sequence[str], config: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """A path, of which each segment is a template of the config.
+    """Return a path whose segments are evaluated as templates of the config.
 
-    A segment that comes out as a number names an index, never a key.
+    A segment that evaluates to a number is an index, never a key.
     """
     variables = {"config": config, "parameters": parameters}
     segments = [evaluated(text, variables, default=text) for text in texts]
@@ -47,12 +47,12 @@ def path_of(
 
 
 def is_pattern(segment: object) -> bool:
-    """Whether a segment may name several keys."""
+    """Return whether a segment may match several keys."""
     return isinstance(segment, str) and any(sign in segment for sign in "*?[")
 
 
 def looked_up(value: Any, path: Sequence[Any]) -> Any:
-    """The value at a path without patterns, or MISSING."""
+    """Return the value at a path without patterns, or MISSING."""
     for segment in path:
         if isinstance(value, dict):
             value = value.get(segment, MISSING)
@@ -65,24 +65,24 @@ def looked_up(value: Any, path: Sequence[Any]) -> Any:
 
 
 def is_empty(value: object) -> bool:
-    """Return whether a value is how an API says that there is nothing: null, "", [] or {}."""
+    """Return whether a value means that there is nothing: null, "", [] or {}."""
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
 def missing_in(body: Any, path: Sequence[Any], above: tuple[Any, ...] = ()) -> str | None:
-    """Name the first part of a path that a body lacks; None: it has all of it.
+    """Return the first part of a path that a body lacks, or None if the path exists.
 
-    Within what is empty nothing is missing: the API says that there is nothing. Of what a pattern
-    fits, one value that has the rest of the path is enough: records may lack what they need not
-    have, and an error that stands in their place lacks all of it.
+    Nothing is missing within an empty value: the API reports that there is nothing. For a pattern,
+    one value that contains the rest of the path is enough, because records may lack optional
+    fields, while an error response lacks the whole path.
 
     Args:
-        body: of an answer.
-        path: where its records should be.
+        body: a response's value.
+        path: the path where its records should be.
         above: the path to the body.
 
     Returns:
-        The path as far as it is missing, and what is there in its place.
+        The path up to its missing segment, and a description of the value that is there instead.
     """
     if not path or is_empty(body):
         return None
@@ -107,7 +107,7 @@ def missing_in(body: Any, path: Sequence[Any], above: tuple[Any, ...] = ()) -> s
 
 
 def _described(value: Any) -> str:
-    """What a value is, without what it says."""
+    """Return a description of a value without its content."""
     if isinstance(value, dict):
         names = [repr(str(name)[:_SHOWN]) for name in itertools.islice(value, _NAMES)]
         more = ", …" if len(value) > _NAMES else ""
@@ -118,7 +118,7 @@ def _described(value: Any) -> str:
 
 
 def places(value: Any, path: Sequence[Any]) -> Iterator[Place]:
-    """All places that a path of at least one segment leads to, in the order they stand in."""
+    """Yield all locations that match a path of at least one segment, in document order."""
     head, rest = path[0], path[1:]
     if head == _ANY_DEPTH:
         if rest:
@@ -136,10 +136,10 @@ def places(value: Any, path: Sequence[Any]) -> Iterator[Place]:
 
 
 def only_value(value: Any, path: Sequence[Any]) -> Any:
-    """The one value at a path, or MISSING.
+    """Return the only value at a path, or MISSING.
 
     Raises:
-        SourceError: a pattern of the path fits several values.
+        SourceError: a pattern matches several values.
     """
     if not any(map(is_pattern, path)):
         return looked_up(value, path)
@@ -153,7 +153,7 @@ def only_value(value: Any, path: Sequence[Any]) -> Any:
 
 
 def removed(place: Place) -> None:
-    """Removes a value; within a list, other values keep their index."""
+    """Remove a value; in a list, the other values keep their index."""
     holder, key, _ = place
     if isinstance(holder, dict):
         holder.pop(key, None)
@@ -164,10 +164,10 @@ def removed(place: Place) -> None:
 
 
 def put(record: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Puts a value at a path, and objects and lists on the way where there are none.
+    """Store a value at a path; create missing objects and lists on the way.
 
     Raises:
-        SourceError: something that is no object and no list stands on the way.
+        SourceError: a value on the path is neither an object nor a list.
     """
     holder: Any = record
     for segment, following in itertools.pairwise(path):

@@ -1,9 +1,4 @@
-"""Record selector: extract, filter, transform, normalize types.
-
-Values of records, converted to the types that a stream's schema declares.
-
-The records of an answer: extracted, filtered, transformed and converted.
-"""
+"""Record selector: extracts, filters and transforms records, and converts their types."""
 
 from __future__ import annotations
 
@@ -47,12 +42,12 @@ _SCALARS = (str, float, int, bool, type(None))
 
 @dataclass
 class Converter:
-    """What is done to a value of one part of a schema: first to itself, then to what it holds.
+    """A converter for one part of a schema: it converts a value itself, then its contents.
 
     Attributes:
         own: converts the value itself, or None.
-        properties: converters of an object's fields, of those that have something to do.
-        items: the converter of a list's items, or None.
+        properties: converters of an object's fields, without those that do nothing.
+        items: converts a list's items, or None.
         others: converters of the same value that the schema refers to.
     """
 
@@ -62,7 +57,7 @@ class Converter:
     others: list[Converter] = field(default_factory=list)
 
     def within(self, value: Any) -> None:
-        """Converts in place what a value holds; what cannot be converted is kept."""
+        """Convert the contents of a value in place; keep what cannot be converted."""
         if isinstance(value, dict):
             for name, converter in self.properties.items():
                 if name in value:
@@ -73,7 +68,7 @@ class Converter:
             other.within(value)
 
     def converted(self, value: Any) -> Any:
-        """A value with all it holds, converted as far as it can be."""
+        """Return a value with its contents, converted as far as possible."""
         if self.own is not None:
             value = self.own(value)
         if isinstance(value, dict | list):
@@ -82,10 +77,10 @@ class Converter:
 
 
 def converter_of(schema: Mapping[str, Any]) -> Converter:
-    """What converts records to a JSON schema: by `type`, `properties`, `items` and local `$ref`.
+    """Return a converter for a JSON schema: by `type`, `properties`, `items` and local `$ref`.
 
-    A value is converted where its schema has one type besides null. As in the reference, a null
-    that the type does not include becomes the text `None`, or false.
+    A value is converted if its schema has one type besides null. As in the reference, a null that
+    the type does not allow becomes the text `None`, or false.
     """
     return _compiled(schema, schema, {})
 
@@ -110,7 +105,7 @@ def _compiled(part: Any, schema: Mapping[str, Any], known: dict[str, Converter])
 
 def _referred(reference: str, schema: Mapping[str, Any], known: dict[str, Converter]) -> Converter:
     if reference not in known:
-        # Known before it is compiled, as a schema may refer to itself.
+        # Stored before it is compiled, because a schema may refer to itself.
         known[reference] = Converter()
         found: Any = schema
         for name in reference.removeprefix("#").split("/")[1:]:
@@ -171,12 +166,12 @@ Keep = Callable[[Record], bool]
 
 @dataclass(frozen=True)
 class Page:
-    """The records of one answer.
+    """The records of one response.
 
     Attributes:
-        records: those that are kept, transformed.
-        extracted: how many the answer had; pages are counted by it.
-        digest: of what was extracted, the same for the same records; None: it was not wanted.
+        records: the records that are kept, after transformation.
+        extracted: number of records in the response, for pagination.
+        digest: hash of the extracted records; None: not requested, or not possible.
     """
 
     records: list[Record]
@@ -185,12 +180,12 @@ class Page:
 
     @property
     def last(self) -> Record | None:
-        """The last record that is kept, as templates see it."""
+        """Return the last record that is kept, for templates."""
         return self.records[-1] if self.records else None
 
 
 class Selection:
-    """What makes records of answers, made ready once for a stream."""
+    """A prepared record selector of a stream."""
 
     def __init__(
         self,
@@ -205,26 +200,27 @@ class Selection:
         may_lack_records: bool = False,
         is_paged: bool = False,
     ) -> None:
-        """Makes ready what the manifest says.
+        """Prepare the selector.
 
         Args:
-            selector: the extractor, the filter, and whether values are converted.
-            decoder: of the answers.
-            transformations: of the stream, in their order.
-            config: what the user has set.
-            schema: the JSON schema that values are converted to, if the selector wants it.
-            is_client_side: the stream's cursor filters records, so that they are transformed
-                before they are filtered unless the manifest says otherwise.
-            fetch_of: makes what reads whole lists in place of those that an answer has cut.
-            may_lack_records: whether an answer that has nothing where its records should be has no
-                records; else it is an error.
-            is_paged: whether pages have a digest.
+            selector: the extractor, the filter, and the setting for type conversion.
+            decoder: decodes responses.
+            transformations: the stream's, in their order.
+            config: the user's configuration.
+            schema: the JSON schema for type conversion, if the selector enables it.
+            is_client_side: whether the stream's cursor filters records. They are then transformed
+                before they are filtered, unless the manifest sets `transform_before_filtering`.
+            fetch_of: creates the function that reads complete lists in place of truncated ones.
+            may_lack_records: whether a response without the path of the records means no records;
+                if not, it is an error.
+            is_paged: whether pages get a digest.
 
         Raises:
-            ConfigurationError: the manifest uses what is not supported.
+            ConfigurationError: the manifest uses an unsupported feature.
         """
         self._extraction = extraction_of(selector.extractor, decoder, config, fetch_of)
-        # As in the reference, an empty condition holds for nothing, unless the cursor filters, too.
+        # As in the reference, an empty condition is false for all records, unless the cursor
+        # filters.
         self._filter = selector.record_filter
         self._own_filter = (
             self._filter.calls if isinstance(self._filter, CustomRecordFilter) else None
@@ -232,7 +228,7 @@ class Selection:
         transformations = tuple(transformations)
         self._steps = [step_of(transformation, config) for transformation in transformations]
         self._convert = _normalizer(selector.schema_normalization, schema) if schema else None
-        #: Whether classes of the connector's own have a hand in it.
+        #: Whether custom classes of the connector are involved.
         self._is_own = any(
             isinstance(transformation, CustomComponent)
             for transformation in (
@@ -257,17 +253,17 @@ class Selection:
         *,
         keep: Keep | None = None,
     ) -> Page:
-        """The records of an answer to a request for a page of a slice.
+        """Return the records of a page's response.
 
         Args:
-            answer: an answer with records.
-            stream_slice: what templates know as such.
+            answer: a response with records.
+            stream_slice: for templates.
             next_page_token: the token that was sent.
-            keep: the cursor's word on a record, which is asked before the filter.
+            keep: the cursor's filter, which is applied before the record filter.
 
         Raises:
-            SourceError: the answer cannot be read, has nothing where its records should be, or has
-                records that are no objects.
+            SourceError: the response cannot be decoded, has nothing where its records should be, or
+                has records that are not objects.
             ConfigurationError: a template cannot be evaluated.
         """
         found = self._extraction(answer)
@@ -283,23 +279,23 @@ class Selection:
         *,
         keep: Keep | None = None,
     ) -> Page:
-        """The records of what has been extracted already.
+        """Return the selected records of an extraction.
 
         Args:
-            found: what an answer had.
-            stream_slice: what templates know as such.
+            found: the extracted records.
+            stream_slice: for templates.
             next_page_token: the token that was sent.
-            keep: the cursor's word on a record, which is asked before the filter.
+            keep: the cursor's filter, which is applied before the record filter.
 
         Raises:
-            SourceError: there was nothing where records should be, or there are records that are no
-                objects.
+            SourceError: there was nothing where records should be, or there are records that are
+                not objects.
             ConfigurationError: a template cannot be evaluated.
         """
         if not self._may_lack_records:
             raise_if_missing(found)
         context = {"config": self._config, "stream_slice": stream_slice}
-        # Transformations change records in place.
+        # Computed first, because transformations change records in place.
         digest = _digest(found.records) if self._is_paged else None
         if self._is_transformed_first:
             records = self._transformed(found.records, context)
@@ -347,9 +343,9 @@ class Selection:
 
 
 def _digest(records: list[Any]) -> bytes | None:
-    """Return a digest of records; None: they have what JSON does not have."""
+    """Return a hash of records, or None if they contain values that JSON does not have."""
     try:
-        # The second version writes equal values alike, wherever in memory they are.
+        # Version 2 writes equal values identically, without references to shared objects.
         return blake2b(marshal.dumps(records, 2), digest_size=16).digest()
     except ValueError:
         return None
@@ -358,7 +354,7 @@ def _digest(records: list[Any]) -> bytes | None:
 def _normalizer(
     how: str | CustomSchemaNormalization, schema: Mapping[str, Any]
 ) -> Callable[[Record], object] | None:
-    """What converts a record's values in place; None: nothing does."""
+    """Return a function that converts a record's values in place, or None."""
     if isinstance(how, CustomSchemaNormalization):
         calls = how.calls
         own = deepcopy(dict(schema))
@@ -367,7 +363,7 @@ def _normalizer(
 
 
 def _plain(records: list[Record]) -> list[Record]:
-    """Records of nothing but what JSON has, whatever classes have put into them."""
+    """Return records that contain only JSON values, whatever custom classes added."""
     try:
         plain: list[Record] = orjson.loads(orjson.dumps(records, option=orjson.OPT_NON_STR_KEYS))
     except TypeError as failure:

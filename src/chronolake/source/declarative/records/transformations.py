@@ -1,7 +1,7 @@
-"""What is changed in records after they are extracted.
+"""Transformations: changes to records after extraction.
 
-A transformation is made ready once for a stream and once for each page, so that for every record
-only that is worked out which tells records apart.
+A transformation is prepared once per stream and once per page, so that only the work that depends
+on the record is repeated for each record.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Record = dict[str, Any]
 Context = Mapping[str, Any]
 #: Changes one record, in place or not.
 Change = Callable[[Record], Record]
-#: Makes the change of a page, of which the context tells the config and the slice.
+#: Creates the change for a page; the context contains the config and the slice.
 Step = Callable[[Context], Change]
-#: The value that a template has for a record.
+#: Returns a template's value for a record.
 _Value = Callable[[Record], Any]
 
-#: What a manifest calls the types of values.
+#: The manifest's names of value types.
 KINDS: dict[str, type] = {"string": str, "number": float, "integer": int, "boolean": bool}
 _SCALARS = (str, int, float, bool, type(None))
 _TOKEN = re.compile(r"(?P<gap>[\W_]+)|[A-Z]+[a-z]*|[a-z]+|\d+|[^\W\d_a-zA-Z]+")
@@ -57,9 +57,9 @@ _FEW = 3
 
 
 def step_of(component: Transformation, config: Mapping[str, Any]) -> Step:
-    """A transformation, ready to be used for many pages.
+    """Return a transformation, prepared for many pages.
 
-    Its changes raise SourceError where a record has no place for what is added.
+    Its changes raise SourceError if a record has no place for an added field.
     """
     step: Step
     match component:
@@ -85,13 +85,13 @@ def step_of(component: Transformation, config: Mapping[str, Any]) -> Step:
 
 
 def _own(component: CustomTransformation) -> Step:
-    """What a class of the connector's own does to records; what it returns does not count."""
+    """Return a transformation by a custom class; its return value is ignored."""
     calls = component.calls
     own: list[Any] = []
 
     def of_page(context: Context) -> Change:
         if not own:
-            # What the class does to it is seen by nobody else.
+            # The class gets its own copy, so that its changes to the config have no other effect.
             own.append(deepcopy(dict(context["config"])))
         reported = {
             "config": own[0],
@@ -115,10 +115,10 @@ def _always(change: Change) -> Step:
 def _template(
     text: str, parameters: Context, context: Context, kinds: tuple[type, ...] = ()
 ) -> _Value:
-    """What a template gives for the records of a page.
+    """Return a function that evaluates a template for the records of a page.
 
-    One that does not look at records is evaluated once. If it gives a list or an object, it is
-    not: each record must have its own.
+    A template that does not refer to records is evaluated once, unless its value is a list or an
+    object, because each record must have its own.
     """
     variables = {**context, "parameters": parameters}
 
@@ -178,7 +178,7 @@ def _without(component: RemoveFields) -> Step:
     def of_page(context: Context) -> Change:
         variables: dict[str, Any] = {"config": context["config"], "parameters": {}}
 
-        # With a condition, the reference removes every value that meets it, wherever it stands.
+        # With a condition, the reference removes every value that meets it, at any depth.
         def conditional(record: Record) -> Record:
             for _ in component.field_pointers:
                 for place in tuple(places(record, ["**"])):
@@ -244,10 +244,10 @@ def _lifted(component: DpathFlattenFields, config: Mapping[str, Any]) -> Step:
 
 
 def _flattened(record: Record, *, lists: bool) -> Record:
-    """All that is nested, the last first, as the reference has it.
+    """Return a record with nested values flattened, in the reference's order: the last one first.
 
-    A name that is taken already has the name of what it stands in before it; so has everything
-    that comes after the first item of a list.
+    If a name is already used, it is prefixed with the name of the enclosing value. After the first
+    item of a list, all names are prefixed.
     """
     flat: Record = {}
     ahead: list[tuple[str, Any]] = [("_", record)]

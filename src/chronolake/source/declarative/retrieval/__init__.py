@@ -1,1 +1,1 @@
-"""The pages of a slice, however the API wants them to be asked for."""
+"""Retrieval: pagination, async jobs, and splitting of pages and slices."""

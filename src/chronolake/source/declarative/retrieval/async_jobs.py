@@ -1,7 +1,7 @@
-"""Reports: ordered, waited for, and downloaded; one for each slice of a stream.
+"""Async jobs: creation, polling and download of one report for each slice of a stream.
 
-A report that fails is ordered again. An API makes a few of them at a time, whichever streams they
-are for: a report has its place from its first order until it is ready, or is given up.
+A job that fails is created again. An API runs a limited number of jobs at a time, across all
+streams. A job occupies one of these places from its first creation until it is ready or given up.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two looks at a report, and before it is ordered again.
+#: Seconds between two polls of a job, and before it is created again.
 _INTERVAL: Final = 5.0
-#: So often a report is ordered in all.
+#: The most times that a job is created.
 _ORDERS: Final = 3
 _MINUTES: Final = 60
 _JSON: Final = JsonDecoder(type="JsonDecoder")
@@ -57,7 +57,7 @@ _EVERYTHING: Final = DpathExtractor(type="DpathExtractor", field_path=[])
 
 
 class _Status(Enum):
-    """What is known of a report."""
+    """The status of a job."""
 
     RUNNING = auto()
     COMPLETED = auto()
@@ -68,12 +68,12 @@ class _Status(Enum):
 
 @dataclass(frozen=True)
 class _Ready:
-    """A report that can be downloaded.
+    """A job whose result can be downloaded.
 
     Attributes:
-        slice: what the requests about it see.
-        answer: that said so.
-        polled: the same, as templates see it.
+        slice: the slice with the variables for templates of later requests.
+        answer: the polling response that reported completion.
+        polled: the same response as a template variable.
     """
 
     slice: StreamSlice
@@ -83,7 +83,7 @@ class _Ready:
 
 @dataclass(frozen=True)
 class _Asking:
-    """The requests that one requester makes."""
+    """A sender of one requester's requests."""
 
     requester: HttpRequester
     sender: Sender
@@ -109,7 +109,7 @@ class _Asking:
 
 
 def downloads_of(retriever: AsyncRetriever) -> SimpleRetriever:
-    """What retrieves a report that is ready, as if the stream had nothing else."""
+    """Return a retriever that reads a finished job's result, as if the stream had only that."""
     return SimpleRetriever(
         type="SimpleRetriever",
         requester=retriever.download_requester,
@@ -119,23 +119,25 @@ def downloads_of(retriever: AsyncRetriever) -> SimpleRetriever:
 
 
 class Reports:
-    """The reports of a stream; any number of threads may use it."""
+    """The async jobs of a stream; thread-safe."""
 
     def __init__(self, retriever: AsyncRetriever, api: Api, name: str) -> None:
-        """Make ready what the manifest says of them.
+        """Prepare the requests and extractors.
 
         Args:
-            retriever: how they are ordered, looked at and downloaded.
-            api: where they are made.
-            name: the stream's.
+            retriever: describes how jobs are created, polled and downloaded.
+            api: the API that runs the jobs.
+            name: the stream's name.
 
         Raises:
-            ConfigurationError: the manifest and the configuration make no requests.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration.
         """
         self._api = api
         self._name = name
         self._network = api.access.network
-        # Answers say where a report is; what is sent there depends on where it was ordered.
+        # Responses contain a result's URL; what may be sent there depends on where the job was
+        # created.
         self._trusted: frozenset[Origin] = frozenset()
         self._order = self._asking(retriever.creation_requester)
         self._trusted = self._order.origins
@@ -158,7 +160,7 @@ class Reports:
         self._rest = max(rest or 0, _INTERVAL)
 
     def _asking(self, requester: HttpRequester) -> _Asking:
-        # An answer about a report is another one each time.
+        # Each response about a job may differ from the previous one.
         sender = self._api.access.sender(requester, cached=False)
         return _Asking(requester, sender, self._api.config, self._trusted)
 
@@ -182,11 +184,12 @@ class Reports:
     # ------------------------------------------------------------------ a report's records
 
     def batches(self, one: StreamSlice) -> Iterator[Extracted]:
-        """The records of a slice's report, some at a time; it is made when the first are wanted.
+        """Yield the records of a slice's job in batches; create the job when they are first needed.
 
         Raises:
-            SourceError: the report is not made, or cannot be downloaded.
-            ConfigurationError: the manifest and the configuration make no requests.
+            SourceError: the job fails, or its result cannot be downloaded.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration.
         """
         ready = self._made(one)
         if ready is None:
@@ -198,7 +201,7 @@ class Reports:
         self._tell(self._delete, ready.slice, "delete")
 
     def _found_targets(self, ready: _Ready) -> list[Any]:
-        """What tells the downloads of a report apart; one without anything if nothing does."""
+        """Return a job's download targets, or one empty target if the manifest defines none."""
         if self._targets is None:
             return [""]
         answer = ready.answer
@@ -244,10 +247,10 @@ class Reports:
             if token is None:
                 return
 
-    # ------------------------------------------------------------------ until it is ready
+    # ------------------------------------------------------------------ creation and polling
 
     def _made(self, one: StreamSlice) -> _Ready | None:
-        """A report, once it is ready; None: the API says that there is nothing in it."""
+        """Return a job once it is ready, or None if the API reports that it has no records."""
         with self._place():
             problem: SourceError | None = None
             pause = _INTERVAL
@@ -276,7 +279,7 @@ class Reports:
 
     @contextmanager
     def _place(self) -> Iterator[None]:
-        """Waits until the API may make one more report."""
+        """Wait until the API may run one more job; occupy a place within the block."""
         while not self._api.reports.acquire(timeout=1):
             self._network.go_on()
         try:
@@ -285,13 +288,13 @@ class Reports:
             self._api.reports.release()
 
     def _ordered(self, one: StreamSlice) -> StreamSlice:
-        """The slice of an order, as requests about it see it."""
+        """Create a job, and return the slice with the response for templates of later requests."""
         request = self._order.request(one)
         answer = _needed(self._order.sender.send(request), "a report's order")
         return _with(one, creation_response=_seen(request, answer))
 
     def _outcome(self, ordered: StreamSlice) -> tuple[_Status, Answer | None]:
-        """What becomes of an order, with the answer that says so; it is aborted if nothing does."""
+        """Poll a job until it ends; return its status and last response. Abort it on an error."""
         began = self._network.now()
         status, answer = _Status.RUNNING, None
         try:
@@ -321,7 +324,7 @@ class Reports:
         return self._meanings[str(reported)]
 
     def _tell(self, asking: _Asking | None, one: StreamSlice, what: str) -> None:
-        """A request whose answer does not matter: what is read is read, or is not."""
+        """Send a request whose result does not matter; log a failure."""
         if asking is None:
             return
         try:
@@ -355,9 +358,9 @@ def _with(one: StreamSlice, **more: Any) -> StreamSlice:
 
 
 def _seen(request: Request, answer: Answer) -> dict[str, Any]:
-    """An answer for templates: its object, with the headers and what was asked for.
+    """Return a response as a template variable: its object, its headers and its request.
 
-    What proves who asked is not among it.
+    The request contains no credentials.
     """
     try:
         reported = answer.json()

@@ -1,4 +1,4 @@
-"""Children that stand within the records of their parents, so that nobody has to ask for them."""
+"""Lazy read: child records that are embedded in parent records and need no requests."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.models.streams import DeclarativeStream
     from chronolake.source.declarative.stream_slice import StreamSlice
 
-#: Where a slice has the first page of its records.
+#: The key of a slice's extra fields that holds the first page of its records.
 FIRST_PAGE: Final = "child_response"
 _ACTIONS: Final = frozenset({Action.REDUCE_PAGE_SIZE, Action.SPLIT_REQUEST_WINDOW})
 
 
 def first_page(record: Mapping[str, Any], pointer: Sequence[str]) -> Answer:
-    """What stands in a parent's record, as if the API had answered it."""
+    """Return the embedded part of a parent record in the form of a response."""
     found = looked_up(record, pointer)
     body = orjson.dumps([] if found is MISSING else found)
     return Answer(httpx.codes.OK, httpx.Headers(), body, "", "GET")
 
 
 def first_page_in(one: StreamSlice) -> Answer | None:
-    """The first page of a slice, if its parent's record has it."""
+    """Return the first page of a slice, if it is embedded in the parent record."""
     found = one.extra_fields.get(FIRST_PAGE)
     return found if isinstance(found, Answer) else None
 
 
 def is_embedded(stream: DeclarativeStream, stored: Mapping[str, Any] | None) -> bool:
-    """Whether the first pages of a stream come from its parents.
+    """Return whether the first pages of a stream are embedded in its parents.
 
-    They do as long as there is no state: records that changed later are asked for.
+    They are used only as long as there is no state; later changes are requested.
 
     Raises:
-        ConfigurationError: the stream cannot be read in that way.
+        ConfigurationError: the stream's settings do not allow that.
     """
     retriever = stream.retriever
     routers = retriever.partition_router

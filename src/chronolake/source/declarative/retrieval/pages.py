@@ -1,8 +1,6 @@
-"""The simple retriever: pages of a slice, property chunking.
+"""Simple retriever: the pages of a slice, and property chunking.
 
-Properties that requests ask for by their names, and records that come in parts.
-
-The slices of a retriever, page by page: requests, and what becomes of their answers.
+Property chunking requests the properties of records in chunks, and merges the partial records.
 """
 
 from __future__ import annotations
@@ -50,14 +48,14 @@ if TYPE_CHECKING:
     from chronolake.source.declarative.retrieval.paginator import Token
 
 
-#: Where a slice has them for requests.
+#: The key of a slice's extra fields that holds the properties to request.
 _NAME = "query_properties"
-#: Between two names in a request there are so many characters, as they are encoded.
+#: Length of an encoded separator between two names in a request.
 _SEPARATOR = 3
 
 
 class Properties:
-    """The properties of a stream. Any number of threads may ask for them."""
+    """The properties that a stream requests; thread-safe."""
 
     def __init__(
         self,
@@ -66,16 +64,16 @@ class Properties:
         schema: Mapping[str, Any] | None,
         fetch_of: Callable[[SimpleRetriever], Callable[[], Iterable[Record]]],
     ) -> None:
-        """Makes ready what the manifest says.
+        """Prepare the reading of the properties.
 
         Args:
-            model: the properties.
-            config: what the user has set.
-            schema: the stream's, for a selector.
-            fetch_of: makes what reads all records of a retriever.
+            model: the manifest's component.
+            config: the user's configuration.
+            schema: the stream's schema, for a property selector.
+            fetch_of: returns a function that reads all records of a retriever.
 
         Raises:
-            ConfigurationError: the endpoint's retriever is wrong.
+            ConfigurationError: the endpoint's retriever is invalid.
         """
         wanted = model.property_list
         self._model = model
@@ -88,16 +86,16 @@ class Properties:
         self._lock = threading.Lock()
 
     def slices(self, one: StreamSlice) -> Iterator[StreamSlice]:
-        """A slice once for each request, with the properties that it asks for.
+        """Yield a copy of a slice for each chunk of properties.
 
         Raises:
-            SourceError: the API does not tell the properties.
+            SourceError: the API does not return the properties.
         """
         for names in self._chunks():
             yield StreamSlice(one.partition, one.cursor_slice, {_NAME: names})
 
     def united(self, parts: Sequence[Sequence[Record]]) -> list[Record]:
-        """The records of several requests: those that have a key in common are one."""
+        """Return the records of several requests; records with the same key are merged."""
         records: list[Record] = []
         by_key: dict[tuple[str, ...], Record] = {}
         for record in (record for part in parts for record in part):
@@ -158,7 +156,7 @@ def _cut(names: Sequence[str], chunking: PropertyChunking) -> Iterator[list[str]
 def _selected(
     model: QueryProperties, config: Mapping[str, Any], schema: Mapping[str, Any] | None
 ) -> set[str] | None:
-    """The properties that the stream's schema has; None: all are wanted."""
+    """Return the selected properties of the stream's schema, or None if all are requested."""
     declared = (schema or {}).get("properties")
     if model.property_selector is None or not isinstance(declared, dict) or not declared:
         return None
@@ -179,12 +177,12 @@ def _merge(target: Record, source: Mapping[str, Any]) -> None:
             target[name] = value
 
 
-#: Puts into a request what a slice has for it.
+#: Injects a slice's values into a request.
 Inject = Callable[[Injection, StreamSlice], None]
 
 
 def _nothing(into: Injection, one: StreamSlice) -> None:
-    """A retriever without a stream has no slices to tell of."""
+    """Inject nothing, because a retriever without a stream has no slices."""
 
 
 def _everything(record: Record) -> bool:  # noqa: ARG001 - it does not matter which
@@ -192,7 +190,7 @@ def _everything(record: Record) -> bool:  # noqa: ARG001 - it does not matter wh
 
 
 class Retrieval:
-    """A retriever, made ready once. Any number of threads may read its slices."""
+    """A prepared retriever; thread-safe."""
 
     def __init__(
         self,
@@ -207,21 +205,21 @@ class Retrieval:
         inject: Inject = _nothing,
         is_embedded: bool = False,
     ) -> None:
-        """Makes ready what the manifest says.
+        """Prepare the requests and the record selector.
 
         Args:
-            retriever: the retriever.
-            api: where it reads.
-            name: the stream's.
-            transformations: of the stream.
-            schema: of the stream.
-            cursor: of the stream, if it is one over time.
-            latest: makes what tells from which record on a slice can be asked for anew.
-            inject: puts a slice's values into a request.
-            is_embedded: whether the first page of a slice comes with it.
+            retriever: the manifest's component.
+            api: the API to read from.
+            name: the stream's name.
+            transformations: the stream's.
+            schema: the stream's.
+            cursor: the stream's datetime cursor, if it has one.
+            latest: returns an object that determines from which record a slice can be continued.
+            inject: injects a slice's values into a request.
+            is_embedded: whether the first page of a slice is embedded in it.
 
         Raises:
-            ConfigurationError: the manifest's parts do not go together.
+            ConfigurationError: the manifest's settings contradict each other.
         """
         decoder = retriever.decoder or JsonDecoder(type="JsonDecoder")
         self._api = api
@@ -264,35 +262,36 @@ class Retrieval:
         )
 
     def records(self, one: StreamSlice) -> Iterator[Record]:
-        """The records of a slice; raises what `pages` raises."""
+        """Yield the records of a slice; raise the same errors as `pages`."""
         for page in self.pages(one, _everything):
             yield from page.records
 
     def selected(self, found: Extracted, one: StreamSlice, keep: Keep) -> Page:
-        """The records of a slice that were not asked for page by page.
+        """Return the selected records of a slice that was not read page by page.
 
         Args:
-            found: the records.
+            found: the extracted records.
             one: the slice.
-            keep: whether a record is within what is wanted.
+            keep: whether a record is within the wanted range.
 
         Raises:
-            SourceError: there are records that are no objects.
+            SourceError: there are records that are not objects.
             ConfigurationError: a template cannot be evaluated.
         """
         return self._selection.selected(found, one, keep=self._filter(keep))
 
     def pages(self, one: StreamSlice, keep: Keep, depth: int = 0) -> Iterator[Page]:
-        """The pages of a slice, each read when it is asked for.
+        """Yield the pages of a slice; each is requested when it is needed.
 
         Args:
             one: the slice.
-            keep: whether a record is within what is wanted.
-            depth: how often a longer slice has been halved for it.
+            keep: whether a record is within the wanted range.
+            depth: number of times that a longer slice was halved to get this one.
 
         Raises:
-            SourceError: the API does not answer, or not with records.
-            ConfigurationError: the manifest and the configuration make no request.
+            SourceError: the API does not respond, or its response contains no records.
+            ConfigurationError: the requests cannot be built from the manifest and the
+                configuration.
         """
         try:
             yield from self._whole(one, keep)
@@ -306,7 +305,7 @@ class Retrieval:
             yield from self.pages(half, keep, depth + 1)
 
     def _whole(self, one: StreamSlice, keep: Keep) -> Iterator[Page]:
-        """The pages of a slice that is not halved."""
+        """Yield the pages of a slice without halving it."""
         restarts, sizes, repetition = self._restarts(one), self._sizes(), self._repetition()
         given = first_page_in(one) if self._is_embedded else None
         token = self._pages.initial() if given is None else None
@@ -366,9 +365,10 @@ class Retrieval:
         keep: Keep,
         size: int | None,
     ) -> tuple[Answer | None, Page, StreamSlice]:
-        """A page, its last answer (None: there is an error to be ignored), and what was asked for.
+        """Return a page, its response (None: an ignored error) and the slice that was requested.
 
-        Of a page that is asked for in parts, that is the last part.
+        If the page is requested in chunks of properties, response and slice are those of the last
+        chunk.
         """
         if self._properties is None:
             answer = self._sent(asked, token, size)
@@ -407,7 +407,7 @@ class Retrieval:
         return self._selection.page(answer, one, token, keep=self._filter(keep))
 
     def _filter(self, keep: Keep) -> Keep | None:
-        """What is passed over before it is paged by: with a feed, pages end where it begins."""
+        """Return the filter that applies before pagination; a data feed is filtered afterwards."""
         return keep if self._is_filtered and not self._is_feed else None
 
     def _wanted(self, page: Page, keep: Keep) -> Page:
@@ -431,15 +431,15 @@ class Retrieval:
             return None
         return PageSizes(self._reduction, self._pages.size)
 
-    # ------------------------------------------------------------------ retrievers within
+    # ------------------------------------------------------------------ nested retrievers
 
     def _properties_of(self, retriever: SimpleRetriever) -> Callable[[], Iterator[Record]]:
-        """What reads the names of properties."""
+        """Return a function that reads the names of properties."""
         retrieval = Retrieval(retriever, self._api, "properties")
         return lambda: retrieval.records(StreamSlice())
 
     def _fetch_of(self, described: Mapping[str, Any]) -> Fetch:
-        """What reads the whole list of a record whose own is cut."""
+        """Return a function that reads the complete list of a record whose list is truncated."""
         try:
             retriever = SimpleRetriever.model_validate(described)
         except ValidationError as failure:

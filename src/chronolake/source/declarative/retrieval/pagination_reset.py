@@ -1,10 +1,6 @@
-"""Pagination reset and splitting of slices that are too long for the API.
+"""Pagination reset, smaller pages, and splitting of slices that are too long for the API.
 
-Pages that are asked for again: from the begin of their slice, or in a smaller size.
-
-Sources: the components' descriptions, and airbyte-cdk 7.39.1 as it behaves.
-
-Slices that are too long for the API: they are read in halves.
+Sources: the components' descriptions, and the behavior of airbyte-cdk 7.39.1.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ _MIRRORED: Final = {"gt": "lt", "gteq": "lteq"}
 
 
 def actions_of(handler: ErrorHandler | None) -> frozenset[str]:
-    """All that an error handler may want done, as far as the manifest tells it."""
+    """Return all actions that an error handler may return, as far as the manifest defines them."""
     if handler is None or isinstance(handler, CustomErrorHandler):
         return frozenset()
     if isinstance(handler, CompositeErrorHandler):
@@ -53,13 +49,14 @@ def actions_of(handler: ErrorHandler | None) -> frozenset[str]:
 
 @dataclass
 class Restarts:
-    """How often, and from where on, the pages of one slice begin anew.
+    """The restarts of one slice's pagination.
 
     Attributes:
         whole: the slice.
-        limit: after how many records they do; None: only when the API wants it.
-        latest_of: of some records the latest cursor as slices have it, and the bound that it makes;
-            None: pages begin where the slice does.
+        limit: number of records after which pagination restarts; None: only when the API requires
+            it.
+        latest_of: tracks the latest record, where the next pagination starts; None: at the slice's
+            start.
     """
 
     whole: StreamSlice
@@ -69,7 +66,7 @@ class Restarts:
     _in_vain: int = 0
 
     def saw(self, records: Sequence[Record]) -> None:
-        """A page has come."""
+        """Count the records of a page."""
         self._records += len(records)
         if self.latest_of is not None:
             for record in records:
@@ -77,17 +74,17 @@ class Restarts:
 
     @property
     def is_due(self) -> bool:
-        """Whether as many records have come as one sequence of pages may have."""
+        """Return whether the limit of records in one pagination is reached."""
         return self.limit is not None and self._records >= self.limit
 
     def again(self, asked: StreamSlice) -> StreamSlice:
-        """What to ask for from the first page on.
+        """Return the slice to request from its first page.
 
         Args:
-            asked: what has been asked for until now.
+            asked: the slice that has been requested so far.
 
         Raises:
-            SourceError: that would be the same again, and again.
+            SourceError: pagination would restart repeatedly without progress.
         """
         self._records = 0
         following = asked if self.latest_of is None else self.latest_of.rest_of(self.whole)
@@ -106,13 +103,13 @@ class Restarts:
 
 @dataclass
 class Latest:
-    """The latest record of a slice, from which on it can be asked for anew.
+    """The latest record of a slice, from which the slice can be continued.
 
     Attributes:
-        position: orders a record among the others; None: it has no cursor.
-        bound: a record's cursor as a slice has it.
-        name: of the slice's lower bound.
-        is_beyond: whether a bound lies beyond a slice: what is left of it does not begin there.
+        position: returns a record's position in the order of records; None: it has no cursor value.
+        bound: returns a record's cursor value in the format of slices.
+        name: the key of the slice's lower bound.
+        is_beyond: whether a bound is beyond a slice's end; the slice is then not continued there.
     """
 
     position: Callable[[Record], int | None]
@@ -123,7 +120,7 @@ class Latest:
     _bound: Any = None
 
     def saw(self, record: Record, whole: StreamSlice) -> None:
-        """A record of a slice has come."""
+        """Compare a record of the slice with the latest one so far."""
         at = self.position(record)
         if at is not None and (self._at is None or at > self._at):
             bound = self.bound(record)
@@ -131,7 +128,7 @@ class Latest:
                 self._at, self._bound = at, bound
 
     def rest_of(self, whole: StreamSlice) -> StreamSlice:
-        """A slice from the latest record on."""
+        """Return the rest of a slice, from the latest record on."""
         if self._at is None:
             return whole
         bounds = {**whole.cursor_slice, self.name: self._bound}
@@ -140,12 +137,12 @@ class Latest:
 
 @dataclass
 class PageSizes:
-    """The size of the pages that one slice is asked for in.
+    """The page size of one slice's requests.
 
     Attributes:
-        model: how it is made smaller.
-        configured: as the paginator has it.
-        size: as it is now; None: as the paginator has it.
+        model: the rules for reducing it.
+        configured: the paginator's page size.
+        size: the present page size; None: the paginator's.
     """
 
     model: PageSizeReduction
@@ -155,10 +152,10 @@ class PageSizes:
     _repeated: int = field(default=0, init=False)
 
     def smaller(self, refusal: SourceError) -> float:
-        """A page was refused: make the next ones smaller, and give the seconds to wait before.
+        """Reduce the page size after a refused page; return the seconds to wait before the retry.
 
         Raises:
-            SourceError: they cannot be smaller, or enough sizes have been refused.
+            SourceError: the size is already the smallest one, or the limit of attempts is reached.
         """
         model = self.model
         now = self.configured if self.size is None else self.size
@@ -175,7 +172,7 @@ class PageSizes:
         return model.backoff_seconds * self._attempts
 
     def succeeded(self) -> None:
-        """A page has come."""
+        """Record that a page was received."""
         self._attempts = self._repeated = 0
         if self.model.reset_policy == "AFTER_SUCCESSFUL_PAGE":
             self.size = None
@@ -188,10 +185,10 @@ class PageSizes:
 
 
 def check_reset(retriever: SimpleRetriever) -> PaginationReset | None:
-    """How the pages of a retriever's slices begin anew.
+    """Return the rules by which a retriever's pagination restarts.
 
     Raises:
-        ConfigurationError: what it says of that does not go together.
+        ConfigurationError: the settings contradict each other.
     """
     reset = retriever.pagination_reset
     if reset is not None and reset.limits and retriever.record_selector.record_filter:
@@ -203,14 +200,14 @@ def check_reset(retriever: SimpleRetriever) -> PaginationReset | None:
 
 
 def check_sizes(retriever: SimpleRetriever, size: int | None) -> PageSizeReduction | None:
-    """How the pages of a retriever become smaller.
+    """Return the rules by which a retriever's pages become smaller.
 
     Args:
         retriever: the retriever.
-        size: of its pages.
+        size: its page size.
 
     Raises:
-        ConfigurationError: what it says of that does not go together.
+        ConfigurationError: the settings contradict each other.
     """
     reduction = retriever.page_size_reduction
     if reduction is None:
@@ -256,7 +253,7 @@ def _obstacles(
 
 
 def _deciding(template: str) -> Iterator[nodes.Compare]:
-    """The comparisons of which one alone can make a condition true."""
+    """Yield the comparisons that can make a condition true on their own."""
     tree = syntax_of(template)
     left: list[nodes.Node] = list(tree.body) if tree is not None and len(tree.body) == 1 else []
     while left:
@@ -272,7 +269,7 @@ def _deciding(template: str) -> Iterator[nodes.Compare]:
 
 
 def _ends_early(comparison: nodes.Compare, least: int) -> bool:
-    """Whether a full page of a smaller size makes a comparison true."""
+    """Return whether a full page of a smaller size makes a comparison true."""
     if len(comparison.ops) != 1:
         return False
     (operand,) = comparison.ops
@@ -287,9 +284,9 @@ def _ends_early(comparison: nodes.Compare, least: int) -> bool:
     return not any(getattr(name, "name", None) == "page_size" for name in names)
 
 
-#: A slice is halved so many times.
+#: The most times that a slice is halved.
 _DEEPEST: Final = 10
-#: The least that each part of a format can tell apart, the finest first.
+#: The resolution of each format directive, the finest first.
 _FINEST: Final = (
     (("%epoch_microseconds", "%s_as_float", "%f"), timedelta(microseconds=1)),
     (("%_ms", "%ms"), timedelta(milliseconds=1)),
@@ -302,12 +299,13 @@ _FINEST: Final = (
 
 @dataclass(frozen=True)
 class Splitting:
-    """How the slices of a stream are halved.
+    """The rules by which a stream's slices are halved.
 
     Attributes:
-        cursor: the stream's.
-        shortest: slices up to this length are not; None: only those of one moment are not.
-        advice: what to do if the API refuses the smallest ones, too.
+        cursor: the stream's cursor.
+        shortest: slices up to this length are not halved; None: only slices of a single moment are
+            not.
+        advice: what to do if the API also refuses the smallest slices.
     """
 
     cursor: TimeCursor
@@ -315,15 +313,15 @@ class Splitting:
     advice: str | None
 
     def halves(self, one: StreamSlice, depth: int, refusal: SourceError) -> list[StreamSlice]:
-        """The two halves of a slice.
+        """Return the two halves of a slice.
 
         Args:
             one: the slice.
-            depth: how often a longer one has been halved for it.
-            refusal: why.
+            depth: number of times that a longer slice was halved to get this one.
+            refusal: the error that requires it.
 
         Raises:
-            SourceError: it cannot be halved.
+            SourceError: the slice cannot be halved.
         """
         begin, end = self.cursor.names
         first, last = (self.cursor.parsed(one.cursor_slice[name]) for name in (begin, end))
@@ -347,7 +345,7 @@ class Splitting:
         ]
 
     def _middle(self, first: datetime, last: datetime) -> tuple[datetime, datetime] | None:
-        """Where the first half ends, and where the second one begins."""
+        """Return the end of the first half and the start of the second one, or None."""
         grain = self.cursor.cutting.granularity
         if first >= last or (self.shortest is not None and last - first <= self.shortest):
             return None
@@ -359,10 +357,10 @@ class Splitting:
 
 
 def splitting_of(retriever: SimpleRetriever, cursor: TimeCursor | None) -> Splitting | None:
-    """How a retriever's slices are halved; None: they are not.
+    """Return the rules by which a retriever's slices are halved, or None if they are not.
 
     Raises:
-        ConfigurationError: what it says of that does not go together.
+        ConfigurationError: the settings contradict each other.
     """
     model = retriever.request_window_splitting
     if model is None:

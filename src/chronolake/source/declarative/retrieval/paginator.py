@@ -1,10 +1,7 @@
-"""Pagination: which page is next, and detection of repeated pages.
+"""Paginator: the token of the next page, its request options, and detection of repeated pages.
 
-Pages that repeat: without an error, a stream whose API does so would be read for ever.
-
-Nothing here reads anything, and what is kept does not grow with the number of pages.
-
-Which page comes after an answer, and how a request asks for it.
+If an API returned the same pages again and again, a stream would be read forever without an error.
+This module is pure, and its memory does not grow with the number of pages.
 """
 
 from __future__ import annotations
@@ -50,18 +47,19 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 200
 _SECOND: Final = 2
-#: APIs that name their tokens so keep a place at the server: the same token gives the next page.
+#: APIs whose tokens have this word in their name store the position: the same token returns the
+#: next page.
 _PLACE_AT_SERVER: Final = "scroll"
 
 
 @dataclass
 class Repetition:
-    """Notices that the pages of one slice repeat.
+    """Detection of repeated pages in one slice.
 
     Attributes:
         stream: the stream's name, for the error.
-        mask: hides the configuration's secrets in a text.
-        may_repeat: whether one token may lead from page to page.
+        mask: replaces the configuration's secrets in a text.
+        may_repeat: whether the same token may be used for several pages.
         may_begin_twice: whether the second page may be the first one again.
     """
 
@@ -76,7 +74,7 @@ class Repetition:
     _power: int = field(default=1, init=False)
 
     def restart(self) -> None:
-        """The pages begin again from the first one."""
+        """Reset the detection, because pagination restarts from the first page."""
         self.page, self._digest = 0, None
         self._saved, self._since, self._power = None, 0, 1
 
@@ -87,13 +85,13 @@ class Repetition:
         page: Page,
         size: int | None,
     ) -> None:
-        """Raise SourceError if a page is the one before it, or leads to a page that has been read.
+        """Raise SourceError if a page equals the previous one, or leads to a page already read.
 
         Args:
-            token: of the page that has come; None: it was asked for without one.
-            following: of the page that would come next; None: there is none.
+            token: the token of this page, or None.
+            following: the token of the next page, or None if there is none.
             page: the page.
-            size: how many records a full page has; None: any number.
+            size: number of records in a full page, or None if it is unknown.
         """
         self.page += 1
         is_same = page.digest is not None and page.digest == self._digest
@@ -110,8 +108,8 @@ class Repetition:
         if self._saved is not None and following == self._saved:
             which = "its own token" if following == token else "the token of an earlier page"
             raise self._error(following, f"gives {which} as that of the next page")
-        # After Brent: one token is compared with, and is replaced after 1, 2, 4, 8 … pages. So a
-        # cycle of any length is noticed before it has been read four times.
+        # Brent's algorithm: one token is stored for comparison, and replaced after 1, 2, 4, 8 …
+        # pages. A cycle of any length is detected before it has been read four times.
         if self._saved is None or self._since == self._power:
             self._saved, self._since, self._power = following, 0, 2 * self._power
         self._since += 1
@@ -128,11 +126,11 @@ class Repetition:
 
 
 def keeps_place(*texts: object) -> bool:
-    """Return whether a paginator's names say that the API keeps the place of a token."""
+    """Return whether a paginator's names suggest that the API stores the position of a token."""
     return any(isinstance(text, str) and _PLACE_AT_SERVER in text.lower() for text in texts)
 
 
-#: What templates know as next_page_token: a mapping that has the token by that name.
+#: The templates' variable next_page_token: a mapping with the token under that name.
 Token = Mapping[str, Any]
 
 _NAME = "next_page_token"
@@ -140,7 +138,7 @@ _PLACE = "the paginator"
 
 
 class Headers(Mapping[str, Any]):
-    """An answer's headers for templates: `link` is the parsed one, by the links' `rel`."""
+    """A response's headers for templates; `link` contains the parsed links by their `rel`."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -156,7 +154,7 @@ class Headers(Mapping[str, Any]):
 
 
 class Pages:
-    """How a stream is paged, made ready once. It keeps nothing of what it reads."""
+    """A prepared paginator; it has no state."""
 
     def __init__(
         self,
@@ -165,16 +163,17 @@ class Pages:
         decoder: Decoder,
         extractor: Extractor | None = None,
     ) -> None:
-        """Makes ready what the manifest says.
+        """Prepare the paginator and check its settings.
 
         Args:
-            paginator: of the stream; without one there is one page.
-            config: what the user has set.
-            decoder: of the answers, which templates see decoded.
-            extractor: what finds the records that an offset is counted by, if it is known.
+            paginator: the stream's; without one there is one page.
+            config: the user's configuration.
+            decoder: decodes responses, also for templates.
+            extractor: finds the records that an offset counts, if it is known.
 
         Raises:
-            ConfigurationError: the parts do not go together, or the size of pages is no number.
+            ConfigurationError: the settings contradict each other, or the page size is not a
+                number.
         """
         self._paginator = paginator if isinstance(paginator, DefaultPaginator) else None
         self._config = config
@@ -184,7 +183,7 @@ class Pages:
             self._check(self._paginator, extractor)
 
     def initial(self) -> Token | None:
-        """The token of the first request, if it has one."""
+        """Return the token of the first request, or None."""
         match self._paginator and self._paginator.pagination_strategy:
             case PageIncrement(inject_on_first_request=True, start_from_page=page):
                 return {_NAME: page}
@@ -197,12 +196,12 @@ class Pages:
 
     @property
     def is_paged(self) -> bool:
-        """Whether there can be more than one page."""
+        """Return whether there can be more than one page."""
         return self._paginator is not None
 
     @property
     def keeps_place(self) -> bool:
-        """Whether one token leads from page to page, as the manifest names it."""
+        """Return whether one token is used for several pages, according to the manifest's names."""
         paginator = self._paginator
         if paginator is None:
             return False
@@ -213,24 +212,24 @@ class Pages:
 
     @property
     def may_begin_twice(self) -> bool:
-        """Whether the second page is the first one again at an API that begins with page 1."""
+        """Return whether an API that counts from page 1 would return the first page twice."""
         strategy = None if self._paginator is None else self._paginator.pagination_strategy
         if isinstance(strategy, PageIncrement):
             return strategy.start_from_page == 0
-        # Offsets of pages of one record are used as numbers of pages.
+        # With one record per page, offsets are often used as page numbers.
         return isinstance(strategy, OffsetIncrement) and self._size == 1
 
     @property
     def size(self) -> int | None:
-        """How many records a page is asked to have, if that is known before an answer is."""
+        """Return the page size, if it is known before the first response."""
         return self._size
 
     def injection(self, token: Token | None, size: int | None = None) -> Injection:
-        """What is put into the request for a page: the size of pages, and its token.
+        """Return the request options of a page: its size and its token.
 
         Args:
-            token: of the page.
-            size: of the page, if it is not the one of all pages.
+            token: the page's token.
+            size: the page's size, if it differs from the configured one.
         """
         page_token, page_size = Injection(place="the page token"), Injection(place="the page size")
         if self._paginator is not None:
@@ -245,14 +244,14 @@ class Pages:
         return both
 
     def path(self, token: Token | None) -> str | None:
-        """The path or the whole URL of the request for a page, if its token is one."""
+        """Return the path or URL of the request for a page, if its token is one."""
         is_path = self._paginator and isinstance(self._paginator.page_token_option, RequestPath)
         value = (token or {}).get(_NAME)
         return str(value) if is_path and value else None
 
     @property
     def adds_config(self) -> bool:
-        """Return whether tokens hold values of the configuration beside what an answer says."""
+        """Return whether tokens combine values of the configuration with values of a response."""
         strategy = self._paginator and self._paginator.pagination_strategy
         return isinstance(strategy, CursorPagination) and _names(strategy.cursor_value, "config")
 
@@ -267,16 +266,16 @@ class Pages:
         stream_slice: StreamSlice,
         size: int | None = None,
     ) -> Token | None:
-        """The token of the page after an answer, or None if that was the last one.
+        """Return the token of the next page, or None after the last one.
 
         Args:
-            answer: of the page.
-            extracted: how many records the answer had: page numbers and offsets go by it.
-            last_record: the last one that was kept, or None.
-            last_token: of the request that was answered.
-            last_page_size: how many records were kept: templates see this number.
-            stream_slice: what templates know as such.
-            size: of the page, if it is not the one of all pages.
+            answer: the page's response.
+            extracted: number of records in the response; page numbers and offsets depend on it.
+            last_record: the last record that was kept, or None.
+            last_token: the token of the page's request.
+            last_page_size: number of records that were kept, for templates.
+            stream_slice: for templates.
+            size: the page's size, if it differs from the configured one.
 
         Raises:
             ConfigurationError: a template cannot be evaluated.
@@ -319,7 +318,8 @@ class Pages:
             "config": self._config,
             "parameters": strategy.parameters,
             "headers": Headers(answer),
-            # Decoded again, as records are changed in place, but only if somebody looks.
+            # Decoded a second time, because records are changed in place, but only if a template
+            # needs it.
             "response": self._seen(answer)
             if any(_names(text, "response") for text in texts)
             else {},
@@ -329,7 +329,7 @@ class Pages:
         return evaluated(strategy.cursor_value, variables, default=strategy.cursor_value)
 
     def _seen(self, answer: Answer) -> Any:
-        """The answer as templates see it: of a root array the first item."""
+        """Return a response for templates: the first item, if it is an array."""
         return next(iter(decoded(self._decoder, answer)), {})
 
     def _requested_size(self, strategy: PaginationStrategy, answer: Answer) -> int | None:
@@ -382,7 +382,7 @@ class Pages:
                         f"The template {text!r} reads page_size, which is not set.",
                         hint="Set the page_size of the CursorPagination.",
                     )
-        # The token and the size are refused in the same place before anything is requested.
+        # This reports conflicts between token and size before anything is requested.
         self.injection({_NAME: "a token"})
 
 
@@ -403,6 +403,6 @@ def _unites(extractor: Extractor | None) -> bool:
 
 @cache
 def _names(text: object, variable: str) -> bool:
-    """Whether a template reads a variable."""
+    """Return whether a template refers to a variable."""
     tree = syntax_of(text) if isinstance(text, str) else None
     return tree is not None and any(name.name == variable for name in tree.find_all(nodes.Name))

@@ -1,1 +1,1 @@
-"""Slices read by Spark's tasks: what the driver gives them, and what they give back."""
+"""Reading slices in Spark tasks: assignment of slices, shared state, and results."""

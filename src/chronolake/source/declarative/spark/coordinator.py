@@ -1,8 +1,8 @@
-"""What all that read an API at once share: the driver has it, and tasks ask for it.
+"""Coordinator: serves the state that all readers of an API share from the driver to tasks.
 
-An API's budget and the tokens that it gives are one for all who read it. Tasks of a cluster have no
-memory in common, so the driver counts the calls and keeps the tokens, and they ask it. They tell
-it of each slice that they have read, so that it counts at once, and not only when the task is over.
+All readers of an API share its rate limit and its tokens. Tasks of a cluster have no common memory,
+so the driver counts the calls and holds the tokens, and tasks request both from it. Tasks report
+each slice when it has been read, so that the slice counts at once and not only when its task ends.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 _SERVICE: Final = "chronolake.Coordinator"
 _METHOD: Final = "Call"
 _HEADER: Final = "chronolake-secret"
-#: Records do not go this way: a message that is larger is from somebody else.
+#: Records are not sent this way; a larger message is not from one of our tasks.
 _MOST_BYTES: Final = 16 << 20
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", _MOST_BYTES),
     ("grpc.max_receive_message_length", _MOST_BYTES),
-    # The driver is not reached through the proxy that the API may be reached by.
+    # Connections to the driver must not use the proxy that is configured for the API.
     ("grpc.enable_http_proxy", 0),
 )
-#: A token may take as long as the API's slowest answer.
+#: Fetching a token may take as long as the API's slowest response.
 _SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a coordinator is.
+    """The address of a coordinator.
 
     Attributes:
-        target: its host and port.
-        secret: who knows it may ask.
+        target: host and port.
+        secret: authenticates callers.
     """
 
     target: str
@@ -57,35 +57,35 @@ class Address:
 
 
 class Slices(Protocol):
-    """The slices that tasks read, by their numbers; any number of threads may use it."""
+    """The slices that tasks read, by number; thread-safe."""
 
     def left(self, numbers: Collection[int]) -> set[int]:
-        """Those of which nothing has come yet."""
+        """Return the numbers of the slices that have no result yet."""
 
     def take(
         self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
-        """What came of a slice; False: another attempt of its task has told it already."""
+        """Record a slice's result; return False if another attempt of its task already did."""
 
 
 class Coordinator:
-    """Answers the tasks of one run over a stream, as long as the block lasts.
+    """A server for the tasks of one run over a stream; it runs until the `with` block ends.
 
     Attributes:
-        address: where tasks find it.
+        address: the address that tasks connect to.
     """
 
     def __init__(
         self, host: str, access: Access, slices: Slices, *, callers: int, bound: str | None = None
     ) -> None:
-        """Begin to listen.
+        """Bind a port.
 
         Args:
-            host: the driver's name, as executors know it.
-            access: has the budget and the tokens.
-            slices: that are to be read.
-            callers: how many ask at once.
-            bound: the address to listen at, where it is another one.
+            host: the driver's host name, as executors resolve it.
+            access: holds the budget and the tokens.
+            slices: the slices to read.
+            callers: number of concurrent callers.
+            bound: the address to listen on, if it differs from `host`.
         """
         self._methods: dict[str, Any] = {
             "taken": access.calls.taken,
@@ -128,7 +128,7 @@ class Coordinator:
 
 
 class Driver:
-    """The driver as a task sees it; any number of threads may use it."""
+    """A task's connection to the driver; thread-safe."""
 
     def __init__(self, address: Address) -> None:
         """Connect to a coordinator."""
@@ -145,57 +145,57 @@ class Driver:
         self._channel.close()
 
     def taken(self, policy: int, weight: int) -> float:
-        """As `budget.Calls` has it."""
+        """Take calls from the driver's counts; see `rate_limit.Calls`."""
         return float(self._asked("taken", policy, weight))
 
     def told(self, policy: int, left: int | None, reset: float | None) -> None:
-        """As `budget.Calls` has it."""
+        """Report remaining calls and the reset time to the driver; see `rate_limit.Calls`."""
         if left is not None or reset is not None:
             self._asked("told", policy, left, reset)
 
     def injection(self, identity: str) -> Injection:
-        """What proves who sends a request."""
+        """Return the credentials for an authenticator's next request."""
         found: Injection = self._asked("injection", identity)
         return found
 
     def refresh(self, identity: str, spent: Injection) -> bool:
-        """Gets others in place of credentials that were refused; False if there are no others."""
+        """Replace rejected credentials; return False if there are no others."""
         return bool(self._asked("refresh", identity, spent))
 
     def turn(self, identity: str, quota: str, waited: int | None) -> Turn:
-        """As `quotas.Quotas` has it, for an authenticator's tokens."""
+        """Take a call from one of an authenticator's tokens; see `token_pool.Quotas`."""
         found: Turn = self._asked("turn", identity, quota, waited)
         return found
 
     def reported(self, identity: str, token: int, quota: str, report: Report) -> None:
-        """As `quotas.Quotas` has it, for an authenticator's tokens."""
+        """Report a token's quota to the driver; see `token_pool.Quotas`."""
         self._asked("reported", identity, token, quota, report)
 
     def others(self, identity: str, token: int, quota: str) -> bool:
-        """As `quotas.Quotas` has it, for an authenticator's tokens."""
+        """Return whether a token is exhausted and another one is not; see `token_pool.Quotas`."""
         return bool(self._asked("others", identity, token, quota))
 
     def now(self) -> int:
-        """The driver's time, in microseconds since 1970."""
+        """Return the driver's time, in microseconds since 1970."""
         return int(self._asked("now"))
 
     def left(self, numbers: Collection[int]) -> set[int]:
-        """As `Slices` has it."""
+        """Return the numbers of the slices that have no result yet; see `Slices`."""
         found: set[int] = self._asked("left", list(numbers))
         return found
 
     def read(
         self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
-        """As `Slices.take` has it."""
+        """Report a slice's result to the driver; see `Slices.take`."""
         return bool(self._asked("read", number, found, types))
 
     def _asked(self, method: str, *arguments: Any) -> Any:
-        """What the driver answers.
+        """Call a method of the coordinator and return its result.
 
         Raises:
-            ChronolakeError: what the driver raises.
-            DriverLostError: it does not answer.
+            ChronolakeError: the driver raised it.
+            DriverLostError: the driver does not respond.
         """
         try:
             answer = self._call(
@@ -213,4 +213,4 @@ class Driver:
 
 
 class DriverLostError(Exception):
-    """The run that a task belongs to is over: nothing is to be told any more."""
+    """The driver does not respond: the run that the task belongs to is over."""

@@ -1,9 +1,9 @@
-"""Slices as a data source of Spark: each of its partitions is a group of them.
+"""A Spark data source whose partitions are groups of slices.
 
-A task reads its slices with several requests in flight, and writes their records to files where
-they wait to be landed. What it gives to Spark are those files, as Arrow batches: which types
-records have is only known when they have been read, and a slice counts only when all of it is
-there.
+A task reads its slices with several concurrent requests, and writes their records to files that
+wait to be landed. It returns the list of these files to Spark as Arrow batches, and not the
+records: the records' types are known only after they have been read, and a slice counts only when
+it is complete.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _ARROW: Final = pa.schema(
 
 @dataclass(frozen=True)
 class Share:
-    """What all tasks of one job get alike.
+    """The values that all tasks of one job receive.
 
     Attributes:
         types: the types of the records' columns so far.
-        driver: where to ask for what all tasks share, and to tell what has been read.
-        requests: how many are in flight in one task.
+        driver: address of the coordinator, which holds shared state and receives results.
+        requests: number of concurrent requests in one task.
     """
 
     types: Mapping[str, ColumnType]
@@ -65,21 +65,22 @@ class Share:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a task has to know to read slices of a stream.
+    """The values that a task needs to read slices of a stream.
 
     Attributes:
         stream: the stream.
-        schema: of its records.
-        dated_by: the cursor that tells when records were changed, where it is not the stream's own.
-        manifest: the stream's.
-        config: what the user has set, as the manifest's rules make it.
-        budget: how often the API may be called, or None.
-        may_lack_records: as of `Api`; so is `may_repeat_tokens`.
-        allowed_hosts: as of `Network`; so are `longest`, `memory` and `mask`.
-        mask: hides the configuration's secrets in a text.
-        identity: what tells the records apart.
-        declared: as of `Shape`; so is `nesting`.
-        folder: where the records wait to be landed.
+        schema: the schema of its records.
+        dated_by: the cursor that contains records' modification times, if it is not the stream's
+            own.
+        manifest: the stream's manifest.
+        config: the user's configuration, after the manifest's rules for it were applied.
+        budget: limits the rate of calls, or None.
+        may_lack_records: see `Api`, also for `may_repeat_tokens`.
+        allowed_hosts: see `Network`, also for `longest`, `memory` and `mask`.
+        mask: replaces the configuration's secrets in a text.
+        identity: the records' key.
+        declared: see `Shape`, also for `nesting`.
+        folder: contains the files that wait to be landed.
     """
 
     stream: DeclarativeStream
@@ -103,15 +104,15 @@ class Assignment:
         """Read slices into files, in a task.
 
         Args:
-            share: what the task may do, and whom it tells.
-            group: the slices, with the numbers that the driver knows them by.
+            share: the values that all tasks receive.
+            group: the slices, with their numbers.
 
         Returns:
-            For each slice that could be read its files: `slice` (its number), `file` (the path),
-            `rows` and `bytes`.
+            The files of each slice that could be read: `slice` (its number), `file` (the path),
+                `rows` and `bytes`.
 
         Raises:
-            DriverLostError: nobody wants them any more.
+            DriverLostError: the slices are no longer needed.
         """
         shape = Shape(
             dict(share.types),
@@ -132,7 +133,7 @@ class Assignment:
                 longest=self.longest,
                 memory=self.memory,
             )
-            # Whoever leaves early waits for no request.
+            # A task that ends early does not wait for its requests.
             stack.callback(network.cancelled.set)
             access = Access(
                 network,
@@ -151,7 +152,7 @@ class Assignment:
             slices = SliceReader(self.stream, api, self.schema, dated_by=self.dated_by)
             pool = ThreadPoolExecutor(share.requests, thread_name_prefix=self.stream.name)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-            # Of a task that died another attempt may have read some already.
+            # An earlier attempt of the task may have read some of the slices.
             left = driver.left([number for number, _ in group])
             reading = {
                 pool.submit(files.read, slices.read(work)): number
@@ -180,10 +181,10 @@ class Assignment:
 def slice_source(
     assignment: Assignment, share: Share, groups: Sequence[Sequence[tuple[int, Work]]]
 ) -> type[DataSource]:
-    """A data source whose partitions are groups of slices.
+    """Return a new data source whose partitions are groups of slices.
 
-    It is made anew for each use and not found by its name: what tasks need to know holds secrets,
-    which Spark would show among the options of a plan.
+    A new class is created for each use, instead of passing options to one that is found by name:
+    the assignment contains secrets, and Spark shows options in plans.
     """
 
     class SliceSource(DataSource):  # type: ignore[misc]

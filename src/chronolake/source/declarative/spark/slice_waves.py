@@ -1,4 +1,4 @@
-"""A run's slices read by the tasks of a cluster, a wave of them at a time."""
+"""Waves of a run's slices, each read by the tasks of one Spark job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: A data source is found by its name, which all sessions of the process share.
+#: A data source is found by its name, and all sessions of the process share the names.
 _registering = threading.Lock()
 _HOST: Final = "spark.driver.host"
 _BOUND: Final = "spark.driver.bindAddress"
@@ -46,14 +46,14 @@ def cluster_for(
     files: SliceFiles,
     requests: int,
 ) -> Cluster | None:
-    """The tasks that can read a stream's slices; None: only the driver can.
+    """Return the cluster that can read a stream's slices, or None if only the driver can.
 
     Args:
         spark: the session.
-        api: where the stream is read from.
+        api: the API to read from.
         reader: the stream.
-        files: where its records wait to be landed.
-        requests: how many are in flight at most, in all tasks together.
+        files: writes the records' files.
+        requests: most concurrent requests in all tasks together.
     """
     stream = reader.stream
     if not can_be_spread(stream, api):
@@ -81,12 +81,12 @@ def cluster_for(
 
 
 def can_be_spread(stream: DeclarativeStream, api: Api) -> bool:
-    """Whether tasks can read slices of a stream by themselves.
+    """Return whether tasks can read a stream's slices independently.
 
-    Reports are asked for by the driver, which counts those that are being made; where others read a
-    stream for their partitions its answers are kept in the driver's memory; pages that stand within
-    parents' records need no requests; and instances of the connector's own classes stay where they
-    were made.
+    They cannot in four cases. Async jobs are created by the driver, which counts the jobs that are
+    running. If other streams use this one for their partitions, its responses are cached in the
+    driver's memory. Pages inside parent records need no requests. Instances of the connector's own
+    classes stay in the process that created them.
     """
     return not (
         has_components(stream)
@@ -102,14 +102,14 @@ def can_be_spread(stream: DeclarativeStream, api: Api) -> bool:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Spark's tasks, which read slices of a stream.
+    """Spark tasks that read slices of a stream.
 
     Attributes:
         spark: the session.
-        access: the driver's to the API.
-        assignment: what the tasks have to know.
-        shape: the columns of the records, which tasks make wider.
-        requests: how many are in flight at most, in all tasks together.
+        access: the driver's API session.
+        assignment: the values that the tasks need.
+        shape: the records' columns, which tasks may widen.
+        requests: most concurrent requests in all tasks together.
     """
 
     spark: SparkSession
@@ -119,16 +119,15 @@ class Cluster:
     requests: int
 
     def read(self, works: Sequence[Work]) -> Iterator[tuple[Work, Read | ChronolakeError]]:
-        """Read slices; gives each with what came of it, as soon as it has been read.
+        """Read slices; yield each slice with its result as soon as it has been read.
 
         Raises:
-            SourceError: the cluster could not read all of them, for no reason that has to do with
-                the API.
+            SourceError: the cluster could not read all of them, for a reason other than the API.
         """
         context = self.spark.sparkContext
         tasks = max(1, min(context.defaultParallelism, self.requests, len(works)))
         wave = _Wave(list(works), self.shape)
-        # One more, so that a task is heard while all others wait for a token.
+        # One more, so that a task can report while all others wait for a token.
         callers = self.requests + 1
         host = bound = _LOOPBACK
         if not context.master.startswith("local"):
@@ -173,14 +172,14 @@ class _Wave:
         )
 
     def left(self, numbers: Collection[int]) -> set[int]:
-        """Those of which nothing has come yet."""
+        """Return the numbers of the slices that have no result yet."""
         with self._lock:
             return self._open.intersection(numbers)
 
     def take(
         self, number: int, found: Read | ChronolakeError, types: dict[str, ColumnType]
     ) -> bool:
-        """What came of a slice; False: another attempt of its task has told it already."""
+        """Record a slice's result; return False if another attempt of its task already did."""
         with self._lock:
             if number not in self._open:
                 return False
@@ -190,7 +189,7 @@ class _Wave:
         return True
 
     def run(self, rows: DataFrame, tag: str) -> None:
-        """Run the job, in a thread of its own."""
+        """Run the job, in its own thread."""
         try:
             rows.sparkSession.sparkContext.addJobTag(tag)
             rows.write.format("noop").mode("overwrite").save()
@@ -200,7 +199,7 @@ class _Wave:
             self._came.put(None)
 
     def results(self) -> Iterator[tuple[Work, Read | ChronolakeError]]:
-        """What came of each slice, until the job is over."""
+        """Yield each slice with its result, until the job is over."""
         while (came := self._came.get()) is not None:
             if isinstance(came, Exception):
                 raise SourceError(
