@@ -1,4 +1,4 @@
-"""The core: what happens to a table. Every change is staged, then published in one step."""
+"""Operations on tables. Every change is staged on a branch, then published in one step."""
 
 from chronolake.core.alter import alter
 from chronolake.core.create import create

@@ -1,12 +1,10 @@
-"""ALTER: columns added, dropped, retyped (with casts), and key changes.
-
-Changing the type of stored values: what Iceberg does in place, and what needs a rewrite.
-
-Changing a table's columns: add, drop, retype, and other keys, all or nothing.
+"""ALTER TABLE: add, drop and retype columns, and change keys, all or nothing.
 
 Source: `seeds/destination-connector.txt` ("AlterTable") and `specs/partner-sdk.md` 4.4. A request
-names the whole wanted set of columns. A column that it leaves out is kept with its data (and leaves
-the key) unless `drop_columns` is set.
+contains the complete set of wanted columns. A column that it leaves out is kept with its data (and
+removed from the key) unless `drop_columns` is set.
+
+Iceberg changes some types in place; the other changes need a rewrite of the table.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _WIDENING: Final = {
 
 
 def is_in_place(old: ColumnType, new: ColumnType) -> bool:
-    """Whether a column's type can change without touching its values."""
+    """Return whether a column's type can change without rewriting its values."""
     if old.kind is Kind.DECIMAL and new.kind is Kind.DECIMAL:
         return old.scale == new.scale and (new.precision or 0) >= (old.precision or 0)
     if old.kind in TEXT_KINDS and new.kind in TEXT_KINDS:
@@ -65,13 +63,13 @@ def is_in_place(old: ColumnType, new: ColumnType) -> bool:
 
 
 def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
-    """A value in its new type, or null where it does not fit.
+    """Return a value in its new type, or null if it does not fit.
 
-    Texts are read and written as batch files do (`seeds/destination-connector.txt`, "Examples of
-    data types"), but for bytes, which are a text's UTF-8. Numbers are no times, and times no
-    numbers: no unit is theirs. What has a fraction is rounded: half up to a decimal with fewer
-    digits, and to the nearest floating-point number, which must be finite. Otherwise a value fits
-    if it would come back as it was.
+    Texts are parsed and formatted as in batch files (`seeds/destination-connector.txt`, "Examples
+    of data types"), except binary values, which are a text's UTF-8 bytes. Numbers are not converted
+    to times, nor times to numbers, because they have no unit. Fractions are rounded: half up to a
+    decimal with fewer digits, and to the nearest floating-point number, which must be finite. All
+    other values fit if converting them back gives the same value.
     """
     if new.kind is Kind.BINARY:
         return _as_text(value, old.kind).cast("binary")
@@ -87,9 +85,9 @@ def converted(value: Expression, old: ColumnType, new: ColumnType) -> Expression
 
 
 def is_lost(value: Expression, result: Expression, old: ColumnType, new: ColumnType) -> Expression:
-    """Whether `converted` made null of a value that is something.
+    """Return whether `converted` turned a value into null.
 
-    An empty text is nothing where it is no value of the new type, as in batch files.
+    An empty text counts as null if it is not a valid value of the new type, as in batch files.
     """
     is_value = value.isNotNull()
     if old.kind in TEXT_KINDS and new.kind not in EMPTY_IS_VALUE:
@@ -109,12 +107,12 @@ def _cast(value: Expression, old: ColumnType, new: ColumnType) -> Expression:
     if new.kind is Kind.SHORT:
         result = F.when(result.between(*_SHORT_LIMITS), result)
     if new.kind not in {*_FLOATING, Kind.DECIMAL} or old.kind in _WHOLE:
-        # What does not come back as it was has lost something: a fraction, a time of day, a number
-        # that became true.
+        # A value that differs when it is converted back has lost something: a fraction, a time of
+        # day, or a number that became true.
         result = F.when(result.try_cast(old.sql).eqNullSafe(value), result)
     if new.kind in _FLOATING:
         if old.kind in _WHOLE:
-            # This one comes back as the greatest of all, which it is not.
+            # 2**63 itself passes the round trip, because casting it back saturates at the maximum.
             result = F.when(result < F.lit(2.0**63), result)
         overflows = F.abs(result) == F.lit(float("inf")).cast(new.sql)
         was_infinite = F.abs(value.try_cast("double")) == F.lit(float("inf"))
@@ -133,7 +131,7 @@ def _as_text(value: Expression, kind: Kind) -> Expression:
 
 
 def _iso(value: Expression) -> Expression:
-    """An ISO time without the zeros that end its fraction, and without an empty fraction."""
+    """Return an ISO time without trailing zeros of its fraction, and without an empty fraction."""
     seconds = F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss")
     fraction = F.regexp_replace(F.date_format(value, "SSSSSS"), "0+$", "")
     return F.concat(seconds, F.when(fraction != "", F.concat(F.lit("."), fraction)).otherwise(""))
@@ -145,12 +143,12 @@ _NEXT: Final = f"{RESERVED}next"
 
 @dataclass(frozen=True)
 class AlterPlan:
-    """What has to happen to a table.
+    """The changes that a request makes to a table.
 
     Attributes:
-        columns: the columns afterwards, in table order.
-        converted: columns whose stored values have to be rewritten, by name, as they were.
-        changes_key: whether rows may no longer be told apart by the new key.
+        columns: the resulting columns, in table order.
+        converted: columns whose stored values have to be rewritten, by name, as they were before.
+        changes_key: whether rows may have duplicates of the new key.
     """
 
     columns: tuple[Column, ...]
@@ -159,17 +157,17 @@ class AlterPlan:
 
     @property
     def primary_key(self) -> tuple[str, ...]:
-        """The key afterwards."""
+        """Return the resulting key."""
         return tuple(column.name for column in self.columns if column.primary_key)
 
 
 def plan_alter(
     description: TableDescription, wanted: Sequence[Column], *, drop_columns: bool
 ) -> AlterPlan | None:
-    """What a request asks of a table, or None if the table is like that already.
+    """Return the changes that a request makes to a table, or None if nothing changes.
 
     Raises:
-        SchemaError: the wanted columns make no table, or would switch history mode.
+        SchemaError: the wanted columns are not valid for a table, or would switch history mode.
     """
     check_columns(description.name, wanted)
     by_name = {column.name: column for column in wanted}
@@ -202,7 +200,7 @@ def plan_alter(
     new_key = {column.name for column in columns if column.primary_key}
     if after is Mode.HISTORY:
         new_key.discard(START)
-    # Rows that a key tells apart are told apart by a greater one; without a key nothing is known.
+    # Rows that are unique by a key are unique by a greater one; without a key nothing is known.
     is_greater = bool(old_key) and old_key <= new_key - retyped.keys()
     return AlterPlan(tuple(columns), retyped, bool(new_key) and not is_greater)
 
@@ -215,28 +213,28 @@ def alter(
     drop_columns: bool,
     guard: Callable[[IcebergTable], None] | None = None,
 ) -> bool:
-    """Give a table the wanted columns, types and key; all of it or nothing.
+    """Change a table to the wanted columns, types and key; all of it or nothing.
 
     Args:
         lake: the lake.
         name: the table.
         columns: the wanted columns; the table keeps the order of those it has.
         drop_columns: whether columns that are not wanted are dropped (or kept with their data).
-        guard: of the pipeline that fills the table: asked about each state of it that is to change;
-            raises if the pipeline's process may not write to it any more. Without one, the table
-            must not be filled by a pipeline.
+        guard: for pipeline tables: called with each state of the table that is to change; raises if
+            the pipeline's process must no longer write to it. Without a guard, the table must not
+            be a pipeline table.
 
     Returns:
-        Whether anything had to change.
+        Whether anything changed.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        ConfigurationError: a pipeline fills it.
-        SchemaError: the wanted columns make no table.
+        TableNotFoundError: the table does not exist.
+        ConfigurationError: a pipeline fills the table, and there is no guard.
+        SchemaError: the wanted columns are not valid for a table.
         TypeChangeError: stored values do not fit their new type.
         DuplicateKeyError: rows would have the same new key.
-        CommitError: others were first too often.
-        Exception: what `guard` raises; nothing has changed.
+        CommitError: other writers published first too often.
+        Exception: any error of `guard`; nothing has changed.
     """
     drop_abandoned(lake)
 

@@ -1,17 +1,15 @@
 """Applies record versions to pipeline tables, in any order, with a fast path for appends.
 
-Versions that begin later than all that a history table holds: they need no look at its rows.
+`chronolake.core.scd2_sql` decides what the rows of a record become. This module finds the stored
+rows that landed rows can change, and stages the result. The table's offset in its source is a
+property that is published together with the rows, so that both are stored or neither is.
 
-What differs between two snapshots of a source is such a batch: each record is in it once, at the
-time of the snapshot. Then `core/scd2_sql.py` comes to the same for every record: its active
-version ends, and a new one follows or a mark does. Whether a batch is later than a table is told by
-a property that is published with the rows, and counts only while they are the ones it tells of.
-
-Record versions of a source into its table, in any order and any grouping.
-
-What a record's rows come to is decided in `chronolake.core.scd2_sql`; this module finds the
-stored rows that landed ones can change, and stages the result. How far a table has come in its
-source is a property that is published with the rows, so that both are there or neither.
+The fast path applies if all landed versions begin later than everything that a history table
+contains, for example a snapshot diff: it contains each record once, at the time of the snapshot.
+The result of `scd2_sql` is then the same for every record: its active version ends, and a new
+version or a tombstone follows. Stored rows need not be read. A property that is published with the
+rows stores the latest time in the table; it is valid only while the table still has the snapshots
+that it names.
 """
 
 from __future__ import annotations
@@ -64,19 +62,18 @@ if TYPE_CHECKING:
     from chronolake.types import TableName
 
 
-#: The latest time of all rows, hidden ones too, in microseconds since 1970, and the snapshots of
-#: both branches that it is true of.
+#: The latest time of all rows, hidden ones included, in microseconds since 1970, and the snapshots
+#: of both branches for which it is valid.
 LATEST_PROPERTY: Final = "chronolake.latest"
 
 
 def are_later(write: StagedWrite, pulled: Pulled, layout: Layout) -> bool:
-    """Whether landed rows can be written without a look at what is stored.
+    """Return whether landed rows can be written without reading the stored rows.
 
-    Of a table of which it is not known how late its rows are, that is found out: all times in it
-    are read, once.
+    If the table's latest time is not known, all times in the table are read once.
 
     Args:
-        write: the attempt; the table has rows.
+        write: the attempt; the table must have rows.
         pulled: the landed rows.
         layout: the table.
     """
@@ -89,16 +86,16 @@ def are_later(write: StagedWrite, pulled: Pulled, layout: Layout) -> bool:
 
 
 def stage_later(write: StagedWrite, pulled: Pulled, layout: Layout, *, synced_micros: int) -> int:
-    """Stage landed rows that are later than the table: end versions, add others, and add marks.
+    """Stage landed rows that are later than the table: end versions, add new ones and tombstones.
 
     Args:
         write: the attempt.
         pulled: the landed rows.
         layout: the table.
-        synced_micros: `_fivetran_synced` of the new rows.
+        synced_micros: `_fivetran_synced` of the new rows, in microseconds since 1970.
 
     Returns:
-        How many versions end.
+        The number of versions that end.
     """
     ends = f"IF({PROVIDES_DATA}, {MODIFIED} - {layout.epsilon}L, {DELETED_AT})"
     hint = broadcast(pulled.view, pulled.rows)
@@ -123,11 +120,11 @@ def _new(which: str, columns: tuple[str, ...], pulled: Pulled, layout: Layout, s
 
 
 def latest_with_data(write: StagedWrite, micros: int) -> dict[str, str]:
-    """The property of a table that says how late its rows are, once what is staged is published.
+    """Return the property with the table's latest time, valid once the staged rows are published.
 
     Args:
-        write: the attempt, with all that it changes.
-        micros: the latest time of all rows.
+        write: the attempt, with all its changes staged.
+        micros: the latest time of all rows, in microseconds since 1970.
     """
     now = write.table.refreshed()
     heads = (now.branch(one.branch if one.made else one.of) for one in (write, write.hidden))
@@ -153,14 +150,14 @@ def _latest_of(write: StagedWrite) -> int | None:
 
 @dataclass(frozen=True)
 class PullResult:
-    """What became of landed rows.
+    """The result of applying landed rows.
 
     Attributes:
-        batch: the batch's identity, as it stands in the table's properties.
-        landed: rows that were brought, duplicates included.
-        written: rows of the table that are new or changed.
-        removed: rows of the table that went, or were replaced by changed ones.
-        seconds: time by stage: read, resolve, branch, delete, append, publish.
+        batch: the batch's identity, as in the table's properties.
+        landed: number of landed rows, duplicates included.
+        written: number of rows of the table that are new or changed.
+        removed: number of rows of the table that were removed or replaced by changed ones.
+        seconds: seconds by stage: read, resolve, branch, delete, append, publish.
     """
 
     batch: str
@@ -184,33 +181,33 @@ def write_versions(
     not_hashed: Sequence[str] = (),
     erased: Sequence[str] = (),
 ) -> PullResult:
-    """Apply record versions to a table, all of them or nothing.
+    """Apply record versions to a table, all of them or none.
 
-    The table is what all versions ever applied make together, whatever their order; applying the
-    same ones again changes no row.
+    The table depends only on the set of versions that were ever applied, not on their order.
+    Applying the same versions again changes no row.
 
     Args:
         lake: the lake.
-        name: a table made by `create_pulled`.
-        versions: record versions (`chronolake.change_set`) with all data columns of the table;
-            their session does the work (`Lake.session_for_versions`). It is computed more than
-            once: reading it must always give the same rows.
-        synced_micros: `_fivetran_synced` of rows that are new, in microseconds since 1970.
+        name: a table created by `create_pulled`.
+        versions: record versions (`chronolake.change_set`) with all data columns of the table.
+            Their session does the work (`Lake.session_for_versions`). They are computed more than
+            once, so reading them must always give the same rows.
+        synced_micros: `_fivetran_synced` of new rows, in microseconds since 1970.
         batch: the batch's identity, for logs and the table's properties.
         properties: properties of the table to publish together with the rows.
         guard: gets the table as it is when the rows are published, and raises if this process must
-            not write to it any more.
+            no longer write to it.
         counts: whether the rows count for the month's usage.
-        has_each_once: whether it is known that no two of the versions are of one record.
-        not_hashed: the data columns that a row's hash is not made of, where it has one.
+        has_each_once: whether each record is known to have at most one of the versions.
+        not_hashed: the data columns that a row's hash excludes, if the table has hashes.
         erased: the data columns that a purge empties in the versions that it ends.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        BatchError: the table is not filled in this way, or a version lacks its key, its time or its
+        TableNotFoundError: the table does not exist.
+        BatchError: the table is not a pipeline table, or a version lacks its key, its time or its
             sequence.
         CommitError: the result could not be published.
-        Exception: whatever computing `versions` raises; nothing has changed.
+        Exception: any error from computing `versions`; nothing has changed.
     """
     table = lake.catalog.find(name)
     if table is None:
@@ -221,7 +218,7 @@ def write_versions(
     layout = layout_of(description)
     hashed = hashed_columns(table, description)
     if hashed is not None:
-        # Columns that have come since are null in all other rows.
+        # Columns that were added later are null in all other rows.
         new = (description.by_name[name] for name in layout.data if name not in not_hashed)
         hashed = tuple(dict.fromkeys([*hashed, *new]))
     layout = replace(layout, erased=tuple(erased), omitted=_omitted_of(table), hashed=hashed)
@@ -264,7 +261,7 @@ class _Outcome:
     written: int = 0
     removed: int = 0
     sketch: bytes | None = None
-    #: The latest time in the table, in microseconds, where that is known; None: it is not.
+    #: The latest time in the table, in microseconds; None if it is not known.
     latest: int | None = None
 
 
@@ -307,10 +304,10 @@ def _stage(
 
 
 def _events(write: StagedWrite, pulled: Pulled, layout: Layout) -> list[str]:
-    """Landed rows, and the stored ones that they can change, as queries."""
+    """Return queries of the landed rows, and of the stored rows that they can change."""
     events = [of_landed(pulled.view, layout)]
     if pulled.purges and layout.mode is not Mode.LIVE:
-        # A live table shows no purged record, whatever is known of its versions.
+        # A live table shows no purged record, whatever its versions are.
         events.append(of_purged(pulled.view, layout))
     if not write.is_empty:
         events.append(_reached(write, pulled, layout))
@@ -322,7 +319,7 @@ def _events(write: StagedWrite, pulled: Pulled, layout: Layout) -> list[str]:
 def _at_once(
     write: StagedWrite, pulled: Pulled, layout: Layout, synced: int, watch: Stopwatch
 ) -> _Outcome | None:
-    """Stage rows that need no look at what is stored; None: they need one."""
+    """Stage rows without reading the stored rows; return None if these must be read."""
     if not write.is_empty:
         with watch.stage("read"):
             is_later = are_later(write, pulled, layout)
@@ -339,7 +336,7 @@ def _at_once(
 
 
 def _fill(write: StagedWrite, resolved: DataFrame, pulled: Pulled, layout: Layout) -> _Outcome:
-    """Stage the first rows of a table: nothing has to go, and nothing is kept in memory."""
+    """Stage the first rows of a table: nothing to remove, and nothing is kept in memory."""
     with viewed(resolved) as view:
         reach("write.planned")
         write.append(_added(view, layout))
@@ -371,7 +368,7 @@ def _remove(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: 
 
 
 def _reveal(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: Layout) -> None:
-    """Remove hidden rows that have nothing to say any more, or are shown."""
+    """Remove hidden rows that are no longer needed, or that are now shown in `main`."""
     same_version = f"{TABLE}.{VERSION} = {KEYS}.{STORED}"
     write.hidden.delete(
         f"SELECT {broadcast(rows, number)} {numbered(layout.key)}, {STORED} "
@@ -381,10 +378,10 @@ def _reveal(write: StagedWrite, rows: str, number: int, pulled: Pulled, layout: 
 
 
 def _reached(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
-    """The rows of `main` that landed ones can change, with all that is known of them.
+    """Return a query of the rows of `main` that landed rows can change, with their metadata.
 
-    In a history table these are versions which are active, or end when their record's first landed
-    version starts or later.
+    In a history table these are the versions that are active, or that end when their record's first
+    landed version starts or later.
     """
     keys = (
         f"SELECT {numbered(layout.key)}, min({MODIFIED}) AS since, max({PURGED_AT}) AS purged "
@@ -395,7 +392,7 @@ def _reached(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
         since = f"timestamp_micros({KEYS}.since - {layout.epsilon})"
         reached = f"{TABLE}.{ACTIVE} OR {TABLE}.{END} >= {since}"
         if layout.erased:
-            # Such a purge changes all that was before it.
+            # Such a purge changes all versions before it.
             reached += f" OR {KEYS}.purged IS NOT NULL"
         conditions += [f"({reached})", *_in_reach(pulled, layout)]
     return (
@@ -405,7 +402,7 @@ def _reached(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
 
 
 def _hidden(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
-    """The hidden rows of the landed keys, with all that is known of them."""
+    """Return a query of the hidden rows of the landed keys, with their metadata."""
     keys = f"SELECT DISTINCT {numbered(layout.key)} FROM {pulled.view}"
     matched = " AND ".join(same_key(layout.key, pulled.bounds))
     return (
@@ -415,7 +412,7 @@ def _hidden(write: StagedWrite, pulled: Pulled, layout: Layout) -> str:
 
 
 def _in_reach(pulled: Pulled, layout: Layout) -> list[str]:
-    """SQL conditions that all versions meet which landed rows can change: they prune files."""
+    """Return SQL conditions to prune files, true for all versions that landed rows can change."""
     if layout.erased and pulled.purges:
         return []
     return [f"({TABLE}.{ACTIVE} OR {is_since(END, (pulled.since or 0) - layout.epsilon)})"]

@@ -1,11 +1,10 @@
-"""The profile of a batch: what one pass over it measures.
+"""The profile of a batch: counts and bounds from one pass over its rows.
 
-A batch on its way into a table: its change set, kept in memory, and what one pass over it told.
-
-The pass is the only time that the batch's files are decoded, and the only thing about the batch
+A destination batch is a change set that is kept in memory while it is merged into a table. The pass
+is the only time that the batch's files are decoded, and its result is the only part of the batch
 that reaches the driver: one row of counts and bounds, whatever the batch's size.
 
-What is known of landed rows before their table is looked at.
+Landed rows of pipeline tables are profiled before their table is read.
 """
 
 from __future__ import annotations
@@ -69,18 +68,18 @@ _HOUR_MICROS: Final = 3_600_000_000
 
 @dataclass(frozen=True)
 class Incoming:
-    """A batch's rows and what is known about them.
+    """A batch's rows and their profile.
 
     Attributes:
         rows: the change set of `chronolake.change_set`, kept, as a SQL name.
         names: its data columns, in the order of the unmodified bits.
         replaced, updated, deleted, earliest: number of rows by kind of file.
         repeated: not for history: whether some key occurs in more than one row.
-        unmodified: names of the columns that some update row leaves as they are.
+        unmodified: names of the columns that some update row leaves unmodified.
         with_nulls: key columns that are null in some row.
-        bounds: bounds of the key columns for which that is useful, as SQL.
-        since: history only: the least time in microseconds that the batch touches, or None.
-        contradicting: history only: rows whose own times and `_fivetran_active` do not agree.
+        bounds: bounds of key columns as SQL, for types where bounds prune files.
+        since: history only: the earliest time in microseconds that the batch affects, or None.
+        contradicting: history only: number of rows whose times contradict `_fivetran_active`.
         writing: not for history: the sketch of its replace and update rows (`core/usage.py`).
     """
 
@@ -100,25 +99,25 @@ class Incoming:
 
     @property
     def rows_count(self) -> int:
-        """Number of rows in all files."""
+        """Return the number of rows in all files."""
         return self.replaced + self.updated + self.deleted + self.earliest
 
     @property
     def is_empty(self) -> bool:
-        """Whether the batch has no row at all."""
+        """Return whether the batch has no rows."""
         return self.rows_count == 0
 
     def same_key(self, key: Sequence[str]) -> list[str]:
-        """SQL conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`.
+        """Return SQL conditions that match a row of `TABLE` with the `numbered` key of `KEYS`.
 
-        Bounds that all keys of the batch keep stand among them: they prune files and row groups.
+        They include bounds of all keys of the batch, which prune files and row groups.
         """
         return same_key(key, self.bounds, self.with_nulls)
 
     def since_of(self, column: str) -> str:
-        """A SQL condition: this time of a version of `TABLE` is when the batch begins, or later.
+        """Return a SQL condition: a time column of `TABLE` is not before the batch's first time.
 
-        Only for history: versions that end and start earlier the batch cannot change, unless they
+        For history only: the batch cannot change versions that end and start earlier, unless they
         are active.
         """
         return is_since(column, (self.since or 0) - EPSILON_MICROS)
@@ -129,17 +128,17 @@ def same_key(
     bounds: Mapping[str, tuple[str, str]],
     with_nulls: AbstractSet[str] = frozenset(),
 ) -> list[str]:
-    """SQL conditions: a row of `TABLE` has the `numbered` key of a row of `KEYS`.
+    """Return SQL conditions that match a row of `TABLE` with the `numbered` key of `KEYS`.
 
     Args:
         key: the key columns.
-        bounds: what bounds all keys keep, as SQL: they prune files and row groups.
+        bounds: bounds of all keys, as SQL: they prune files and row groups.
         with_nulls: key columns that may be null.
     """
     conditions = []
     for number, name in enumerate(key):
         column = f"{TABLE}.{quoted(name)}"
-        # Without nulls, Spark looks a single key up as a number and not as a row.
+        # Without nulls, Spark's join hashes a single key as a number instead of a row.
         equals = "<=>" if name in with_nulls else "="
         conditions.append(f"{column} {equals} {KEYS}.k{number}")
         if name in bounds:
@@ -149,21 +148,22 @@ def same_key(
 
 
 def is_since(column: str, micros: int) -> str:
-    """A SQL condition: a column of `TABLE` has a time or a later one, rounded down to an hour."""
+    """Return a SQL condition: a column of `TABLE` is not before a time rounded down to an hour."""
     since = micros // _HOUR_MICROS * _HOUR_MICROS
     return f"{TABLE}.{column} >= timestamp_micros({since})"
 
 
 def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
-    """Bounds that hold what is between two cells, as SQL, and often the same for the next batch.
+    """Return SQL bounds that include two cells and are often the same for the next batch.
 
-    Spark writes numbers of a statement into the code that it generates: with every batch's own
-    bounds, every batch would run code that the JVM has not compiled yet: a scan of 2,000,000 keys
-    takes 0.2 s longer then. Integers and dates go to the next multiple of half of their distance or
-    less, so that new keys at the end of a table seldom move the bounds; texts do not stand in code.
+    Spark writes a statement's numbers into the code that it generates: with each batch's exact
+    bounds, each batch would run code that the JVM has not compiled yet, and a scan of 2,000,000
+    keys takes 0.2 s longer. Integers and dates are rounded to a multiple of at most half of their
+    distance, so that new keys at the end of a table seldom change the bounds. Strings are not part
+    of generated code.
     """
     if kind is Kind.STRING:
-        # A raw hexadecimal literal needs no escaping, whatever the text holds.
+        # A raw hexadecimal literal needs no escaping, whatever the text contains.
         first, last = (f"CAST(X'{text.encode().hex()}' AS STRING)" for text in (least, greatest))
     elif kind is Kind.NAIVE_DATE:
         days = _rounded(least.toordinal(), greatest.toordinal(), *_DAYS)
@@ -171,13 +171,13 @@ def bounds_of(kind: Kind, least: Any, greatest: Any) -> tuple[str, str]:
     elif kind is Kind.LONG:
         first, last = (f"{number}L" for number in _rounded(least, greatest, *_LONGS))
     else:
-        # Of the column's own type: a MERGE that compares an INT with a BIGINT is not planned.
+        # In the column's own type: Spark cannot plan a MERGE that compares an INT with a BIGINT.
         first, last = (f"{number}" for number in _rounded(least, greatest, *_INTS))
     return first, last
 
 
 def _rounded(least: int, greatest: int, first: int, last: int) -> tuple[int, int]:
-    """Two numbers, rounded apart but not beyond the first and last of their type."""
+    """Round one number down and one up, within the first and last value of their type."""
     step = 1 << max(0, (greatest - least).bit_length() - 2)
     return max(least // step * step, first), min(-(-greatest // step) * step, last)
 
@@ -192,21 +192,21 @@ def incoming(
     *,
     is_history: bool,
 ) -> Iterator[Incoming]:
-    """Decode a batch once, and keep it for as long as the block runs.
+    """Decode a batch once, and keep it while the block runs.
 
     Args:
         changes: the change set.
-        description: the table it is for.
+        description: the target table.
         key: the columns that identify a record.
         columns: the change set's data columns.
         watch: gets the time of the pass as the stage `read`.
         is_history: whether it is a history batch, whose rows are versions with their times.
 
     Raises:
-        UnknownColumnError: a column that the table does not have.
-        BatchError: no key column, a key column that the batch lacks, or a history row without
-            its times.
-        Exception: whatever reading the batch's files raises.
+        UnknownColumnError: the batch has a column that the table does not have.
+        BatchError: the table has no key, the batch lacks a key column, or a history row lacks its
+            times.
+        Exception: any error from reading the batch's files.
     """
     names = tuple(column.name for column in columns)
     _check_columns(description, key, names)
@@ -219,7 +219,7 @@ def incoming(
 
 
 def _with_tmax(changes: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Let every active version end at Tmax, which senders write with more digits, or with none."""
+    """End active versions at Tmax, which senders write with more digits, or with none."""
     if not {END, ACTIVE} <= set(names):
         return changes
     end = f"unix_micros({END})"
@@ -308,7 +308,7 @@ def _measure(
 def _measuring(
     batch: str, key: Sequence[str], ordered: AbstractSet[str], words: int, *, is_history: bool
 ) -> str:
-    """The one statement that looks at all rows of a batch."""
+    """Return the only statement that reads all rows of a batch."""
     kinds = [f"n{int(kind)}" for kind in Op]
     counts = [f"count_if({OP} = {int(kind)}) AS n{int(kind)}" for kind in Op]
     bits = [f"bit_or(coalesce(get({UNMODIFIED}, {word}), 0L)) AS w{word}" for word in range(words)]
@@ -324,7 +324,7 @@ def _measuring(
         ]
         rows, columns = batch, list(map(quoted, key))
     else:
-        # By key first, to see whether one repeats: a query of its own would take as long again.
+        # Group by key first, to find repeated keys: a separate query would take as long again.
         columns = [f"k{number}" for number in range(len(key))]
         own = ", ".join([numbered(key), "count(1) AS number", *counts, *bits])
         rows = f"(SELECT {own} FROM {batch} GROUP BY {listed(key)})"
@@ -342,41 +342,41 @@ def _measuring(
 
 
 def _contradicts() -> str:
-    """A SQL condition: what a row says of its version's times cannot all be true.
+    """Return a SQL condition: the times of a row's version contradict each other.
 
-    It is active although it ends, or inactive although it does not; or it ends before it starts,
-    but for a version that is shorter than a millisecond.
+    The version is active although it ends, or inactive although it does not; or it ends before it
+    starts, except if it is shorter than a millisecond.
     """
     start, end = f"unix_micros({START})", f"unix_micros({END})"
     return f"({ACTIVE} <> ({end} >= {TMAX_MICROS}) OR {end} <= {start} - {EPSILON_MICROS})"
 
 
 def micros_of_change() -> str:
-    """When a row of a history batch has its effect: a delete at its end, others at their start."""
+    """Return SQL for the time when a history row has its effect: a delete's end, else its start."""
     return f"unix_micros(CASE WHEN {OP} = {int(Op.DELETE)} THEN {END} ELSE {START} END)"
 
 
-#: Of more files with incomplete rows the names are not told.
+#: The error names no more than this number of files with incomplete rows.
 _FILES: Final = 1_000
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """Landed rows and what is known about them.
+    """Landed rows and their profile.
 
     Attributes:
         view: the rows as a SQL name.
-        rows: how many.
-        marks: how many of them only say that a record is gone.
-        purges: how many of these are purges.
-        omitted: the data columns of which some row says nothing.
+        rows: number of rows.
+        marks: number of tombstones: rows that only report that a record is deleted or purged.
+        purges: number of tombstones that are purges.
+        omitted: the data columns that some row omits.
         since: the least modification time in microseconds, or None.
-        bounds: bounds of the key columns for which that is useful, as SQL.
-        sketch: of the versions they tell of (`core/usage.py`).
-        deleted: how many say when their record was deleted.
-        plain_marks: how many only say that it was deleted at the row's own time.
-        latest: the latest time that any of them tells, in microseconds, or None.
-        has_each_once: whether it is known that no two are of one record.
+        bounds: bounds of key columns as SQL, for types where bounds prune files.
+        sketch: the sketch of their versions (`core/usage.py`).
+        deleted: number of rows with a deletion time.
+        plain_marks: number of tombstones with a deletion at the row's own time.
+        latest: the latest time in any of the rows, in microseconds, or None.
+        has_each_once: whether no two rows are known to be of one record.
     """
 
     view: str
@@ -394,12 +394,12 @@ class Pulled:
 
     @property
     def are_states(self) -> bool:
-        """Whether each row is its record's one version, which is active."""
+        """Return whether each row is the only version of its record, and active."""
         return self.has_each_once and not (self.deleted or self.marks or self.omitted)
 
     @property
     def say_one_thing_each(self) -> bool:
-        """Whether each row is all there is of its record: a version, or its end at that time."""
+        """Return whether each row is its record's only row: a version, or a plain deletion."""
         are_plain = self.deleted == self.marks == self.plain_marks
         return self.has_each_once and are_plain and not (self.purges or self.omitted)
 
@@ -412,14 +412,14 @@ def measured(
     *,
     has_each_once: bool,
 ) -> Pulled:
-    """Look once at landed rows, without their data columns.
+    """Profile landed rows in one pass, without their data columns.
 
     Args:
         spark: the session that reads them.
         view: the rows as a SQL name.
         description: the table.
-        layout: the same, as far as versions are concerned.
-        has_each_once: whether it is known that no two rows are of one record.
+        layout: the table's layout.
+        has_each_once: whether no two rows are known to be of one record.
 
     Raises:
         IncompleteRowsError: a row lacks its key, its time or its sequence.
@@ -467,7 +467,7 @@ def measured(
         rows=row["rows"],
         marks=row["marks"],
         purges=row["purges"],
-        # A name that is none of the table's columns says nothing about it.
+        # Names that are not columns of the table are ignored.
         omitted=tuple(
             name for name in layout.data if name in row["untold"] and name not in layout.key
         ),

@@ -1,4 +1,4 @@
-"""Making a table."""
+"""Creation of tables: checks of columns, properties and partitioning."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 _EXPECTED: Final = {START: Kind.UTC_DATETIME, END: Kind.UTC_DATETIME, ACTIVE: Kind.BOOLEAN}
 
-#: Iceberg keeps statistics of the first so many columns unless it is told otherwise.
+#: Iceberg keeps statistics of this number of leading columns by default.
 _MEASURED_COLUMNS: Final = 100
 
 PROPERTIES: Final = {
     "format-version": "3",
-    # Removed rows become deletion vectors: a batch never rewrites the files it touches.
+    # Removed rows become deletion vectors: a batch never rewrites data files.
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
-    # A batch's rows are few and come as they are; maintenance sorts them by key later.
+    # A batch has few rows, which are written in their order; maintenance sorts them by key later.
     "write.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
     "write.parquet.compression-codec": "zstd",
-    # A scan of a compacted table is spread over tasks by row groups, and skips those without its
-    # keys.
+    # A scan of a compacted table is split into tasks by row groups, and skips row groups without
+    # matching keys.
     "write.parquet.row-group-size-bytes": str(16 * 2**20),
-    # Batches leave small files: one Spark task reads up to 64 of them, not 4.
+    # Batches leave small files: one Spark task reads up to 64 of them instead of 4.
     "read.split.open-file-cost": str(256 * 2**10),
-    # Every statement reads every manifest, and a batch makes several.
+    # Every statement reads every manifest, and a batch creates several.
     "commit.manifest.min-count-to-merge": "10",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
@@ -46,19 +46,20 @@ PROPERTIES: Final = {
 
 
 def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
-    """Create an empty table, and its schema where that is missing.
+    """Create an empty table, and its schema if it does not exist.
 
-    A history table is partitioned by `_fivetran_active`, so that today's state is one partition.
+    A history table is partitioned by `_fivetran_active`, so that the current state is one
+    partition.
 
     Raises:
-        TableExistsError: the table exists; it is untouched.
-        SchemaError: the columns make no table, or the schema is reserved.
-        CallCancelledError: the call that this thread works for was cancelled; neither the table nor
-            a schema that was made for it is there.
+        TableExistsError: the table exists; it is unchanged.
+        SchemaError: the columns are not valid for a table, or the schema is reserved.
+        CallCancelledError: the call that this thread works for was cancelled; the table, and a
+            schema that was created for it, were removed again.
     """
     expect_unreserved(name)
     check_columns(name, columns)
-    # Held, so that whoever sends the request again finds the table made or gone.
+    # Locked, so that a repeated request finds the table either created or removed.
     with lake.writing(name):
         had_schema = lake.catalog.has_schema(name.schema)
         lake.catalog.create(
@@ -79,7 +80,7 @@ def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
 def _undo(lake: Lake, name: TableName, *, had_schema: bool) -> None:
     table = lake.catalog.find(name)
     if table is None or table.snapshot_id is not None:
-        # Another process has renamed it, or written to it already.
+        # Another process has already renamed it, or written to it.
         return
     lake.catalog.drop(name, purge=True)
     lake.catalog.delete_folder(table)
@@ -88,20 +89,20 @@ def _undo(lake: Lake, name: TableName, *, had_schema: bool) -> None:
 
 
 def partitioning_of(columns: Sequence[Column]) -> list[str]:
-    """The columns that a table with these columns is partitioned by."""
+    """Return the columns by which a table with these columns is partitioned."""
     return [ACTIVE] if mode_of(column.name for column in columns) is Mode.HISTORY else []
 
 
 def properties_of(columns: Sequence[Column]) -> dict[str, str]:
-    """The properties of a new table with these columns."""
+    """Return the properties of a new table with these columns."""
     return {**PROPERTIES, **column_properties(columns)}
 
 
 def column_properties(columns: Sequence[Column]) -> dict[str, str]:
-    """The properties that change with a table's columns."""
+    """Return the properties that change with a table's columns."""
     properties = {COLUMNS_PROPERTY: columns_to_json(columns)}
     if len(columns) > _MEASURED_COLUMNS:
-        # Scans are pruned by keys and times: they need statistics wherever they stand.
+        # Scans are pruned by keys and times: these need statistics at any position.
         pruning = {SYNCED, START, END} | {column.name for column in columns if column.primary_key}
         properties |= {
             f"write.metadata.metrics.column.{column.name}": "truncate(16)"
@@ -112,11 +113,11 @@ def column_properties(columns: Sequence[Column]) -> dict[str, str]:
 
 
 def check_columns(name: TableName, columns: Sequence[Column]) -> None:
-    """Refuse columns that make no table.
+    """Refuse columns that are not valid for a table.
 
     Raises:
-        SchemaError: no columns, two of one name, a reserved name, or a history column that has not
-            the type it needs.
+        SchemaError: there are no columns, two have the same name, a name is reserved, or a history
+            column does not have its required type.
     """
     table = str(name)
     if "\0" in table:

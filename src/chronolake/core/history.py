@@ -1,23 +1,23 @@
-"""Batches into history tables: earliest-start, update, replace and delete files, exactly.
+"""Batches into history tables: earliest-start, update, replace and delete files.
 
-Source: `seeds/history-batch-files.txt`, with the three clarifications that its own result tables
-ask for (`docs/architecture.md`, "History batches"). In one staged write:
+Source: `seeds/history-batch-files.txt`, with three clarifications that its own result tables
+require (`docs/architecture.md`, "History batches"). In one staged write:
 
 1. The *earliest start* of a key is the least start of its earliest, replace and update rows. Stored
-   versions that start there or later are removed.
-2. A remaining version that is active, or ends later than 1 ms before the earliest start, ends then
-   and is inactive.
-3. Replace rows are added as they are. Of rows with one key and one start the last one counts:
-   update files first, then replace files, each in the order of the request.
-4. An update row takes the cells it leaves as they are from the version just before it by start,
-   stored or of this batch. Where there is none: from the stored version of its own start, else from
-   the earliest later one that the batch removes and does not replace. Where there is none either,
-   the row is ignored.
-5. A delete row ends the version that was current at its time. Where none was, it ends the version
-   that was active before the batch and starts later, at that version's start.
+versions that start at this time or later are removed.
+2. A remaining version that is active, or ends later than 1 ms before the earliest start, then ends
+at that time and is inactive.
+3. Replace rows are added unchanged. The last of several rows with one key and one start wins:
+update files are first, then replace files, each in the order of the request.
+4. An update row takes its unmodified cells from the version just before it by start, stored or of
+this batch. If no such version exists: from the stored version with its own start, else from the
+earliest later version that the batch removes and does not replace. If that does not exist either,
+the row is ignored.
+5. A delete row ends the version that was current at its time. If no version was current, it ends
+the version that was active before the batch and starts later, at that version's start.
 
-What happens to a key is decided by `chronolake.core.scd2_fold`, a pure function that Spark's
-executors run over the key's events; this module brings the events together and stages the result.
+`chronolake.core.scd2_fold` decides what happens to a key. It is a pure function that Spark's
+executors run over the key's events; this module gathers the events and stages the result.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _OTHERS: Final = (
 def write_history_batch(
     lake: Lake, name: TableName, changes: DataFrame, *, columns: Sequence[Column], batch: str
 ) -> BatchResult:
-    """Apply a history batch, all of it or nothing. Sent again, it gives the same table.
+    """Apply a history batch, all of it or nothing. Sending it again gives the same table.
 
     Args:
         lake: the lake.
@@ -95,7 +95,7 @@ def write_history_batch(
         batch: the batch's identity, for logs and the table's properties.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
         BatchError: the table is not in history mode, the batch cannot be applied to it, or a file
             cannot be read.
         CommitError: the result could not be published.
@@ -143,12 +143,12 @@ class Outcome:
     """Counts of a resolved batch.
 
     Attributes:
-        removed: stored versions that go, or go and come back changed.
+        removed: stored versions that are removed or rewritten.
         added: versions that are written.
-        baseless: update rows with no version just before them among those that were looked at.
+        baseless: update rows without an earlier version among the versions that were read.
         ignored: update rows that nothing can complete.
         ignored_key: the key of one of these, or None.
-        written: the sketch of the versions that the batch brings (`core/usage.py`).
+        written: the sketch of the versions from the batch (`core/usage.py`).
         closed_at_start: active versions that a delete from before their start closes.
     """
 
@@ -164,7 +164,7 @@ class Outcome:
 def stage(
     write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
 ) -> Outcome:
-    """Work out what a history batch does to a table, and stage it.
+    """Compute the changes of a history table by a batch, and stage them.
 
     Args:
         write: the staged write of a history table.
@@ -198,7 +198,7 @@ def _resolved(
     description: TableDescription,
     until_published: ExitStack,
 ) -> tuple[str, Outcome]:
-    """Compute what a batch does to its keys once, keep it, and count it; gives it as a SQL name."""
+    """Compute a batch's effects on its keys once and keep them; return SQL name and counts."""
     layout = scd2_fold.Layout(
         columns=tuple(column.name for column in description.columns),
         carried=batch.names,
@@ -233,7 +233,7 @@ def _delete(
     batch: Incoming,
     description: TableDescription,
 ) -> None:
-    """Remove the stored versions that go, by file and position."""
+    """Remove stored versions by file and position."""
     key = description.record_key
     write.delete(
         f"SELECT {broadcast(resolved, outcome.removed)} {numbered(key)}, {FILE}, {POSITION} "
@@ -243,7 +243,7 @@ def _delete(
 
 
 def _of_batch(batch: Incoming, description: TableDescription) -> str:
-    """The batch's rows as events."""
+    """Return the batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
         f"SELECT CASE {OP} {kinds} END AS {KIND}, {micros_of_change()} AS {TIME}, {SEQ}, "
@@ -253,10 +253,10 @@ def _of_batch(batch: Incoming, description: TableDescription) -> str:
 
 
 def _overlapping(table: str, batch: Incoming, description: TableDescription) -> str:
-    """Stored versions that are active, or start or end at their key's first time or later.
+    """Return stored versions that are active, or start or end at their key's first time or later.
 
-    They are all that the batch can change. A version may end before it starts: where it is shorter
-    than a millisecond, or was sent so.
+    The batch can change only these. A version may end before it starts if it is shorter than a
+    millisecond, or was sent like that.
     """
     key = description.record_key
     since = f"timestamp_micros(min({micros_of_change()}) - {EPSILON_MICROS}) AS since"
@@ -268,7 +268,7 @@ def _overlapping(table: str, batch: Incoming, description: TableDescription) -> 
 
 
 def _in_reach(batch: Incoming) -> str:
-    """A SQL condition that all versions meet which the batch can change.
+    """Return a SQL condition that is true for all versions that the batch can change.
 
     It prunes files and row groups by their statistics, so that the cost does not grow with the
     history before the batch.
@@ -279,7 +279,7 @@ def _in_reach(batch: Incoming) -> str:
 def _newest_before(
     table: str, resolved: str, batch: Incoming, description: TableDescription
 ) -> str:
-    """The newest stored version before the earliest start, for keys with baseless updates."""
+    """Return the newest stored version before the earliest start, for keys of baseless updates."""
     keys = (
         f"SELECT DISTINCT {numbered(description.record_key)}, "
         f"timestamp_micros({EARLIEST}) AS since "
@@ -298,7 +298,7 @@ def _stored(
     keys: str,
     *conditions: str,
 ) -> str:
-    """Stored versions as events, for keys that `keys` numbers, on conditions over both."""
+    """Return stored versions as events, for keys that `keys` numbers, on conditions over both."""
     names = [column.name for column in description.columns]
     matched = " AND ".join([*batch.same_key(description.record_key), *conditions])
     return (

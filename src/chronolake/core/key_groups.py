@@ -1,6 +1,6 @@
-"""Rows of many keys, one after the other: the arithmetic that folds of a batch are made of.
+"""Groups of rows with equal keys in sorted rows, and vectorized operations on them.
 
-Everything here is pure and vectorised (Arrow and numpy); it runs in Spark's Python workers on rows
+Everything here is pure and vectorized (Arrow and NumPy). It runs in Spark's Python workers on rows
 that Spark has partitioned by key and sorted. It imports neither Spark nor the rest of the core.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-#: No such row.
+#: The index for "no such row".
 NONE: Final = -1
 _ROWS_PER_BATCH: Final = 10_000
 
@@ -44,7 +44,7 @@ class Runs:
 
     @classmethod
     def of(cls, rows: pa.Table, key: Sequence[str]) -> Runs:
-        """The runs of rows that are sorted by `key`; null equals null, and NaN equals NaN."""
+        """Return the runs of rows sorted by `key`; null equals null, and NaN equals NaN."""
         count = rows.num_rows
         begins = np.ones(count, dtype=bool)
         begins[1:] = ~_same_as_before(rows, key)
@@ -54,13 +54,13 @@ class Runs:
         return cls(starts[number], ends[number], starts)
 
     def last_at_or_before(self, which: Flags) -> Indices:
-        """For every row, the nearest row of its run up to itself that is one of `which`."""
+        """Return for every row the nearest row of `which` in its run, up to the row itself."""
         index = np.arange(len(which))
         found = np.maximum.accumulate(np.where(which, index, NONE)) if len(which) else index
         return np.where(found >= self.first, found, NONE)
 
     def last_before(self, which: Flags) -> Indices:
-        """For every row, the nearest earlier row of its run that is one of `which`."""
+        """Return for every row the nearest earlier row of `which` in its run."""
         index = np.arange(len(which))
         found = np.full(len(which), NONE, dtype=np.int64)
         if len(which):
@@ -68,7 +68,7 @@ class Runs:
         return np.where(found >= self.first, found, NONE)
 
     def first_after(self, which: Flags) -> Indices:
-        """For every row, the nearest later row of its run that is one of `which`."""
+        """Return for every row the nearest later row of `which` in its run."""
         count = len(which)
         index = np.arange(count)
         found = np.full(count, count, dtype=np.int64)
@@ -78,14 +78,14 @@ class Runs:
         return np.where(found <= self.last, found, NONE)
 
     def least(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For every row, the least value of its run."""
+        """Return for every row the least value of its run."""
         if not len(values):
             return values
         per_run = np.minimum.reduceat(values, self.starts)
         return np.repeat(per_run, np.diff(np.append(self.starts, len(values))))
 
     def count_so_far(self, which: Flags) -> NDArray[np.int64]:
-        """For every row, how many rows of its run up to itself are one of `which`."""
+        """Return for every row the number of rows of `which` in its run, up to the row itself."""
         total = np.cumsum(which)
         before_run = np.where(self.first > 0, total[self.first - 1], 0)
         return total - before_run
@@ -116,13 +116,13 @@ def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def flags(column: pa.ChunkedArray | pa.Array) -> Flags:
-    """A boolean column as numpy; null counts as false."""
+    """Return a boolean column as a NumPy array; null becomes false."""
     filled: Flags = _whole(pc.fill_null(column, False)).to_numpy(zero_copy_only=False)
     return filled.astype(bool, copy=False)
 
 
 def integers(column: pa.ChunkedArray | pa.Array, missing: int = 0) -> NDArray[np.int64]:
-    """A column of integers or timestamps as numpy, timestamps in microseconds."""
+    """Return a column of integers or timestamps as a NumPy array, timestamps in microseconds."""
     whole = _whole(column)
     if pa.types.is_timestamp(whole.type):
         whole = whole.cast(pa.int64())
@@ -133,7 +133,7 @@ def integers(column: pa.ChunkedArray | pa.Array, missing: int = 0) -> NDArray[np
 
 
 class Unmodified:
-    """Which cells of a change set's rows are to be left as they are."""
+    """The cells of a change set's rows that are left unmodified."""
 
     def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
         self._place = {name: number for number, name in enumerate(names)}
@@ -146,7 +146,7 @@ class Unmodified:
             self._bits[marked] = values.reshape(len(marked), words)
 
     def __getitem__(self, name: str) -> Flags:
-        """For every row, whether the cell of a data column is left as it is."""
+        """Return for every row whether it leaves a data column's cell unmodified."""
         word, bit = divmod(self._place[name], BITS_PER_WORD)
         chosen: Flags = (self._bits[:, word] >> bit) & 1 == 1
         return chosen
@@ -157,9 +157,9 @@ def run_by_run(
     key: Sequence[str],
     fold: Callable[[pa.Table], pa.Table],
 ) -> Iterator[pa.RecordBatch]:
-    """Fold sorted rows that come in batches, never cutting a run of equal keys in two.
+    """Fold sorted rows that arrive in batches, without splitting a run of equal keys.
 
-    Memory holds one batch and the rows of the key that the batch ends in.
+    Memory holds one batch, and the rows of the key with which the batch ends.
     """
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -182,7 +182,7 @@ def _pieces(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def taken(rows: pa.Table, name: str, indices: Indices) -> Any:
-    """A column's cells at some rows; null where the index is `NONE`."""
+    """Return a column's cells at some rows; null where the index is `NONE`."""
     column = _whole(rows.column(name))
     if (indices == NONE).any():
         return column.take(pa.array(indices, mask=indices == NONE))

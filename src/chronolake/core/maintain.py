@@ -1,4 +1,4 @@
-"""Maintenance with Iceberg's own procedures: fewer and sorted files, fewer snapshots."""
+"""Maintenance with Iceberg's procedures: compaction, snapshot expiry and orphan removal."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Removed rows hide in a file until it is rewritten; beyond this share a file is worth it.
+#: Removed rows stay in a data file until it is rewritten; above this share a rewrite pays off.
 _FILE_DELETE_RATIO: Final = 0.1
-#: Orphans that are listed before they are deleted: as many as Iceberg's procedure returns.
+#: Orphans listed per call before they are deleted: the maximum of Iceberg's procedure.
 _LISTED_ORPHANS: Final = 20_000
 _DELETED_AT_ONCE: Final = 1_000
 _LOST_RACES: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
 
-#: A reader passes over fewer removed rows than these without noticing.
+#: Readers skip fewer removed rows than this without measurable cost.
 _REMOVED_ROWS: Final = 10_000
 
-#: So many times the threshold of small files, and maintenance no longer waits for a quiet moment.
+#: At this multiple of the small-file threshold, maintenance no longer waits for an idle moment.
 _URGENT: Final = 4
 
 
 @dataclass(frozen=True)
 class TableFiles:
-    """A table's files, as its current snapshot's summary and its metadata tell.
+    """Figures about a table's files, from its current snapshot's summary and its metadata.
 
     Attributes:
         data_files: number of data files.
-        small_files: how many more data files there are than files of the least useful size would
-            hold, that is, how many a compaction could save at best.
-        data_bytes: size of all files.
+        small_files: number of data files in excess of the number of files of the least useful size,
+            that is, the number that a compaction could save at best.
+        data_bytes: size of all files in bytes.
         records: stored rows, removed ones included.
         removed: rows that deletion vectors mark as removed.
-        hidden_small_files: as `small_files`, of the rows that only later writes see
-            (`iceberg.HIDDEN`).
+        hidden_small_files: like `small_files`, for the hidden rows (`iceberg.HIDDEN`), which only
+            later writes read.
         expirable: snapshots that the configuration no longer keeps.
     """
 
@@ -85,16 +85,16 @@ class TableFiles:
 
 @dataclass(frozen=True)
 class MaintenancePlan:
-    """What is to be done to a table, and why.
+    """The maintenance that a table needs, and the reasons.
 
     Attributes:
         table: the table.
-        files: what it is made of.
+        files: figures about its files.
         compact, compact_hidden: whether its files, or those of its hidden rows, are compacted.
-        expire: whether old snapshots go.
-        orphans: whether files go that no snapshot names.
-        reasons: which thresholds of the configuration are passed, in words.
-        is_urgent: whether it is far beyond them.
+        expire: whether old snapshots are expired.
+        orphans: whether files are removed that no snapshot references.
+        reasons: the exceeded thresholds of the configuration, as texts.
+        is_urgent: whether the threshold of small files is exceeded several times over.
     """
 
     table: TableName
@@ -108,27 +108,27 @@ class MaintenancePlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a threshold is passed: what `serve` acts on."""
+        """Return whether a threshold is exceeded, so that `serve` starts maintenance."""
         return bool(self.reasons)
 
     @property
     def reason(self) -> str:
-        """The thresholds that are passed in one line, or "in order"."""
+        """Return the exceeded thresholds in one line, or "in order"."""
         return ", ".join(self.reasons) or "in order"
 
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """What was done.
+    """The outcome of maintaining a table.
 
     Attributes:
-        plan: what was needed.
+        plan: the planned maintenance.
         rewritten: data files that were compacted.
-        written: data files that they became.
+        written: data files that compaction wrote.
         expired: snapshots that were expired.
-        orphans: files that no snapshot named, now gone.
-        postponed: whether batches kept changing the same files, so that compaction gave way.
-        seconds: how long it took.
+        orphans: files that no snapshot referenced and that were removed.
+        postponed: whether compaction was postponed because batches kept changing the same files.
+        seconds: duration in seconds.
     """
 
     plan: MaintenancePlan
@@ -141,12 +141,12 @@ class MaintenanceResult:
 
 
 def files_of(table: IcebergTable, config: MaintenanceConfig) -> TableFiles:
-    """Read a table's figures from its metadata; no file is opened."""
+    """Read a table's figures from its metadata; no data file is opened."""
     summary = table.summary_of(MAIN)
     data_files = int(summary.get("total-data-files", 0))
     kept = datetime.now(UTC) - timedelta(hours=config.snapshot_age_hours)
     ages = sorted(int(snapshot.timestampMillis()) for snapshot in table.metadata.snapshots())
-    # Each branch keeps so many.
+    # Each branch keeps this number of snapshots.
     newest = config.keep_snapshots * (1 if table.branch(HIDDEN) is None else 2)
     old = [age for age in ages[:-newest] if age < kept.timestamp() * 1000]
     return TableFiles(
@@ -168,12 +168,12 @@ def _small_files(summary: Mapping[str, str], config: MaintenanceConfig) -> int:
 def plan_maintenance(
     name: TableName, files: TableFiles, config: MaintenanceConfig
 ) -> MaintenancePlan:
-    """What a table with these files needs under this configuration."""
+    """Return the maintenance that a table with these files needs under this configuration."""
     reasons = []
     if files.small_files >= config.small_files:
         reasons.append(f"{files.small_files} small files")
-    # Every batch removes most rows of a tiny table: to compact it each time would cost more than
-    # the batch, and make other processes stage theirs again.
+    # Every batch removes most rows of a tiny table: compacting it each time would cost more than
+    # the batch, and make other processes stage their writes again.
     is_worth_it = files.removed >= _REMOVED_ROWS and files.records > 0
     if is_worth_it and files.removed / files.records >= config.deletion_vector_ratio:
         reasons.append(f"{100 * files.removed // files.records} % of the stored rows are removed")
@@ -197,10 +197,10 @@ def plan_maintenance(
 
 
 def planned(lake: Lake, name: TableName) -> MaintenancePlan:
-    """What a table needs now.
+    """Return the maintenance that a table needs now.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
     """
     table = lake.catalog.find(name)
     if table is None:
@@ -212,18 +212,18 @@ def planned(lake: Lake, name: TableName) -> MaintenancePlan:
 def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> MaintenanceResult:
     """Compact and sort a table's files by key, expire snapshots, remove orphans.
 
-    Batches go on meanwhile: one that changes a file under compaction wins, and the compaction is
-    postponed. What the table holds does not change.
+    Batches continue meanwhile: if a batch changes a file under compaction, the batch wins and the
+    compaction is postponed. The table's content does not change.
 
     Args:
         lake: the lake.
         name: the table.
-        only_if_needed: do only what the thresholds of the configuration ask for, and leave
-            orphans alone; otherwise do everything.
+        only_if_needed: do only what the configured thresholds require, and keep orphans; if false,
+            do everything.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        LakeLocationError: its metadata or a file that it lists lies outside the opened lake.
+        TableNotFoundError: the table does not exist.
+        LakeLocationError: its metadata or a file that it lists is outside the opened lake.
     """
     began = time.monotonic()
     plan = planned(lake, name)
@@ -239,7 +239,8 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
         if wanted:
             result = _compacted(lake, lake.catalog.load(name), branch, result)
     if plan.expire and borrowed:
-        # To expire the snapshots that list them would delete them, whoever else needs them.
+        # Expiring the snapshots that list these files would delete the files, although others may
+        # need them.
         log.warning("expiry_skipped", table=str(name), files=len(borrowed), file=borrowed[0])
     elif plan.expire:
         result = replace(result, expired=_expire(lake, name))
@@ -262,7 +263,7 @@ def maintain(lake: Lake, name: TableName, *, only_if_needed: bool = False) -> Ma
 def _compacted(
     lake: Lake, table: IcebergTable, branch: str, before: MaintenanceResult
 ) -> MaintenanceResult:
-    """Compact a branch of a table, and add what was done to what was done before."""
+    """Compact a branch of a table, and add its counts to those of earlier steps."""
     if not int(table.summary_of(branch).get("total-data-files", 0)):
         return before
     try:
@@ -289,10 +290,10 @@ def _lost_race(failure: Exception) -> bool:
 
 
 def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
-    """Rewrite files that are small or hide removed rows, sorted by key and start.
+    """Rewrite files that are small or contain removed rows, sorted by key and start.
 
-    Sorted files have narrow key ranges, so that a record's history is found without reading more
-    than a few row groups.
+    Sorted files have narrow key ranges, so that reading a record's history needs only a few row
+    groups.
     """
     order = [*description.record_key]
     if START in description.primary_key:
@@ -309,9 +310,9 @@ def _compact(lake: Lake, description: TableDescription, branch: str) -> Any:
 
 
 def _compact_staged(lake: Lake, table: IcebergTable, branch: str) -> Any:
-    """Compact a branch aside, and publish only files that the driver has.
+    """Compact a staged branch, and publish only files that the driver can read.
 
-    A batch that is published meanwhile wins, whatever it changes.
+    If a batch is published meanwhile, it wins, whatever it changes.
     """
     write = StagedWrite(table, lake.spark, Stopwatch())
     staged = write if branch == MAIN else write.hidden
@@ -333,7 +334,7 @@ def _expire(lake: Lake, name: TableName) -> int:
         f"table => {literal(name.sql)}, older_than => {_ago(config.snapshot_age_hours)}, "
         f"retain_last => {config.keep_snapshots}, clean_expired_metadata => true",
     )
-    # Batches may have made new ones meanwhile.
+    # Batches may have created snapshots meanwhile.
     return len(before - _snapshots(lake, name))
 
 
@@ -346,7 +347,8 @@ def _remove_orphans(lake: Lake, name: TableName) -> int:
     table = lake.catalog.load(name)
     limit = _micros_ago(lake.config.maintenance.orphan_age_hours)
     begin = 0
-    # What a table had before it was replaced became orphans then, however old the files are.
+    # The files of a table from before its replacement became orphans only then, however old they
+    # are.
     for replacement in replacements_of(table):
         if replacement.ended_micros > limit:
             limit = min(limit, begin)
@@ -368,8 +370,9 @@ def _remove_orphans(lake: Lake, name: TableName) -> int:
 
 
 def _orphans(lake: Lake, name: TableName, limit: int) -> list[str]:
-    """List old files in a table's folder that its own metadata does not list, up to some."""
-    # It only lists: what it would delete itself is all that this one table does not know.
+    """List old files in a table's folder that its own metadata does not list, up to a limit."""
+    # Dry run: the procedure would delete everything that this table's metadata does not list,
+    # including files of other tables.
     rows = lake.spark.sql(
         f"CALL {CATALOG}.system.remove_orphan_files(table => {literal(name.sql)}, "
         f"older_than => {_timestamp(limit)}, dry_run => true, stream_results => true)"
@@ -381,7 +384,7 @@ def _expect_newest(table: IcebergTable, orphans: Iterable[str]) -> None:
     """Raise if a file that is no longer needed is metadata newer than the table's.
 
     Raises:
-        LakeLocationError: it is: another catalog writes the same table.
+        LakeLocationError: a newer metadata file exists: another catalog writes the same table.
     """
     folder = f"{table.location.rstrip('/')}/metadata"
     numbers = [version_of(file) for file in orphans if is_inside(file, folder)]
@@ -390,11 +393,11 @@ def _expect_newest(table: IcebergTable, orphans: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Needed:
-    """What other tables need of a table's folder.
+    """The files and folders in a table's folder that other tables need.
 
     Attributes:
         files: files that they list.
-        folders: their own folders, where these lie in the table's.
+        folders: their own folders, if located in the table's folder.
     """
 
     files: frozenset[str]
@@ -405,14 +408,15 @@ def needed_elsewhere(lake: Lake, table: IcebergTable) -> Needed | None:
     """Find what other tables of the lake need in a table's folder, by their current metadata.
 
     Returns:
-        None: another table has the same folder, so that nothing in it is known to be an orphan.
+        None if another table has the same folder or cannot be read, so that nothing in the folder
+        is known to be an orphan.
     """
     names = [*lake.catalog.tables(), *lake.catalog.tables_in(SCRATCH_SCHEMA)]
     others = [name for name in names if name != table.name]
     try:
         found = lake.containment.listings(lake.catalog, others)
     except (LakeError, Py4JError, PySparkException) as failure:
-        # What a damaged table needs is not known.
+        # The files that a damaged table needs are not known.
         log.warning("orphans_kept", table=str(table.name), reason=spark_words(failure) or failure)
         return None
     folders = [one.location for one in found if is_inside(one.location, table.location)]
@@ -433,7 +437,7 @@ def removable(
         found: files that the table's metadata does not list.
         folder: the table's folder.
         lake: the opened lake's boundary.
-        needed: what other tables need; None: everything may be needed.
+        needed: what other tables need; None if everything may be needed.
     """
     if needed is None or not lake.contains(folder):
         return []

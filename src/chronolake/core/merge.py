@@ -1,9 +1,4 @@
-"""Merge: rows of a batch and its table grouped by key and folded in executors.
-
-What became of a batch.
-
-Rows of a batch and of its table, brought together by key and folded in executors.
-"""
+"""Merge: rows of a batch and of its table, grouped by key and folded in executors."""
 
 from __future__ import annotations
 
@@ -31,17 +26,17 @@ class BatchResult:
     """Counts of one applied batch.
 
     Attributes:
-        batch: the batch's identity, as it stands in the table's properties.
+        batch: the batch's identity, as in the table's properties.
         replaced: rows in replace files.
         updated: rows in update files, ignored ones included.
         deleted: rows in delete files.
         ignored: update rows that no stored or earlier row could complete.
         ignored_key: the key of one ignored row as `column=value, …`, or None.
-        contradicting: versions of a history batch that were taken as they are although their own
-            times and `_fivetran_active` do not agree.
-        closed_at_start: active versions of a history table that a delete from before their start
-            has closed.
-        seconds: time by stage: read, resolve, branch, delete, append, publish.
+        contradicting: versions of a history batch that were written unchanged although their times
+            contradict `_fivetran_active`.
+        closed_at_start: active versions of a history table that were closed by a delete from before
+            their start.
+        seconds: seconds by stage: read, resolve, branch, delete, append, publish.
     """
 
     batch: str
@@ -69,17 +64,17 @@ def fold_by_key(
     description: TableDescription,
     others: str,
 ) -> DataFrame:
-    """Bring the events of a key together, in order, and fold them.
+    """Group events by key, in order, and fold them.
 
     Args:
         spark: the session.
         events: the events, as a SQL query.
-        key: columns that tell keys apart.
+        key: the columns that identify a key.
         order: columns that order a key's events.
-        rows: about how many events there are.
-        fold: gets whole keys, sorted by key and order, as one Arrow table; it runs in executors.
-        description: the table whose columns `fold` gives back,
-        others: and the columns it adds, as a Spark schema.
+        rows: approximate number of events.
+        fold: gets complete keys, sorted by key and order, as one Arrow table; it runs in executors.
+        description: the table whose columns `fold` returns.
+        others: the columns that `fold` adds, as a Spark schema.
     """
     added = StructType.fromDDL(others)
     schema = StructType(

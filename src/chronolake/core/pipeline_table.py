@@ -1,7 +1,8 @@
-"""Tables that are filled from the record versions of a source: what they consist of.
+"""Pipeline tables: their creation, system columns and layout.
 
-Besides the source's columns they have system columns: those of their mode, `_fivetran_synced`, and
-`_chronolake_version`, which tells what version of the source a row is (`core/scd2_sql.py`).
+A pipeline table is filled from the record versions of a source. In addition to the source's columns
+it has system columns: those of its mode, `_fivetran_synced`, and `_chronolake_version`, which
+identifies the row's version in the source (`core/scd2_sql.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import TableName
 
-#: The columns that such tables have besides the source's, by their mode.
+#: The types of all system columns that pipeline tables can have.
 SYSTEM_COLUMNS: Final = {
     START: Kind.UTC_DATETIME,
     END: Kind.UTC_DATETIME,
@@ -64,23 +65,22 @@ def create_pulled(
     properties: Mapping[str, str] | None = None,
     location: str | None = None,
 ) -> None:
-    """Create an empty table that record versions are applied to.
+    """Create an empty pipeline table.
 
     Args:
         lake: the lake.
         name: the table.
-        columns: the columns that the source gives, with the key; the table gets system columns of
-            its own.
+        columns: the source's columns, with the key; system columns are added.
         mode: the table's mode.
         epsilon_micros: microseconds between a version's end and the start of the next.
-        hashed: the columns that a hash of each row is made of, to compare it by
-            (`core/row_hash.py`); none: rows have no hash.
+        hashed: the columns of each row's hash, by which rows are compared (`core/row_hash.py`); if
+            empty, rows have no hash.
         properties: further properties of the table.
         location: its folder, by default a new one.
 
     Raises:
-        TableExistsError: the table exists; it is untouched.
-        SchemaError: the columns make no table.
+        TableExistsError: the table exists; it is unchanged.
+        SchemaError: the columns are not valid for a table.
     """
     layout = _layout(columns, mode, epsilon_micros)
     if not layout.key:
@@ -112,7 +112,7 @@ def create_pulled(
 
 
 def ensure_hidden(table: IcebergTable) -> None:
-    """Give a table without rows the branch of hidden rows, if a crash left it without."""
+    """Create the branch of hidden rows on a table without rows, if a crash left it without."""
     if table.branch(HIDDEN) is None:
         if table.snapshot_id is not None:
             raise LakeError(
@@ -120,18 +120,18 @@ def ensure_hidden(table: IcebergTable) -> None:
                 table=str(table.name),
                 hint="Make it anew of its raw lake: `chronolake rebuild`.",
             )
-        # An empty table's branch gets an empty snapshot, which is what the hidden rows begin with.
+        # The branch of an empty table gets an empty snapshot, with which the hidden rows begin.
         table.java.manageSnapshots().createBranch(HIDDEN).commit()
 
 
 def with_system_columns(columns: Sequence[Column], mode: Mode) -> tuple[Column, ...]:
-    """The columns of a source, and those that a table of a mode has besides."""
+    """Return the columns of a source, and the system columns of a table in this mode."""
     layout = _layout(columns, mode, 0)
     system = (
         Column(
             name,
             ColumnType(SYSTEM_COLUMNS[name]),
-            # A history table's key tells its versions apart.
+            # The key of a history table distinguishes its versions.
             primary_key=name == START,
         )
         for name in layout.system
@@ -149,11 +149,11 @@ def _layout(columns: Sequence[Column], mode: Mode, epsilon: int) -> Layout:
 
 
 def purges_of(spark: SparkSession, table: IcebergTable) -> DataFrame:
-    """The purges that a table remembers.
+    """Return the purges that are stored in a table.
 
     Returns:
-        The key's columns, and `at` (bigint): until when the record was purged, in microseconds
-        since 1970.
+        The key's columns, and `at` (bigint): the time until which the record was purged, in
+        microseconds since 1970.
     """
     key = listed(layout_of(describe_loaded(table)).key)
     return spark.sql(
@@ -164,10 +164,10 @@ def purges_of(spark: SparkSession, table: IcebergTable) -> DataFrame:
 
 
 def layout_of(description: TableDescription) -> Layout:
-    """The layout of a table that was made by `create_pulled`.
+    """Return the layout of a table that `create_pulled` created.
 
     Raises:
-        BatchError: the table was not made so.
+        BatchError: the table is not a pipeline table.
     """
     if VERSION not in description.by_name:
         raise BatchError(

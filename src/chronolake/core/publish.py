@@ -1,7 +1,7 @@
 """Publishing: new metadata of a table, by a compare-and-set.
 
-Whoever changed the table first wins: what was made from another state is made again. When the
-catalog's answer is lost, the table itself tells whether the change has happened.
+The first writer to change the table wins: changes that were made from another state are made again.
+If the catalog's response is lost, the table itself shows whether the change was committed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ log = structlog.get_logger(__name__)
 _Outcome = TypeVar("_Outcome")
 
 PUBLISHED_PROPERTY: Final = "chronolake.published-at"
-#: Identity of the last publish: tells whether a commit whose answer was lost has happened.
+#: Identity of the last publish: shows whether a commit with a lost response has happened.
 PUBLISH_PROPERTY: Final = "chronolake.last-publish"
 
-#: How often a change is tried again because another writer was first.
+#: Maximum number of attempts when other writers publish first.
 ATTEMPTS: Final = 20
 
 
 class UnansweredError(CommitError):
-    """The catalog did not say whether a commit has happened.
+    """The catalog did not report whether a commit has happened.
 
     Attributes:
         made: the snapshot that the commit would make the table's current one, or None.
@@ -60,39 +60,39 @@ class UnansweredError(CommitError):
 
 
 class TableMovedError(CommitConflictError):
-    """The table is not what the write was made for: it has to be staged again."""
+    """The table has changed since the write was staged: it has to be staged again."""
 
 
 def expect_unmoved(table: IcebergTable, current: IcebergTable) -> None:
-    """Refuse to publish what was made from another state than the table has now.
+    """Refuse to publish changes that were made from another state than the table's current one.
 
     Raises:
-        TableMovedError: rows, columns or the table itself are others.
+        TableMovedError: rows, columns or the table itself have changed.
     """
     if _state_of(table) != _state_of(current):
         raise TableMovedError("Another writer published first.", table=str(current.name))
 
 
 def _state_of(table: IcebergTable) -> tuple[object, ...]:
-    # Columns are compared and not a schema's number: a table replaced as a whole numbers anew. Key
-    # and declared types stand in a property alone.
+    # Columns are compared instead of the schema's number, because a replaced table restarts its
+    # numbers. Key and declared types are stored only in a property.
     declared = table.property_of(COLUMNS_PROPERTY)
     snapshots = table.snapshot_id, table.branch(HIDDEN)
     return *snapshots, table.fields, declared, str(table.metadata.uuid())
 
 
 def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
-    """Apply a change of metadata with a compare-and-set, again when another one came between.
+    """Apply a change of metadata with a compare-and-set, and retry if another writer was first.
 
     Args:
         table: the state to begin with.
-        change: gets the table's present state and returns a metadata builder made from it; it
-            raises where the change makes no sense any more.
+        change: gets the table's current state and returns a metadata builder made from it; it
+            raises if the change is no longer valid.
 
     Raises:
-        CommitConflictError: others were first too often; nothing has changed.
-        UnansweredError: the catalog did not say what became of the commit.
-        Exception: whatever `change` raises; nothing has changed.
+        CommitConflictError: other writers were first too often; nothing has changed.
+        UnansweredError: the catalog did not report the outcome of the commit.
+        Exception: any error of `change`; nothing has changed.
     """
     for attempt in range(1, ATTEMPTS + 1):
         metadata = change(table).build()
@@ -112,14 +112,15 @@ def swap(table: IcebergTable, change: Callable[[IcebergTable], Any]) -> None:
             time.sleep(0.02 * attempt)
             table = table.refreshed()
             if _has_made(table, made):
-                # The catalog's client asks again where an answer is lost: it was in its own way.
+                # The catalog's client retries when a response is lost: it conflicted with its own
+                # commit.
                 return
         else:
             return
 
 
 def _made_by(metadata: Any, table: IcebergTable) -> int | None:
-    """The snapshot that metadata would make a table's current one, or None if that stays."""
+    """Return the snapshot that metadata would make current, or None if it stays the same."""
     snapshot = metadata.currentSnapshot()
     made = None if snapshot is None else int(snapshot.snapshotId())
     return None if made == table.snapshot_id else made
@@ -134,13 +135,13 @@ def publish(
 ) -> None:
     """Publish a change of metadata together with properties and the publish's identity.
 
-    When the catalog's answer is lost, the table is read again: if it carries this publish's
-    identity, or has had its snapshot since, the commit has happened.
+    If the catalog's response is lost, the table is read again: if it has this publish's identity,
+    or has had its snapshot since, the commit has happened.
 
     Raises:
-        CommitConflictError: others were first too often; nothing has changed.
-        StorageError: the disk is full or cannot be written; nothing has changed.
-        CommitUnknownError: the answer was lost, and the table does not tell.
+        CommitConflictError: other writers were first too often; nothing has changed.
+        StorageError: the disk is full or not writable; nothing has changed.
+        CommitUnknownError: the response was lost, and the table cannot be read either.
         CallCancelledError: the call that this thread works for was cancelled; nothing has changed.
     """
     marks = {**publishing_marks(), **table.catalog.guard.marks}
@@ -158,7 +159,7 @@ def publish(
 
 
 def publishing_marks() -> dict[str, str]:
-    """Properties of a table that is published now: a new identity, and the time."""
+    """Return properties for a table that is published now: a new identity, and the time."""
     stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {PUBLISH_PROPERTY: uuid4().hex, PUBLISHED_PROPERTY: stamp}
 
@@ -174,7 +175,7 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
         if now.property_of(PUBLISH_PROPERTY) == identity:
             return
         if _has_made(now, failure.made):
-            # Others have published after it.
+            # Other writers have published after it.
             return
         raise storage_error(failure) or CommitConflictError(
             f"The commit did not happen: {failure.message}",
@@ -190,7 +191,7 @@ def _settle(table: IcebergTable, identity: str, failure: UnansweredError) -> Non
 
 
 def stream_of(table: IcebergTable) -> tuple[str, str] | None:
-    """The pipeline and the stream that fill a table, or None if none does."""
+    """Return the pipeline and stream that fill a table; None if it is not a pipeline table."""
     filled_by = table.property_of(STREAM_PROPERTY)
     if filled_by is None:
         return None
@@ -199,10 +200,10 @@ def stream_of(table: IcebergTable) -> tuple[str, str] | None:
 
 
 def expect_pushed(table: IcebergTable) -> None:
-    """Refuse to change a table that a pipeline fills: what it has would not be its source's.
+    """Refuse to change a pipeline table: its content would differ from its source.
 
     Raises:
-        ConfigurationError: one does.
+        ConfigurationError: a pipeline fills the table.
     """
     filled_by = stream_of(table)
     if filled_by is not None:
@@ -222,22 +223,22 @@ def until_published(
     *,
     also_pulled: bool = False,
 ) -> _Outcome:
-    """Run a change of a table until no other writer comes between.
+    """Run a change of a table, again until no other writer publishes in between.
 
-    The table is held meanwhile: in this process, nobody else writes to it.
+    The table is locked meanwhile: no other thread of this process writes to it.
 
     Args:
         lake: the lake.
         name: the table.
-        attempt: makes the change from the table's present state and publishes it; it runs again on
-            the new state when another process published first.
-        also_pulled: whether it may be a table that a pipeline fills.
+        attempt: makes the change from the table's current state and publishes it; it runs again on
+            the new state if another process published first.
+        also_pulled: whether pipeline tables are allowed.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        ConfigurationError: a pipeline fills it.
-        LakeLocationError: it lies outside the opened lake.
-        CommitConflictError: others were first too often.
+        TableNotFoundError: the table does not exist.
+        ConfigurationError: a pipeline fills the table, and `also_pulled` is false.
+        LakeLocationError: the table is outside the opened lake.
+        CommitConflictError: other writers were first too often.
     """
     for number in range(1, ATTEMPTS + 1):
         with lake.writing(name):

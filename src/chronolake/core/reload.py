@@ -1,16 +1,17 @@
-"""A re-sync of a history table: the source's present rows, as they are, against what is stored.
+"""Re-sync of a history table: the source's current rows are compared with the stored versions.
 
-Source: `seeds/history-mode.txt` ("Re-syncs in history mode"). The past stays:
+Source: `seeds/history-mode.txt` ("Re-syncs in history mode"). The past is kept:
 
-- A row that is as it was (same start and values; where the source has no timestamp, same values)
-  keeps its version and gets a new `_fivetran_synced`.
+- An unchanged row (same start and values; same values if the source has no timestamp) keeps its
+  version and gets a new `_fivetran_synced`.
 - The same start with other values replaces that version.
-- A later start is a new version, and closes the one before.
+- A later start is a new version, and closes the previous one.
 - An earlier start than stored ones removes the versions that start after it, and no others.
-- Records that are gone from the source stay, or are closed, as the caller knows.
+- Records that no longer exist in the source are kept active or closed, as the caller requests.
 
-A re-sync may come in several steps, each published by itself. Every row that it brings is stamped
-with the re-sync's time: at the last step, active rows without that stamp are those that are gone.
+A re-sync may have several steps, each published separately. All its rows get the re-sync's time as
+`_fivetran_synced`: after the last step, active rows with an older time no longer exist in the
+source.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ _SOURCE: Final = f"{RESERVED}resync"
 
 
 class MissingRecords(StrEnum):
-    """What becomes of active records that the re-sync did not bring."""
+    """The treatment of active records that are missing from the re-sync."""
 
-    #: The source cannot tell whether they are gone: they stay active.
+    #: The source cannot report whether they are deleted: they stay active.
     STAY = "stay"
-    #: The source told all that it has: they ended at the re-sync's start.
+    #: The re-sync is complete: they ended at its start.
     CLOSE = "close"
     #: Every active row was marked inactive before the re-sync: they ended 1 ms before its start.
     DEACTIVATE = "deactivate"
@@ -69,28 +70,28 @@ def resync(
     batch: str,
     gone: MissingRecords = MissingRecords.STAY,
 ) -> BatchResult:
-    """Bring a history table to the source's present rows, in one published step.
+    """Update a history table to the source's current rows, in one published step.
 
     Args:
         lake: the lake.
         name: a table in history mode.
-        rows: the source's rows, made in the session `lake.spark`; columns of the table by name, the
-            key among them. At most one row for a key. With `_fivetran_start`, that is since when a
-            row is as it is; without it, a row that differs from the stored one is so since the
-            re-sync's start.
+        rows: the source's rows, made in the session `lake.spark`; columns of the table by name,
+            including the key. At most one row for a key. `_fivetran_start`, if present, is the time
+            since which a row has its values; without it, a row that differs from the stored one
+            starts at the re-sync's start.
         at_micros: the start of the re-sync, in microseconds since 1970 (UTC). Rows of the re-sync
             get it as their `_fivetran_synced`.
         batch: the identity of this step, for logs and the table's properties.
-        gone: what becomes of active records that no step of this re-sync brought. Only for its last
-            step; for the others, `MissingRecords.STAY`.
+        gone: the treatment of active records that are missing from all steps of this re-sync. Only
+            for its last step; for the others, `MissingRecords.STAY`.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
         BatchError: the table is not in history mode, a key column is missing, or the table has no
-            `_fivetran_synced` to tell who is gone.
-        UnknownColumnError: a column that the table does not have.
+            `_fivetran_synced` to find missing records.
+        UnknownColumnError: the table does not have the column.
         CommitError: the result could not be published.
-        Exception: whatever computing `rows` raises; nothing has changed.
+        Exception: any error from computing `rows`; nothing has changed.
     """
     description = lake.describe(name)
     if description is None:
@@ -167,14 +168,14 @@ def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords)
 def _changes(
     write: StagedWrite, rows: DataFrame, description: TableDescription, at: int
 ) -> DataFrame:
-    """The re-sync as a change set: every row replaces what starts with it or later.
+    """Return the re-sync as a change set: every row replaces versions that start with it or later.
 
-    It has all columns of the table: those that the source does not have any more stay as they are
-    in a version that stays.
+    It has all columns of the table: columns that the source no longer has keep their values in an
+    unchanged version.
     """
     has_start = START in rows.columns
     same_version = "true" if has_start else _is_same(description, rows)
-    # What changed did so at the re-sync's start, but never before its last known change.
+    # A changed row starts at the re-sync's start, but never before its last known change.
     changed = f"greatest(timestamp_micros({at}), {TABLE}.{START})"
     system = {
         START: f"{_SOURCE}.{START}"
@@ -201,7 +202,7 @@ def _changes(
     )
     stored = f"{TABLE}.{START} = {_SOURCE}.{START}" if has_start else f"{TABLE}.{ACTIVE}"
     kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
-    # The view is needed only until Spark knows what the statement means.
+    # The view is needed only until Spark has analyzed the statement.
     with viewed(rows) as view:
         return write.spark.sql(
             f"SELECT explode({kinds}) AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
@@ -220,7 +221,7 @@ def _expect_one_row_a_key(
     ).collect()
     if found[0]:
         raise BatchError(
-            # No sample: a key may be a name or an address.
+            # No sample in the message: a key may be a name or an address.
             f"The re-sync brings {found[0]} records more than once.",
             table=str(description.name),
             hint="Bring each record as it is now, once.",
@@ -228,11 +229,11 @@ def _expect_one_row_a_key(
 
 
 def _is_same(description: TableDescription, rows: DataFrame) -> str:
-    """SQL: whether a row says what the record's active version says."""
+    """Return SQL: whether a row equals the record's active version."""
     compared = [
         name for name in rows.columns if name not in {END, ACTIVE, SYNCED, *description.record_key}
     ]
-    # As it would be stored: a source's double is not what a stored float says.
+    # Compared as it would be stored: a source's double differs from a stored float.
     same = [
         f"{TABLE}.{quoted(name)} <=> "
         f"CAST({_SOURCE}.{quoted(name)} AS {description.by_name[name].type.sql})"

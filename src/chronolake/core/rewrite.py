@@ -1,12 +1,12 @@
-"""Replacing rows of a table, and its schema, in one published step.
+"""Rewrites: replacing rows of a table, and its schema, in one published step.
 
-Iceberg changes few types in place, and a branch has no schema of its own. Where rows and columns
-change together, the new rows are written into a scratch table whose columns carry the field ids
-that the new schema will have; then one compare-and-set changes the table's schema, drops the old
-files and adopts the new ones. Readers see the table before or after; a writer that published
-meanwhile makes the rewrite start again. A crash leaves the old table and a scratch table, which the
-next change of any table's columns, or `maintain`, drops. (`CREATE OR REPLACE TABLE … AS SELECT`
-would overwrite what another process published while it ran.)
+Iceberg changes few types in place, and a branch has no schema of its own. If rows and columns
+change together, the new rows are written into a scratch table whose columns have the field ids of
+the new schema. Then one compare-and-set changes the table's schema, drops the old files and adopts
+the new ones. Readers see the table before or after; if another writer published meanwhile, the
+rewrite starts again. A crash leaves the old table and a scratch table, which the next change of any
+table's columns, or `maintain`, drops. (`CREATE OR REPLACE TABLE … AS SELECT` would overwrite what
+another process published while it ran.)
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _IN_A_TABLE: Final = "/rewrite-"
 
 
 def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str, Column]) -> Any:
-    """A Java transaction on `table` whose schema has `columns`, in their order.
+    """Return a Java transaction on `table` whose schema has `columns`, in their order.
 
     Args:
-        table: the present state.
-        columns: the wanted columns. Those that the table has keep their field id, unless
-        replaced: these get a new field, without the old one's values.
+        table: the current state.
+        columns: the wanted columns. Columns that the table has keep their field id.
+        replaced: columns that get a new field instead, without the old field's values.
     """
     catalog = table.catalog
     transaction = table.java.newTransaction()
@@ -60,11 +60,11 @@ def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str
             update.deleteColumn(name)
     new = [column for column in columns if column.name not in stored]
     if new:
-        # One call, however many there are.
+        # One call for any number of columns.
         update.unionByNameWith(catalog.schema(new))
     for column in columns:
         if column.name in replaced:
-            # With a parent, though it is none: otherwise a dot in the name would mean one.
+            # With an explicit null parent: without it, a dot in the name would separate a parent.
             update.addColumn(None, column.name, catalog.type(column.type))
         elif column.name in stored and (
             type_name(column.type) != stored[column.name].type.replace(" ", "")
@@ -81,15 +81,15 @@ def evolve(table: IcebergTable, columns: Sequence[Column], replaced: Mapping[str
 
 
 def evolved_metadata(transaction: Any) -> Any:
-    """The metadata that a transaction would commit."""
+    """Return the metadata that a transaction would commit."""
     return transaction.table().operations().current()
 
 
 def publish_columns(table: IcebergTable, columns: Sequence[Column]) -> None:
-    """Give a table other columns, without a look at its rows.
+    """Change a table's columns without reading its rows.
 
     Raises:
-        SchemaError: the columns make no table.
+        SchemaError: the columns are not valid for a table.
         CommitConflictError: another writer published meanwhile; nothing has changed.
     """
     check_columns(table.name, columns)
@@ -110,21 +110,21 @@ def rewrite(
     rows: DataFrame,
     only_active: bool = False,
 ) -> None:
-    """Give a table new columns and new rows, in one published step.
+    """Replace a table's columns and rows, in one published step.
 
     Args:
         lake: the lake.
-        table: the state that `rows` was made from.
+        table: the state from which `rows` was made.
         columns: the new columns, in table order.
-        replaced: those of them whose stored values `rows` has in another type.
-        rows: every row of the table, with `columns`; with `only_active`, what becomes of the
+        replaced: the columns whose stored values have another type in `rows`.
+        rows: all rows of the table, with `columns`; with `only_active`, the replacement of the
             active ones.
-        only_active: only for history tables: whether the other versions stay as they are.
+        only_active: only for history tables: whether the other versions stay unchanged.
 
     Raises:
         CommitConflictError: another writer published meanwhile; nothing has changed.
-        CommitUnknownError: the catalog's answer was lost.
-        LakeError: executors wrote files that the driver does not have.
+        CommitUnknownError: the catalog's response was lost.
+        LakeError: executors wrote files that the driver cannot read.
     """
     schema = evolved_metadata(evolve(table, columns, replaced)).schema()
     scratch = TableName(SCRATCH_SCHEMA, stage_name())
@@ -147,17 +147,17 @@ def rewrite(
         publish(table.refreshed(), adopted, column_properties(columns))
         reach("rewrite.after-commit")
     finally:
-        # Its files belong to the table now, or are orphans that maintenance removes.
+        # Its files now belong to the table, or are orphans that maintenance removes.
         lake.catalog.drop(scratch, purge=False)
 
 
 def _create_scratch(
     lake: Lake, table: IcebergTable, scratch: TableName, schema: Any, columns: Sequence[Column]
 ) -> None:
-    """Make a table whose columns have the field ids of `schema`.
+    """Create a table whose columns have the field ids of `schema`.
 
-    Iceberg numbers the columns of a new table 1, 2, …: columns that nobody needs stand where the
-    schema has gaps, and are dropped at once.
+    Iceberg numbers the columns of a new table 1, 2, …: filler columns are added where the schema
+    has gaps, and are dropped immediately.
     """
     by_id = {int(field["id"]): str(field["name"]) for field in table.catalog.fields(schema)}
     types = {column.name: column.type for column in columns}
@@ -190,8 +190,8 @@ def _replace_files(
 ) -> None:
     jvm = table.catalog.jvm
     expressions = jvm.org.apache.iceberg.expressions.Expressions
-    # A history table is partitioned by it, so that whole files meet the filter, or none of their
-    # rows.
+    # A history table is partitioned by this column, so that the filter matches all rows of a file
+    # or none.
     replaced = expressions.equal(ACTIVE, True) if only_active else expressions.alwaysTrue()
     overwrite = transaction.newOverwrite().overwriteByRowFilter(replaced)
     tasks = source.java.newScan().includeColumnStats().planFiles()
@@ -206,17 +206,17 @@ def _replace_files(
 
 
 def folder_in(table: IcebergTable) -> str:
-    """A new folder for hidden files in a table's own: its maintenance finds what nobody took."""
+    """Return a new subfolder of a table's folder, where maintenance finds unused files."""
     return f"{table.location}{_IN_A_TABLE}{uuid4().hex}"
 
 
 def in_a_table(location: str) -> bool:
-    """Whether a folder was made by `folder_in`."""
+    """Return whether `folder_in` created a folder."""
     return _IN_A_TABLE in location
 
 
 def drop_abandoned(lake: Lake) -> None:
-    """Drop the scratch tables of rewrites that nobody will finish."""
+    """Drop the scratch tables of rewrites that will not be finished."""
     for name in lake.catalog.tables_in(SCRATCH_SCHEMA):
         if is_abandoned(name.table):
             log.warning("leftover_dropped", table=str(name))
@@ -227,13 +227,14 @@ def drop_abandoned(lake: Lake) -> None:
 
 
 def _owns_its_files(lake: Lake, name: TableName) -> bool:
-    """Whether a leftover's files can be nobody else's."""
+    """Return whether a leftover's files cannot belong to another table."""
     try:
         table = lake.catalog.find(name)
     except LakeError:
-        # Its metadata went with that of the table which took its place: so did its files.
+        # Its metadata was removed with that of the table that replaced another: its files are in
+        # use.
         return False
-    # What lies in another table's folder may be that table's by now.
+    # Files in another table's folder may already belong to that table.
     if table is None or in_a_table(table.location):
         return False
     return lake.containment.contains(table.location)

@@ -1,11 +1,11 @@
-"""Hashes of rows, by which a table is compared with a snapshot of its source.
+"""Row hashes, by which a table is compared with a snapshot of its source.
 
-Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). A row's hash
-stands beside it, in the column `_chronolake_hash`, so that it is versioned with the table. It is
-made of the names and values of the columns that are not null: where a column comes that no row has
-a value for, all hashes stay right. Which columns and types the hashes of a table's rows are made of
-is one of its properties; where a column has gone or got another type, the table has no hashes any
-more that say something, and is compared by value.
+Source: `seeds/history-mode.txt` ("History mode and … Teleport Sync differences"). A row's hash is
+stored in its column `_chronolake_hash`, so that it is versioned with the table. It covers the names
+and values of the columns that are not null: after a column is added in which all rows are null, all
+hashes stay valid. A table property contains the columns and types that the hashes cover. After such
+a column is removed or its type changes, the table's hashes are no longer valid, and it is compared
+by value.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from chronolake.iceberg import IcebergTable
     from chronolake.types import Column
 
-#: The columns that the hashes are made of, in their order, with their types, as JSON.
+#: The columns that the hashes cover, in their order, with their types, as JSON.
 HASHED_PROPERTY: Final = "chronolake.hashed"
 
 
 def hashed_columns(table: IcebergTable, description: TableDescription) -> tuple[Column, ...] | None:
-    """The columns that the hashes of a table's rows are made of, in their order.
+    """Return the columns that the hashes of a table's rows cover, in their order.
 
     Returns:
-        None, if the rows have none, or have some of other columns or types.
+        None if the rows have no hashes, or if the hashes cover other columns or types.
     """
     if HASH not in description.by_name:
         return None
@@ -46,18 +46,18 @@ def hashed_columns(table: IcebergTable, description: TableDescription) -> tuple[
 
 
 def property_for(columns: Iterable[Column]) -> str:
-    """What `HASHED_PROPERTY` says of a table whose rows all have hashes of these columns."""
+    """Return the value of `HASHED_PROPERTY` if all rows have hashes of these columns."""
     return orjson.dumps([(column.name, str(column.type)) for column in columns]).decode()
 
 
 def hash_of(columns: Sequence[Column], value: Callable[[str], str]) -> str:
-    """A row's hash as SQL (bigint).
+    """Return SQL for a row's hash (bigint).
 
     Args:
-        columns: the columns that it is made of, in their order.
-        value: a column's value as SQL, by its name.
+        columns: the columns that it covers, in their order.
+        value: returns a column's value as SQL, by its name.
     """
-    # What is null leaves such a hash as it is. A number has another hash in another type.
+    # Nulls leave the hash unchanged. A number has another hash in another type.
     parts = (
         f"IF({value(column.name)} IS NULL, NULL, {literal(column.name)}), "
         f"CAST({value(column.name)} AS {column.type.sql})"

@@ -1,9 +1,9 @@
-"""What a history batch does to the versions of its keys: a pure function over sorted Arrow rows.
+"""The SCD2 fold of a history batch: a pure function over sorted Arrow rows.
 
-Source: `seeds/history-batch-files.txt`, read as `chronolake.core.history` says. The rows of a key
-are its *events*: stored versions, the batch's update, replace and delete rows, and the earliest
-starts that it names. They are sorted by time; at one time a stored version comes first, then
-updates, then replaces (of two rows with one start the last one counts), then deletes (which end the
+Source: `seeds/history-batch-files.txt`, interpreted as in `chronolake.core.history`. The rows of a
+key are its *events*: stored versions, the batch's update, replace and delete rows, and the earliest
+starts that it names. They are sorted by time. At equal times a stored version is first, then
+updates, then replaces (the last of two rows with equal start wins), then deletes (which end the
 version that starts at their time).
 """
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from chronolake.core.key_groups import Flags, Indices
 
-# Columns of events besides the table's own.
+# Columns of events, in addition to the table's own.
 KIND: Final = f"{RESERVED}kind"
 TIME: Final = f"{RESERVED}time"
 FILE: Final = f"{RESERVED}file"
 POSITION: Final = f"{RESERVED}position"
 
-# Columns of the result besides the table's own.
+# Columns of the result, in addition to the table's own.
 REMOVED: Final = f"{RESERVED}removed"
 ADDED: Final = f"{RESERVED}added"
 BASELESS: Final = f"{RESERVED}baseless"
@@ -40,7 +40,7 @@ EARLIEST: Final = f"{RESERVED}earliest"
 COUNTED: Final = f"{RESERVED}counted"
 CLOSED_AT_START: Final = f"{RESERVED}closed_at_start"
 
-# Kinds of events, in the order in which they stand at one time.
+# Kinds of events, in their order at equal times.
 STORED: Final = 0
 UPDATE: Final = 1
 REPLACE: Final = 2
@@ -57,9 +57,9 @@ class Layout:
 
     Attributes:
         columns: the table's columns.
-        carried: those that the batch brings, in the order of the unmodified bits.
+        carried: the columns that the batch contains, in the order of the unmodified bits.
         key: the columns that identify a record, without `_fivetran_start`.
-        unmodified: columns that some update row leaves as they are.
+        unmodified: columns that some update row leaves unmodified.
         epsilon: microseconds between a version's end and the start of the next.
     """
 
@@ -71,20 +71,20 @@ class Layout:
 
 
 def resolve(events: pa.Table, layout: Layout) -> pa.Table:
-    """The versions that go, come, or cannot be completed.
+    """Return the versions that are removed, are added, or cannot be completed.
 
     Args:
-        events: rows sorted by key, `TIME` (microseconds), `KIND` and place in the batch, with the
-            table's columns, `UNMODIFIED`, and for stored versions `FILE` and `POSITION`. A delete's
-            time is its end, every other event's its start.
+        events: rows sorted by key, `TIME` (microseconds), `KIND` and position in the batch, with
+            the table's columns, `UNMODIFIED`, and for stored versions `FILE` and `POSITION`. The
+            time of a delete is its end; the time of every other event is its start.
         layout: the columns.
 
     Returns:
-        The table's columns, `FILE` and `POSITION`, and: `REMOVED`, the stored version goes;
-        `ADDED`, the version is written (both: it is rewritten); `BASELESS`, an update without a
-        version before it among the events; `IGNORED`, such an update that nothing else completes
+        The table's columns, `FILE` and `POSITION`, and: `REMOVED`, the stored version is removed;
+        `ADDED`, the version is written (both: it is rewritten); `BASELESS`, an update without an
+        earlier version among the events; `IGNORED`, such an update that nothing else completes
         either; `EARLIEST`, the key's earliest start in microseconds (null for a key that the batch
-        only deletes); `COUNTED`, the batch brings this version, and it was not there before;
+        only deletes); `COUNTED`, the version is from the batch and did not exist before;
         `CLOSED_AT_START`, the version was active and is closed by a delete from before its start.
     """
     runs = Runs.of(events, layout.key)
@@ -101,13 +101,13 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
     other_base = _other_base(runs, time, removed, counts)
     has_other = baseless & (other_base != NONE)
     so_far = runs.count_so_far(has_other)
-    # Only the first of a key's baseless updates needs another base: the rest build on that one.
+    # Only the first of a key's baseless updates needs another base: the others build on that one.
     completed = has_other & (so_far == 1)
     ignored = baseless & (so_far == 0)
     added = counts & ~ignored
 
     versions = kept | added
-    # The latest end that a version from before the batch's first change can have.
+    # The latest possible end of a version from before the batch's first change.
     before = np.where(earliest == _NEVER, _NEVER, earliest - layout.epsilon)
     ends = _ends(events, runs, versions=versions, kept=kept, before=before, epsilon=layout.epsilon)
     chosen = np.flatnonzero(removed | added | ends.changed | baseless)
@@ -141,9 +141,9 @@ def resolve(events: pa.Table, layout: Layout) -> pa.Table:
 def _says_the_same(
     events: pa.Table, sources: _Sources, time: NDArray[np.int64], added: Flags
 ) -> Flags:
-    """Whether a version that is added takes the place of a stored one with the same cells.
+    """Return whether an added version replaces a stored one with the same cells.
 
-    The times of a version and of its sync do not count.
+    The times of a version and of its sync are not compared.
     """
     stored = integers(events.column(KIND)) == STORED
     before = sources.runs.last_before(stored)
@@ -153,7 +153,7 @@ def _says_the_same(
         if not len(rows) or name in {*sources.layout.key, START, END, ACTIVE, SYNCED}:
             continue
         now, then = taken(events, name, sources[name][rows]), taken(events, name, before[rows])
-        # Nulls are the same, and so is what is no number.
+        # Nulls are equal, and NaNs are equal.
         unknown = pc.is_null(now, nan_is_null=True), pc.is_null(then, nan_is_null=True)
         alike = pc.equal(pc.is_null(now), pc.is_null(then))
         equal = pc.or_(pc.fill_null(pc.equal(now, then), False), pc.and_(alike, pc.and_(*unknown)))
@@ -163,17 +163,17 @@ def _says_the_same(
 
 
 def _is_superseded(runs: Runs, of_batch: Flags, time: NDArray[np.int64]) -> Flags:
-    """Whether a later row of the batch has the same key and start."""
+    """Return whether a later row of the batch has the same key and start."""
     following = runs.first_after(of_batch)
     superseded: Flags = of_batch & (following != NONE) & (time[following] == time)
     return superseded
 
 
 def _other_base(runs: Runs, time: NDArray[np.int64], removed: Flags, counts: Flags) -> Indices:
-    """What completes an update that has no version before it.
+    """Return the row that completes an update without an earlier version.
 
-    The removed version of its own start, else the earliest later removed one whose start no row
-    of the batch has.
+    This is the removed version with its own start, else the earliest later removed version whose
+    start is in no row of the batch.
     """
     before = runs.last_before(removed)
     own = np.where((before != NONE) & (time[before] == time), before, NONE)
@@ -185,7 +185,7 @@ def _other_base(runs: Runs, time: NDArray[np.int64], removed: Flags, counts: Fla
 
 @dataclass(frozen=True)
 class _Ends:
-    """The versions' ends and activity, and which stored ones are no longer what they were."""
+    """The ends and activity of versions, and flags for stored versions that change."""
 
     end: NDArray[np.int64]
     active: Flags
@@ -214,7 +214,8 @@ def _ends(
     is_current = (deleted != NONE) & ((following == NONE) | (time[deleted] < time[following]))
     closed = versions & is_current & (time[deleted] < end)
     end = np.where(closed, time[deleted], end)
-    # Only what was active before the batch: a version of the batch itself is a later insert.
+    # Only versions that were active before the batch: a version of the batch itself is a later
+    # insert.
     at_start = kept & old_active & ~closed & (runs.last_before(unmatched) != NONE)
     end = np.where(at_start, np.minimum(end, time), end)
     active = old_active & ~trimmed & ~closed & ~at_start
@@ -228,17 +229,17 @@ def _unmatched_deletes(
     versions: Flags,
     ended: NDArray[np.int64],
 ) -> Flags:
-    """Find the deletes at whose time no version was true.
+    """Return the deletes at whose time no version was valid.
 
-    Of several deletes between two versions only the first counts: the others repeat it. The version
-    before them may end at the first one, and a batch that is sent again must not look different.
+    Only the first of several deletes between two versions counts; the others repeat it. The version
+    before them may end at the first one, and a batch that is sent again must give the same result.
 
     Args:
         runs: the runs of events of one key.
         kind: the events' kinds.
-        time: their times.
+        time: the events' times in microseconds.
         versions: the events that are versions of the result.
-        ended: for versions, the first instant at which they are no longer true.
+        ended: for versions, the first instant at which they are no longer valid.
     """
     deletes = kind == DELETE
     version, delete = runs.last_before(versions), runs.last_before(deletes)
@@ -249,16 +250,16 @@ def _unmatched_deletes(
 
 @dataclass(frozen=True)
 class _Sources:
-    """For each column, the event that every event's cell comes from.
+    """The source of cells: for each column, the event from which each event takes its cell.
 
     Attributes:
         runs: the runs of events of one key.
         layout: the columns.
-        bits: the cells that rows leave as they are.
+        bits: the cells that rows leave unmodified.
         updates: the update rows that count.
-        completed: those that take their cells from `other_base`.
+        completed: updates that take their cells from `other_base`.
         other_base: see `_other_base`.
-        known: events whose cells later ones may take.
+        known: events from which later events may take cells.
     """
 
     runs: Runs
@@ -277,7 +278,7 @@ class _Sources:
         ):
             return itself
         left = self.updates & self.bits[name] if is_carried else self.updates
-        # A cell is known where its row brings it, or where the row's other base does.
+        # A cell is known where its row contains it, or where the row's other base does.
         known_here = self.known & (~left | self.completed)
         source = np.where(left & self.completed, self.other_base, itself)
         nearest = self.runs.last_at_or_before(known_here)

@@ -1,34 +1,30 @@
-"""SCD2 in SQL: versions of a record in order, validity intervals, layouts of pipeline tables.
+"""SCD2 in SQL: the order of a record's versions and their validity intervals.
 
-What a table that is pulled consists of, as far as its versions are concerned.
+Sources: `seeds/data-lake-v2.txt` ("Important notes"), `seeds/history-mode.txt`. A pipeline table is
+a function of the set of rows that were landed for it:
 
-The versions of a record, one after the other: what landed rows and stored ones make together.
-
-Sources: `seeds/data-lake-v2.txt` ("Important notes"), `seeds/history-mode.txt`. A table that is
-pulled is a function of the set of rows that were landed for it:
-
-* Of the rows of one version, which key and modification time identify, the one with the greatest
-  sequence counts. What it does not tell is as it was told last (`core/omitted_columns.py`).
-* Marks are apart: they say nothing about a version's data. A version of which there are only
-  deletions does not exist. One of which there are purges, and no row with data, exists without
-  data: in a history table, and in a soft-delete table if its record has no version with data.
-  Nothing takes a purge back; a deletion does not count if its own version has a greater sequence:
-  the record was there again.
-* Versions start at their modification time. Those that would start less than an epsilon after the
-  one before are moved to the next free instant, in the order of their modification times.
+* A version is identified by key and modification time. The row of a version with the greatest
+  sequence wins. Columns that it omits keep the value that was landed last
+  (`core/omitted_columns.py`).
+* Tombstones are separate rows, without data of a version. A version that has only deletions does
+  not exist. A version that has purges and no row with data exists without data: in a history table,
+  and in a soft-delete table if its record has no version with data. Nothing reverts a purge. A
+  deletion is ignored if its own version has a greater sequence: the record existed again.
+* Versions start at their modification time. Versions that would start less than an epsilon after
+  the previous one are moved to the next free instant, in the order of their modification times.
 * A version ends an epsilon before the next one starts, or when it was deleted if that is earlier,
-  but never before it starts. A mark ends all versions from before it (and it is not before the
-  version that it was landed with); where the table erases, those that a purge ends keep their key
-  and times only. The newest version is active unless it was deleted or purged.
+  but never before it starts. A tombstone ends all versions that start before it (its time is never
+  before the version that it was landed with). Where the table erases, the versions that a purge
+  ends keep only their key and times. The newest version is active unless it was deleted or purged.
 
-A table has state besides the rows that readers see: a mark ends versions that land later, and in a
-live table a deleted record must not come back with an older version. Such rows are *hidden*: they
-stand on the branch `iceberg.HIDDEN`. Stored rows carry what tells them apart in the source, the
-column `_chronolake_version`: modification, deletion and purge time in microseconds since 1970 (or
-`-`), what was not told, and the sequence, with spaces between. A version without data has the time
-of a purge there, as a mark has, but is no mark.
+A table has state in addition to the rows that readers see: a tombstone ends versions that land
+later, and in a live table a deleted record must not reappear with an older version. Such rows are
+*hidden*: they are stored on the branch `iceberg.HIDDEN`. The column `_chronolake_version`
+identifies stored rows in the source. It contains, separated by spaces: modification, deletion and
+purge time in microseconds since 1970 (or `-`), the omitted columns, and the sequence. A version
+without data has the time of a purge there, like a tombstone, but is not a tombstone.
 
-Everything here is SQL text over relations; `chronolake.core.pipeline_table` runs it.
+All functions here return SQL text over relations; `chronolake.core.apply_versions` runs it.
 """
 
 from __future__ import annotations
@@ -73,17 +69,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table that is pulled, as far as its versions are concerned.
+    """The columns of a pipeline table, and what decides about its versions.
 
     Attributes:
         key: the columns that identify a record.
-        data: the columns that landed rows have, the key among them.
+        data: the columns of landed rows, the key included.
         mode: the table's mode.
         epsilon: microseconds between a version's end and the start of the next.
         erased: the data columns that a purge empties in the versions that it ends.
-        omitted: the data columns of which some row of the table, or a landed one, said nothing.
-        has_marks: whether there may be marks among the rows.
-        hashed: the data columns that a row's hash is made of, in their order; None: it has none.
+        omitted: the data columns that some row, stored or landed, omits.
+        has_marks: whether there may be tombstones among the rows.
+        hashed: the data columns of a row's hash, in their order; None if the table has no hash.
     """
 
     key: tuple[str, ...]
@@ -97,12 +93,12 @@ class Layout:
 
     @property
     def columns_omitted(self) -> tuple[UntoldColumn, ...]:
-        """The columns of `omitted`, with what succession keeps of each."""
+        """Return the columns of `omitted`, with the values that `succession` keeps for each."""
         return omitted_columns.numbered(self.omitted)
 
     @property
     def system(self) -> tuple[str, ...]:
-        """The columns that the table has besides."""
+        """Return the system columns of the table, in its order."""
         by_mode = {
             Mode.HISTORY: (START, END, ACTIVE),
             Mode.SOFT_DELETE: (DELETED,),
@@ -112,19 +108,19 @@ class Layout:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The columns that tell apart what counts as a row that was written."""
+        """Return the columns that identify a written row for usage counts."""
         return (*self.key, MODIFIED) if self.mode is Mode.HISTORY else self.key
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns of the table, in its order."""
+        """Return all columns of the table, in its order."""
         return (*self.data, *self.system)
 
 
-# What is known of a stored row, besides the columns of every landed row.
+# Metadata of a stored row, in addition to the columns of every landed row.
 FILE: Final = f"{RESERVED}file"
 POSITION: Final = f"{RESERVED}position"
-#: What `_chronolake_version` says in a stored row; null in landed ones.
+#: The value of `_chronolake_version` in a stored row; null in landed ones.
 STORED: Final = f"{RESERVED}stored"
 _HIDDEN: Final = f"{RESERVED}hidden"
 _OLD_START: Final = f"{RESERVED}old_start"
@@ -142,19 +138,19 @@ _FACTS: Final = {
     _OLD_SYNCED: "timestamp",
 }
 
-# What becomes of a row.
-#: A row of `main` goes: the one in `FILE` at `POSITION`.
+# What happens to a row.
+#: A row of `main` is removed: the one in `FILE` at `POSITION`.
 REMOVED: Final = f"{RESERVED}removed"
 #: The row is written to `main`.
 ADDED: Final = f"{RESERVED}added"
 #: The row is written to the hidden rows.
 CONCEALED: Final = f"{RESERVED}concealed"
-#: A hidden row goes: the one of this key in which `_chronolake_version` says `STORED`.
+#: A hidden row is removed: the one of this key with `STORED` as its `_chronolake_version`.
 REVEALED: Final = f"{RESERVED}revealed"
-#: The source brought this version, and it is written.
+#: The version is from the source and is written.
 COUNTED: Final = f"{RESERVED}counted"
 
-#: What orders rows of one version.
+#: Orders rows of one version.
 _RANK: Final = f"struct(length({SEQUENCE}), {SEQUENCE})"
 _SAYS: Final = f"{RESERVED}says"
 _FIRST_SAYS: Final = f"{RESERVED}first_says"
@@ -173,9 +169,9 @@ _GONE: Final = f"{RESERVED}gone"
 _FINISH: Final = f"{RESERVED}finish"
 _LOSES: Final = f"{RESERVED}loses"
 _CHANGED: Final = f"{RESERVED}changed"
-#: All data columns in one.
+#: All data columns packed into one.
 _DATA: Final = f"{RESERVED}data"
-#: Whether a row has something that a purge erases.
+#: Whether a row has a value that a purge erases.
 _HOLDS: Final = f"{RESERVED}holds"
 
 _SO_FAR: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
@@ -183,10 +179,10 @@ _WHOLE: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 
 
 def of_landed(rows: str, layout: Layout) -> str:
-    """Landed rows as a query: one side of what `succession` brings together.
+    """Return a query of landed rows, with null as the metadata of stored rows.
 
     Args:
-        rows: a relation with the layout's data columns and `changes.VERSION_COLUMNS`.
+        rows: a relation with the layout's data columns and `change_set.VERSION_COLUMNS`.
         layout: the table.
     """
     facts = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in _facts_of(layout).items()]
@@ -195,13 +191,13 @@ def of_landed(rows: str, layout: Layout) -> str:
 
 
 def of_purged(rows: str, layout: Layout) -> str:
-    """Landed purges as versions without data, as a query.
+    """Return a query of landed purges as versions without data.
 
-    They count as such where no other row tells of the same version.
+    They are versions only where no other row has data of the same version.
 
     Args:
-        rows: as of `of_landed`; the data columns of purges are empty.
-        layout: as of `of_landed`.
+        rows: like in `of_landed`; the data columns of purges are empty.
+        layout: like in `of_landed`.
     """
     reported = ", ".join(
         "true AS " + PROVIDES_DATA if name == PROVIDES_DATA else name for name in VERSION_COLUMNS
@@ -211,7 +207,7 @@ def of_purged(rows: str, layout: Layout) -> str:
 
 
 def of_stored(layout: Layout, *, hidden: bool) -> str:
-    """The columns to select of a stored row, known as `sql.TABLE`: the other side."""
+    """Return the columns to select from stored rows, whose relation has the alias `sql.TABLE`."""
     version = f"{TABLE}.{VERSION}"
     reported = _part(version, 3)
     facts = {
@@ -244,7 +240,7 @@ def of_stored(layout: Layout, *, hidden: bool) -> str:
 
 
 def _facts_of(layout: Layout) -> dict[str, str]:
-    """What is known of a stored row, and is null in a landed one, with its type."""
+    """Return the metadata columns of a stored row, null in a landed one, with their types."""
     return {
         **_FACTS,
         **({omitted_columns.CARRIED: omitted_columns.CARRIED_TYPE} if layout.omitted else {}),
@@ -252,12 +248,12 @@ def _facts_of(layout: Layout) -> dict[str, str]:
 
 
 def _part(version: str, number: int) -> str:
-    """One of the parts of a `_chronolake_version`; the last may have spaces."""
+    """Return SQL for one part of a `_chronolake_version`; the last part may contain spaces."""
     return f"split({version}, ' ', 5)[{number}]"
 
 
 def time_in(version: str, number: int) -> str:
-    """One of the times in a `_chronolake_version` as SQL, in microseconds, or null.
+    """Return SQL for one of the times in a `_chronolake_version`, in microseconds or null.
 
     Args:
         version: the column.
@@ -267,21 +263,21 @@ def time_in(version: str, number: int) -> str:
 
 
 def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> str:
-    """What becomes of the rows of all keys among some events, as a query.
+    """Return a query that decides what happens to the rows of all keys in some events.
 
-    The data columns are packed into one column before anything is compared, and unpacked at the
-    end: what Spark needs to plan a query grows with all columns of all its steps. The steps are
-    nested and not a WITH, of which Spark copies everything before a step to bring it in.
+    The data columns are packed into one column before comparison and unpacked at the end, because
+    Spark's planning time grows with the columns of all steps. The steps are nested subqueries
+    instead of a WITH, because Spark copies everything before a step of a WITH to inline it.
 
     Args:
-        events: queries of `of_landed` and `of_stored` rows. Of a key that is among the landed rows,
-            all stored rows are here that they can change.
+        events: queries of `of_landed` and `of_stored` rows. For each key among the landed rows,
+            they contain all stored rows that the landed rows can change.
         layout: the table.
-        synced_micros: `_fivetran_synced` of rows that the source brought.
+        synced_micros: `_fivetran_synced` of rows from the source, in microseconds since 1970.
 
     Returns:
-        SQL that gives the columns of the table, and `MODIFIED`, `FILE`, `POSITION`, `STORED`,
-        `REMOVED`, `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
+        SQL with the columns of the table, and `MODIFIED`, `FILE`, `POSITION`, `STORED`, `REMOVED`,
+        `ADDED`, `CONCEALED`, `REVEALED`, `COUNTED`.
     """
     rows = _together([_packed(event, layout) for event in events], layout)
     rows = _versions(_ranked(rows, layout), layout)
@@ -296,15 +292,15 @@ def succession(events: Sequence[str], layout: Layout, *, synced_micros: int) -> 
 
 
 def states(event: str, layout: Layout, *, synced_micros: int) -> str:
-    """What `succession` gives of rows that are each their record's one version, as a query.
+    """Return a query that equals `succession` if each row is the only version of its record.
 
     Args:
-        event: a query of `of_landed` rows that were not deleted, and tell everything.
-        layout: the table; nothing is stored in it.
-        synced_micros: as of `succession`.
+        event: a query of `of_landed` rows that are not deleted and omit no column.
+        layout: the table; it must be empty.
+        synced_micros: like in `succession`.
 
     Returns:
-        SQL that gives the columns of the table.
+        SQL with the columns of the table.
     """
     cells = _cells(replace(layout, erased=(), omitted=()), synced_micros, is_packed=False)
     return f"""
@@ -318,7 +314,7 @@ def states(event: str, layout: Layout, *, synced_micros: int) -> str:
 
 
 def _packed(event: str, layout: Layout) -> str:
-    """Pack what a row says, hash it, and keep only what decides about it beside it."""
+    """Pack a row's data into one column, hash it, and keep only the deciding columns separately."""
     packed = [f"struct({', '.join(map(quoted, layout.data))}) AS {_DATA}"]
     if layout.omitted:
         event = (
@@ -343,7 +339,7 @@ def _packed(event: str, layout: Layout) -> str:
 
 
 def _together(events: Sequence[str], layout: Layout) -> str:
-    """Bring the rows of a record together: one shuffle and one sort serve all that follows."""
+    """Gather the rows of a record: one shuffle and one sort serve all the following steps."""
     return f"""
         SELECT * FROM ({" UNION ALL ".join(events)})
         DISTRIBUTE BY {listed(layout.key)}
@@ -353,9 +349,9 @@ def _together(events: Sequence[str], layout: Layout) -> str:
 def _ranked(rows: str, layout: Layout) -> str:
     """Order the rows of each version, and compare them.
 
-    Rows with data come first, the greatest before the others; then purges as versions without; then
-    marks. Marks that say the same follow each other: deletions by their sequence, then stored ones
-    first.
+    Rows with data are first, ordered by sequence, greatest first; then purges as versions without
+    data; then tombstones. Equal tombstones are adjacent: deletions by their sequence, then stored
+    ones first.
     """
     is_deletion = f"NOT {PROVIDES_DATA} AND {PURGED_AT} IS NULL"
     version = f"""
@@ -375,11 +371,11 @@ def _ranked(rows: str, layout: Layout) -> str:
     repeats = " AND ".join(
         f"lag({name}) OVER version <=> {name}" for name in (PROVIDES_DATA, PURGED_AT, DELETED_AT)
     )
-    # The first row of a version tells, if one does: its sequence is the greatest that does.
+    # The version's first row has data if any has: its sequence is the greatest of those with data.
     reported = f"first_value(IF({omitted_columns.HAS_DATA}, {_RANK}, NULL)) OVER so_far"
     is_void = f"({is_deletion} AND coalesce({reported} > {_RANK}, false))"
-    # A version that was moved stays at least there when another row takes its place: the greatest
-    # of the starts so far.
+    # A version that was moved keeps at least that start when another row replaces its row: the
+    # greatest of the starts so far.
     return f"""
         SELECT *,
           {PROVIDES_DATA} AND row_number() OVER version = 1 AS {_IS_FIRST},
@@ -397,16 +393,16 @@ def _ranked(rows: str, layout: Layout) -> str:
 
 
 def _versions(rows: str, layout: Layout) -> str:
-    """Choose the row of each version, and leave out rows that decide nothing."""
-    # A row that says what is stored already leaves it as it is, `_fivetran_synced` included.
+    """Choose the row of each version, and leave out rows that have no effect."""
+    # A row that equals the stored one leaves it unchanged, `_fivetran_synced` included.
     stands = f"{_STORED_SAYS} IS NOT NULL AND {_FIRST_SAYS} = {_STORED_SAYS}"
     is_version = f"{PROVIDES_DATA} AND IF({stands}, {STORED} IS NOT NULL, {_IS_FIRST})"
     if layout.mode is not Mode.HISTORY:
-        # What a record was last is more than that there was a later version of it.
+        # A record's last data matters more than the existence of a later version without data.
         has_data = f"max({omitted_columns.HAS_DATA}) OVER (PARTITION BY {listed(layout.key)})"
         is_version += f" AND ({omitted_columns.HAS_DATA} OR NOT {has_data})"
-    # Of rows that the source superseded, stored ones have to go; others may have told what a later
-    # row did not.
+    # Stored rows that the source superseded have to be removed; other superseded rows may have
+    # values for columns that a later row omits.
     is_needed = f"{_IS_VERSION} OR {_IS_MARK} OR {STORED} IS NOT NULL"
     if layout.omitted:
         is_needed += f" OR {PROVIDES_DATA}"
@@ -417,7 +413,7 @@ def _versions(rows: str, layout: Layout) -> str:
 
 
 def _facts(rows: str, layout: Layout) -> str:
-    """Find what columns hold that a row does not tell."""
+    """Find the values of columns that a row omits."""
     if not layout.omitted:
         return rows
     return f"""
@@ -430,11 +426,11 @@ def _facts(rows: str, layout: Layout) -> str:
 
 
 def _counted(rows: str, layout: Layout) -> str:
-    """Number the versions of a record, and find the marks that end each."""
-    # Never before the version that it was landed with; `greatest` takes no notice of nulls.
+    """Number the versions of a record, and find the tombstones that end each version."""
+    # Never before the version that it was landed with; `greatest` ignores nulls.
     marked = f"IF({_IS_MARK}, greatest({PURGED_AT}, {MODIFIED}), NULL)"
     record = f"PARTITION BY {listed(layout.key)} ORDER BY {MODIFIED}"
-    # The first mark from a version on: among equal times, all are in the frame.
+    # The first tombstone from a version on: all rows of equal times are in the frame.
     backwards = f"PARTITION BY {listed(layout.key)} ORDER BY coalesce({marked}, {MODIFIED}) DESC"
     nothing = "CAST(NULL AS BIGINT)"
     ends = f"min({marked}) OVER ({backwards})" if layout.has_marks else nothing
@@ -451,7 +447,7 @@ def _counted(rows: str, layout: Layout) -> str:
 
 
 def _begun(rows: str, layout: Layout) -> str:
-    """Let versions start at their time, but no less than an epsilon after the one before."""
+    """Start versions at their time, but at least an epsilon after the previous one."""
     moved = f"coalesce({_NOT_BEFORE}, {MODIFIED}) - {_NUMBER} * {layout.epsilon}L"
     return f"""
         SELECT *,
@@ -463,7 +459,7 @@ def _begun(rows: str, layout: Layout) -> str:
 
 
 def _placed(rows: str, layout: Layout) -> str:
-    """Find the start of the version after each."""
+    """Find the start of the next version."""
     return f"""
         SELECT *,
           lead(IF({_IS_VERSION}, {_BEGIN}, NULL)) IGNORE NULLS OVER (
@@ -474,12 +470,12 @@ def _placed(rows: str, layout: Layout) -> str:
 
 
 def _ended(rows: str, layout: Layout) -> str:
-    """Decide when a version was deleted or purged, when it ends, and what of it has to change."""
+    """Decide when a version was deleted or purged, when it ends, and which parts of it change."""
     gone = f"least({DELETED_AT}, {_PURGE_DELETED}, {_MARKED})"
     end = f"greatest({_BEGIN}, least({_NEXT} - {layout.epsilon}L, {gone}))"
     is_active = f"{_NEXT} IS NULL AND {gone} IS NULL"
     columns = layout.columns_omitted
-    # A row that has nothing to lose is erased already.
+    # A row whose columns are empty already is erased already.
     loses = [
         f"{_is_erased(column.name, layout)} AND {column.told}.v IS NOT NULL"
         for column in columns
@@ -499,7 +495,7 @@ def _ended(rows: str, layout: Layout) -> str:
 
 
 def _said(layout: Layout) -> Iterator[str]:
-    """What tells apart rows of a version that say different things, as SQL."""
+    """Yield SQL expressions that differ if rows of a version have different data."""
     columns = {one.name: one for one in layout.columns_omitted}
     for name in layout.data:
         value = quoted(name)
@@ -510,23 +506,23 @@ def _said(layout: Layout) -> Iterator[str]:
 
 
 def _is_erased(name: str, layout: Layout) -> str:
-    """Whether a column must not keep what it says, as SQL: it was said before a purge."""
+    """Return SQL that is true if a purge erases the column's value, which is not newer than it."""
     by_name = {one.name: one for one in layout.columns_omitted}
     reported = f"least({MODIFIED}, {by_name[name].fact}.m)" if name in by_name else MODIFIED
     return f"coalesce({reported} <= {_PURGED}, false)"
 
 
 def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
-    """The columns of the table."""
+    """Return SQL for the columns of the table."""
     columns = layout.columns_omitted
     reported = omitted_columns.to_version(columns)
     times = [f"coalesce(CAST({name} AS STRING), '-')" for name in (DELETED_AT, PURGED_AT)]
-    # What says something else now is news to those who go by the time.
+    # Readers find changed rows by `_fivetran_synced`.
     is_new = f"{STORED} IS NULL"
     if is_packed:
         is_new += f" OR {_CHANGED}"
     if layout.mode is Mode.SOFT_DELETE:
-        # So is a record that another row has marked.
+        # This includes a record that another row has marked as deleted.
         is_new += f" OR NOT (({_GONE} IS NOT NULL) <=> {_OLD_MARK})"
     cells = {
         START: f"timestamp_micros({_BEGIN})",
@@ -549,7 +545,7 @@ def _cells(layout: Layout, synced: int, *, is_packed: bool = True) -> str:
 
 
 def _verdict(layout: Layout) -> str:
-    """Where a row belongs, and whether it stands there already."""
+    """Return SQL that decides in which branch a row belongs, and whether it is there already."""
     is_newest = f"({_IS_VERSION} AND {_NEXT} IS NULL)"
     match layout.mode:
         case Mode.HISTORY:

@@ -1,11 +1,8 @@
-"""SQL text: quoting, literals, and statements over frames.
+"""SQL text: quoting, literals, and statements over data frames.
 
-Statements over frames: one text instead of many small calls into the JVM.
-
-A batch of a hundred rows costs as much as Spark's planning and the calls between Python and Java,
-so the statements of a write are SQL texts. Identifiers are quoted by `chronolake.types.quoted`.
-
-Values as SQL: exactly the value, whatever its type.
+The statements of a write are SQL texts instead of many small calls into the JVM: the cost of a
+batch of a hundred rows is Spark's planning and the calls between Python and Java. Identifiers are
+quoted by `chronolake.types.quoted`. Literals keep the exact value of any type.
 """
 
 from __future__ import annotations
@@ -31,11 +28,12 @@ if TYPE_CHECKING:
     from chronolake.types import ColumnType
 
 
-#: More rows than these are not broadcast but shuffled together with the table.
+#: Relations with more rows than this are not broadcast but shuffled together with the table.
 _BROADCAST_ROWS: Final = 2_000_000
 _SAMPLE_LENGTH: Final = 200
 
-# Relations in a statement. A column of such a name would hide the relation's hidden columns.
+# Aliases of relations in a statement. A column with such a name would hide the relation's hidden
+# columns.
 TABLE: Final = f"{RESERVED}table"
 KEYS: Final = f"{RESERVED}keys"
 BATCH: Final = f"{RESERVED}batch"
@@ -43,7 +41,7 @@ BATCH: Final = f"{RESERVED}batch"
 
 @contextmanager
 def viewed(frame: DataFrame) -> Iterator[str]:
-    """A name in SQL for a frame while the block runs. It is computed by every statement."""
+    """Yield a SQL name for a frame while the block runs. Every statement computes it again."""
     name = f"chronolake_{uuid4().hex}"
     frame.createOrReplaceTempView(name)
     try:
@@ -54,10 +52,10 @@ def viewed(frame: DataFrame) -> Iterator[str]:
 
 @contextmanager
 def kept(frame: DataFrame) -> Iterator[str]:
-    """A name in SQL for a frame that is computed once and kept while the block runs.
+    """Yield a SQL name for a frame that is computed once and kept while the block runs.
 
-    The rows stay in executors: in memory, and on disk where that is short. Spark lets go of them as
-    soon as any view of the frame is dropped, so there is one view and it lives as long as they do.
+    The rows stay in executors: in memory, and on disk if memory is short. Spark drops them as soon
+    as any view of the frame is dropped, so there is one view with the same lifetime.
     """
     frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
@@ -68,10 +66,10 @@ def kept(frame: DataFrame) -> Iterator[str]:
 
 
 def _without_plan(frame: DataFrame) -> DataFrame:
-    """The kept rows of a persisted frame, for statements that need not know what they came from.
+    """Return the kept rows of a persisted frame, for statements that do not need its plan.
 
-    Spark would analyze and optimize the frame's plan again with each of them before it finds that
-    the rows are kept: for a wide table, that takes longer than all else.
+    Spark would analyze and optimize the frame's plan again for each statement before it finds that
+    the rows are kept: for a wide table, this takes longer than everything else.
     """
     session = frame.sparkSession
     rows = frame._jdf.queryExecution().withCachedData()  # noqa: SLF001
@@ -80,22 +78,22 @@ def _without_plan(frame: DataFrame) -> DataFrame:
 
 
 def listed(names: Iterable[str], *, of: str = "") -> str:
-    """Quoted names in a row, of one relation if it is given."""
+    """Return quoted names separated by commas, qualified by a relation if it is given."""
     prefix = f"{of}." if of else ""
     return ", ".join(f"{prefix}{quoted(name)}" for name in names)
 
 
 def any_of(conditions: Iterable[str]) -> str:
-    """Return a SQL condition: one of many holds. None of them may be null.
+    """Return a SQL condition that is true if one of many is. None of them may be null.
 
-    The expression is flat: it gets no deeper with their number.
+    The expression is flat: its depth does not grow with their number.
     """
     found = ", ".join(conditions)
     return f"array_contains(array({found}), true)" if found else "false"
 
 
 def cells(description: TableDescription, carried: Sequence[str], *, of: str) -> str:
-    """Every column of a table out of a relation that has some of them; the rest is null."""
+    """Return all columns of a table, from a relation with some of them; the rest is null."""
     have = set(carried)
     return ", ".join(
         f"{of}.{quoted(column.name)}"
@@ -106,12 +104,12 @@ def cells(description: TableDescription, carried: Sequence[str], *, of: str) -> 
 
 
 def broadcast(relation: str, rows: int) -> str:
-    """A hint to broadcast a relation of about so many rows, where that is sensible."""
+    """Return a hint to broadcast a relation with about `rows` rows, or "" if it is too large."""
     return f"/*+ BROADCAST({relation}) */" if rows <= _BROADCAST_ROWS else ""
 
 
 def sample(key: Sequence[str], condition: str) -> str:
-    """An aggregate: the key of some row that meets a condition as `column=value, …`, or null."""
+    """Return an aggregate: the key of some matching row as `column=value, …`, or null."""
     parts = ", ', ', ".join(
         f"{literal(f'{name}=')}, coalesce(CAST({quoted(name)} AS STRING), 'NULL')" for name in key
     )
@@ -119,31 +117,31 @@ def sample(key: Sequence[str], condition: str) -> str:
 
 
 def same_row(file: str, position: str) -> list[str]:
-    """SQL conditions: a row of `TABLE` stands where a row of `KEYS` says.
+    """Return SQL conditions: a row of `TABLE` has the file and position of a row of `KEYS`.
 
     Args:
-        file: the column of `KEYS` that has the data file.
-        position: the column of `KEYS` that has the place in it.
+        file: the column of `KEYS` with the data file.
+        position: the column of `KEYS` with the position in it.
     """
     return [
         f"{TABLE}._pos = {KEYS}.{position}",
-        # Equal, but not hashed: a file's name is long, and key and position leave little to tell.
+        # Equal, but not hashed: a file's name is long, and key and position are selective enough.
         f"{TABLE}._file BETWEEN {KEYS}.{file} AND {KEYS}.{file}",
     ]
 
 
 def numbered(key: Sequence[str]) -> str:
-    """Key columns as `k0`, `k1`, …, so that their names clash with none."""
+    """Return key columns as `k0`, `k1`, …, so that their names cannot clash with others."""
     return ", ".join(f"{quoted(name)} AS k{number}" for number, name in enumerate(key))
 
 
 def col(name: str) -> Column:
-    """The column of that very name, whatever characters it holds."""
+    """Return the column with exactly this name, whatever characters it contains."""
     return F.col(quoted(name))
 
 
 def typed_literal(value: pa.Scalar, kind: ColumnType) -> str:
-    """A value as a SQL expression of its column's stored type.
+    """Return a value as a SQL expression of its column's stored type.
 
     Args:
         value: of the type `kind.arrow`; it may be null.
@@ -155,10 +153,10 @@ def typed_literal(value: pa.Scalar, kind: ColumnType) -> str:
         case Kind.BINARY:
             text = f"X'{value.as_py().hex()}'"
         case Kind.STRING | Kind.JSON | Kind.XML | Kind.NAIVE_TIME:
-            # A raw hexadecimal literal needs no escaping, whatever the text holds.
+            # A raw hexadecimal literal needs no escaping, whatever the text contains.
             text = f"X'{value.as_py().encode().hex()}'"
         case Kind.UTC_DATETIME | Kind.NAIVE_DATETIME:
-            # The session's time zone is UTC: a time of no zone has the same digits.
+            # The session's time zone is UTC: a time without zone has the same digits.
             text = f"timestamp_micros({_number(value)})"
         case Kind.NAIVE_DATE:
             text = f"date_from_unix_date({_number(value)})"
@@ -170,5 +168,5 @@ def typed_literal(value: pa.Scalar, kind: ColumnType) -> str:
 
 
 def _number(value: pa.Scalar) -> int:
-    """Microseconds or days since 1970; Python's own times do not reach both ends."""
+    """Return microseconds or days since 1970; Python's own times do not cover the whole range."""
     return int(value.value)

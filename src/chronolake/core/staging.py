@@ -1,8 +1,8 @@
-"""A staged write: everything happens on a branch, and is published by one compare-and-set.
+"""Staged writes: all changes are made on a branch and published by one compare-and-set.
 
-Readers of `main` see the table before the write or after it. The order is delete, then append, then
-publish; a crash before the publish leaves `main` as it was, and the branch it leaves behind is
-dropped by the next write. `docs/architecture.md` has the picture.
+Readers of `main` see the table before the write or after it. The order is delete, append, publish.
+A crash before the publish leaves `main` unchanged; the next write drops the branch that is left
+behind. `docs/architecture.md` has a diagram.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ log = structlog.get_logger(__name__)
 BATCH_PROPERTY: Final = "chronolake.last-batch"
 
 _PREFIX: Final = "chronolake-stage"
-#: What `stage_name` gives: host, process, its token, seconds since 1970, a random end. A branch or
-#: table of another name is somebody else's.
+#: Matches names from `stage_name`: host, process ID, its token, seconds since 1970, a random end.
+#: Branches and tables with other names do not belong to staged writes.
 _STAGED: Final = re.compile(
     rf"{_PREFIX}-([^-]*)-([0-9]{{1,9}})-([0-9a-f]{{8}})-([0-9]{{1,12}})-[0-9a-f]{{8}}"
 )
-#: A staged write of another machine is taken for dead after this time.
+#: A staged write of another machine counts as abandoned after this time.
 _ABANDONED_AFTER_SECONDS: Final = 24 * 3600
-#: Tells this process from an earlier one with the same number.
+#: Distinguishes this process from an earlier one with the same process ID.
 _PROCESS: Final = f"{socket.gethostname().replace('-', '_')}-{os.getpid()}-{uuid4().hex[:8]}"
 
 
@@ -82,7 +82,7 @@ class Stopwatch:
 
 
 class StagedBranch:
-    """Changes of one of a table's branches, made on a branch of their own."""
+    """Changes of one branch of a table, made on a separate staging branch."""
 
     def __init__(self, table: IcebergTable, of: str, spark: SparkSession, watch: Stopwatch) -> None:
         self.spark = spark
@@ -94,10 +94,10 @@ class StagedBranch:
 
     @property
     def source(self) -> str:
-        """The rows before the write, as a SQL name.
+        """Return the rows before the write, as a SQL name.
 
-        The write does not touch them before it publishes. Should another process change them
-        meanwhile, the publish is refused and nothing of this attempt remains.
+        The write does not change them before it publishes. If another process changes them
+        meanwhile, the publish is refused and this attempt has no effect.
         """
         if self.of == MAIN:
             return f"{CATALOG}.{self.table.name.sql}"
@@ -105,7 +105,7 @@ class StagedBranch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no rows, as far as the metadata tells."""
+        """Return whether there are no rows according to the metadata."""
         return self.table.rows_of(self.of) == 0
 
     def delete(self, source: str, condition: str) -> None:
@@ -123,13 +123,13 @@ class StagedBranch:
         reach("staged.deleted")
 
     def update(self, source: str, condition: str, *, assignments: str, changed: str) -> int:
-        """Change or remove the table's rows that match a row of a query, and tell how many changed.
+        """Change or remove the table's rows that match a row of a query; return how many changed.
 
         Args:
-            source: a query in SQL; no two of its rows match one of the table's.
+            source: a query in SQL; at most one of its rows matches each row of the table.
             condition: SQL over `sql.TABLE` and `sql.KEYS` (the query).
             assignments: SQL over both, for rows that change.
-            changed: SQL over both: a row changes; the others are removed.
+            changed: SQL over both: whether a matching row changes; the others are removed.
         """
         with self._watch.stage("delete"):
             target = self._target()
@@ -158,13 +158,13 @@ class StagedBranch:
         reach("staged.deleted")
 
     def append(self, source: str) -> None:
-        """Add the rows of a query in SQL; columns go by name."""
+        """Append the rows of a SQL query; columns are matched by name."""
         with self._watch.stage("append"):
             self.spark.sql(f"INSERT INTO {self._target()} BY NAME {source}")
         reach("staged.appended")
 
     def _target(self) -> str:
-        """The table's branch as a SQL name; the branch is made when it is first needed."""
+        """Return the staging branch as a SQL name; the branch is created on first use."""
         if not self.made:
             with self._watch.stage("branch"):
                 self._make_branch()
@@ -177,7 +177,7 @@ class StagedBranch:
         if self.table.branch(self.of) is None:
             if any(map(is_abandoned, self.table.branches())):
                 swap(self.table, _cleared)
-            # A branch needs a snapshot to point at: Iceberg makes an empty one.
+            # A branch needs a snapshot to point at: Iceberg creates an empty one.
             self.table.java.manageSnapshots().createBranch(self.branch).commit()
         else:
             swap(self.table, self._branched)
@@ -189,10 +189,10 @@ class StagedBranch:
         return _cleared(current).setBranchSnapshot(current.branch(self.of), self.branch)
 
     def publish_with(self, builder: Any, current: IcebergTable) -> None:
-        """Put the changes, if there are any, into new metadata of the table.
+        """Add the changes, if there are any, to new metadata of the table.
 
         Raises:
-            LakeError: executors wrote files that the driver does not have.
+            LakeError: executors wrote files that the driver cannot read.
         """
         if self.made:
             expect_stored(current, current.branch(self.branch), since=self.table.branch(self.of))
@@ -200,7 +200,7 @@ class StagedBranch:
             builder.removeRef(self.branch)
 
     def begin(self) -> str:
-        """Return the name of the branch, for statements that are not one of these methods."""
+        """Return the name of the branch, for statements that have no method here."""
         self._target()
         return self.branch
 
@@ -211,7 +211,7 @@ class StagedBranch:
         try:
             drop_branch(self.table.refreshed(), self.branch)
         except (CommitError, LakeError, Py4JError, PySparkException) as failure:
-            # The next write drops it: the caller's own error matters more.
+            # The next write drops it; the caller's own error matters more.
             log.warning(
                 "branch_left_behind",
                 table=str(self.table.name),
@@ -221,10 +221,10 @@ class StagedBranch:
 
 
 class StagedWrite(StagedBranch):
-    """One attempt at a write to a table: the changes of its `main`, which all readers see.
+    """One attempt at a write to a table: the changes of `main`, which all readers see.
 
     Attributes:
-        hidden: the changes of what only later writes see (`iceberg.HIDDEN`).
+        hidden: the changes of the hidden rows, which only later writes read (`iceberg.HIDDEN`).
     """
 
     def __init__(
@@ -239,21 +239,23 @@ class StagedWrite(StagedBranch):
         self._guard = guard
 
     def publish(self, properties: Mapping[str, str]) -> None:
-        """Make the changes the table's own and set properties, in one compare-and-set.
+        """Publish the changes and set properties, in one compare-and-set.
 
         Raises:
-            CommitConflictError: the table is not what the attempt began with; nothing has changed.
-            CommitUnknownError: the catalog's answer was lost and the table cannot be read.
+            CommitConflictError: the table has changed since the attempt began; nothing was
+                published.
+            CommitUnknownError: the catalog's response was lost and the table cannot be read.
         """
         with self._watch.stage("publish"):
             publish(self.table.refreshed(), self._published, properties)
 
     def publish_files(self) -> None:
-        """Make changes that leave all rows as they were the table's own: no batch is published.
+        """Publish rewritten files whose rows are unchanged, without a batch's properties.
 
         Raises:
-            CommitConflictError: the table is not what the attempt began with; nothing has changed.
-            UnansweredError: the catalog did not say what became of the commit.
+            CommitConflictError: the table has changed since the attempt began; nothing was
+                published.
+            UnansweredError: the catalog did not report the outcome of the commit.
         """
         swap(self.table.refreshed(), self._published)
 
@@ -273,7 +275,7 @@ class StagedWrite(StagedBranch):
 
 
 def _cleared(current: IcebergTable) -> Any:
-    """New metadata of a table without the branches that killed processes left behind."""
+    """Return new metadata of a table without the branches that killed processes left behind."""
     builder = current.builder()
     for leftover in filter(is_abandoned, current.branches()):
         log.warning("leftover_dropped", table=str(current.name), branch=leftover)
@@ -282,25 +284,25 @@ def _cleared(current: IcebergTable) -> Any:
 
 
 def drop_branch(table: IcebergTable, branch: str) -> None:
-    """Remove a branch if it is there."""
+    """Remove a branch if it exists."""
     if table.branch(branch) is not None:
         swap(table, lambda current: current.builder().removeRef(branch))
 
 
 class TableAlteredError(CommitError):
-    """The table's columns are not those that the batch was read for."""
+    """The table's columns differ from those for which the batch was read."""
 
 
 def stage_name() -> str:
-    """A new name for a staged write, that tells whose it is and how old."""
+    """Return a new name for a staged write, with its process and time."""
     return f"{_PREFIX}-{_PROCESS}-{int(time.time())}-{uuid4().hex[:8]}"
 
 
 def is_abandoned(branch: str) -> bool:
-    """Whether a branch or scratch table is a staged write that nobody will finish.
+    """Return whether a branch or scratch table belongs to a staged write that will not be finished.
 
-    A staged write of this machine is dead when its process is; one of another machine when it is
-    older than a day. Whatever has another form of name is left alone.
+    A staged write of this machine is abandoned if its process has ended; one of another machine if
+    it is older than a day. Names of any other form are never abandoned.
     """
     found = _STAGED.fullmatch(branch)
     if found is None:
@@ -336,19 +338,19 @@ def staged(
 ) -> None:
     """Run a write until it is published.
 
-    `write` gets a `StagedWrite` on the table as it is now, stages its changes, and returns the
+    `write` gets a `StagedWrite` on the table's current state, stages its changes, and returns the
     properties to publish with them, or None if there is nothing to publish. It runs again, on the
-    new table, when another process published first. Its statements run in the session `spark`, by
-    default the lake's. Writes to one table are serial in a process.
+    new state, if another process published first. Its statements run in the session `spark`, by
+    default the lake's. Writes to one table are serialized within a process.
 
-    `guard` gets the table as it is when it is published, and raises if this writer must not write
-    to it any more. `also_pulled` says that it may be a table that a pipeline fills.
+    `guard` gets the table as it is when it is published, and raises if this writer must no longer
+    write to it. `also_pulled` allows pipeline tables.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        ConfigurationError: a pipeline fills it.
-        LakeLocationError: it lies outside the opened lake.
-        CommitConflictError: others were first too often.
+        TableNotFoundError: the table does not exist.
+        ConfigurationError: a pipeline fills the table, and `also_pulled` is false.
+        LakeLocationError: the table is outside the opened lake.
+        CommitConflictError: other writers were first too often.
     """
 
     def begin(table: IcebergTable) -> StagedWrite:

@@ -1,14 +1,14 @@
-"""Tables made aside of a query's rows, then published whole: as new tables, or in a table's place.
+"""Table swaps: tables written to a scratch table and published whole, as new or over an old one.
 
-The rows are written into a table that no user sees. One step of the catalog then gives it its name,
-or makes its metadata the metadata of a table that exists (a compare-and-set). Readers see the table
-before or after; a crash leaves a hidden table, which the next change of any table, or `maintain`,
-drops.
+The rows are written into a scratch table that users do not see. One step of the catalog then
+renames it, or makes its metadata the metadata of an existing table (a compare-and-set). Readers see
+the table before or after. A crash leaves a scratch table, which the next change of any table, or
+`maintain`, drops.
 
-In a table's place, the new metadata begins anew: it knows none of the table's old snapshots and
-partition specs. Iceberg cannot delete rows from a table that was once partitioned by a column which
-it has no longer. The table keeps its identity, its folder and its properties; the files of the old
-snapshots are orphans in that folder, which maintenance removes after their grace period.
+If it replaces a table, the new metadata starts from scratch, without the table's old snapshots and
+partition specs: Iceberg cannot delete rows from a table that was once partitioned by a column that
+no longer exists. The table keeps its identity, its folder and its properties. The files of the old
+snapshots become orphans in that folder, which maintenance removes after their grace period.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import Column
 
-#: Table property: when the table was replaced as a whole. For each time `begin:end`, in
-#: microseconds since 1970: before the first file of the new one was written, and when it took the
-#: old one's place.
+#: Table property: the times when the table was replaced as a whole, each as `begin:end` in
+#: microseconds since 1970: before the first file of the new table was written, and when it replaced
+#: the old one.
 REPLACED_PROPERTY: Final = "chronolake.replaced-at"
-#: So many times are remembered; of more, some between are forgotten.
+#: Maximum number of stored times; above it, some of the older ones are dropped.
 _REPLACEMENTS: Final = 200
 
-#: Properties that tell about the rows a table had, and not about the table.
+#: Properties about the rows of a table, as opposed to the table itself.
 _OF_ROWS: Final = {COLUMNS_PROPERTY, HISTORY_SINCE_PROPERTY, OMITTED_PROPERTY}
 _METRICS: Final = "write.metadata.metrics.column."
 
@@ -57,18 +57,18 @@ def publish_new(
     query: str,
     properties: Mapping[str, str],
 ) -> None:
-    """Make a table of a query's rows. It appears with all of them, or not at all.
+    """Create a table from a query's rows. It appears with all of them, or not at all.
 
     Args:
         lake: the lake.
-        name: a name that no table has.
+        name: an unused name.
         columns: the new table's columns, in order.
-        query: SQL that gives these columns, by name.
+        query: SQL that returns these columns, by name.
         properties: further properties of the table.
 
     Raises:
-        SchemaError: the columns make no table, or the schema is reserved.
-        TableExistsError: a table of the name exists; it is untouched.
+        SchemaError: the columns are not valid for a table, or the schema is reserved.
+        TableExistsError: a table of this name exists; it is unchanged.
     """
     expect_unreserved(name)
     check_columns(name, columns)
@@ -88,19 +88,19 @@ def publish_over(
     query: str,
     properties: Mapping[str, str],
 ) -> None:
-    """Give a table other columns, rows and partitions, in one step.
+    """Replace a table's columns, rows and partitions, in one step.
 
     Args:
         lake: the lake.
         table: the state that the query reads.
-        columns: the columns afterwards, in order.
-        query: SQL that gives these columns, by name: all rows of the table afterwards.
+        columns: the new columns, in order.
+        query: SQL that returns these columns, by name: all rows of the new table.
         properties: properties that change.
 
     Raises:
-        SchemaError: the columns make no table.
+        SchemaError: the columns are not valid for a table.
         CommitConflictError: another writer published meanwhile; nothing has changed.
-        CommitUnknownError: the catalog's answer was lost.
+        CommitUnknownError: the catalog's response was lost.
     """
     check_columns(table.name, columns)
     expect_replaceable(lake, table.name)
@@ -112,11 +112,12 @@ def publish_over(
 
 @dataclass(frozen=True)
 class Replacement:
-    """A table that took another one's place.
+    """A replacement of a table as a whole.
 
     Attributes:
-        began_micros: before the first of its files was written, in microseconds since 1970.
-        ended_micros: when the other one's files became orphans.
+        began_micros: a time before the first of the new files was written, in microseconds since
+            1970.
+        ended_micros: the time when the old files became orphans, in microseconds since 1970.
     """
 
     began_micros: int
@@ -124,19 +125,19 @@ class Replacement:
 
 
 def replacements_of(table: IcebergTable) -> list[Replacement]:
-    """When a table was replaced as a whole, the last time last."""
+    """Return the replacements of a table, the latest one last."""
     reported = (one.split(":") for one in (table.property_of(REPLACED_PROPERTY) or "").split())
     return [Replacement(int(one[0]), int(one[-1])) for one in reported]
 
 
 def expect_replaceable(lake: Lake, name: TableName) -> None:
-    """Refuse to replace a table as a whole where the catalog cannot do that in one step.
+    """Refuse to replace a table as a whole if the catalog cannot do so in one step.
 
     Raises:
-        LakeError: it is a REST catalog.
+        LakeError: the catalog is a REST catalog.
     """
     if lake.config.catalog.kind is CatalogKind.REST:
-        # It sends changes of metadata and not metadata: none of these would arrive.
+        # A REST client sends individual changes of metadata: none of these would arrive.
         raise LakeError(
             "A table in a REST catalog cannot be replaced as a whole yet.",
             table=str(name),
@@ -145,7 +146,7 @@ def expect_replaceable(lake: Lake, name: TableName) -> None:
 
 
 def lasting_properties(table: IcebergTable) -> dict[str, str]:
-    """The properties of a table that do not tell about the rows it has."""
+    """Return the properties of a table that do not depend on its rows."""
     return {
         key: value
         for key, value in table.properties.items()
@@ -160,18 +161,18 @@ def take_place(
     began_micros: int,
     expect: Callable[[IcebergTable], None] | None = None,
 ) -> None:
-    """Give a table the metadata of one that was made aside, in one step.
+    """Give a table the metadata of a scratch table, in one step.
 
     Args:
-        table: the state that the other was made from.
-        made: a table in a folder of that table's (`rewrite.folder_in`).
+        table: the state from which the scratch table was made.
+        made: a table in a subfolder of that table's folder (`rewrite.folder_in`).
         began_micros: a time before any of its files was written, in microseconds since 1970.
-        expect: gets the table as it is when the other takes its place, and raises if that must not
-            be; by default it must be the state that the other was made from.
+        expect: gets the table as it is when it is replaced, and raises if it must not be replaced;
+            by default it must be unchanged since `table`.
 
     Raises:
         CommitConflictError: another writer published meanwhile; nothing has changed.
-        CommitUnknownError: the catalog's answer was lost.
+        CommitUnknownError: the catalog's response was lost.
     """
 
     def replaced(current: IcebergTable) -> Any:
@@ -187,7 +188,8 @@ def take_place(
         return builder.setLocation(current.location)
 
     reach("rewrite.before-commit")
-    # Files of the old snapshots are orphans at once: maintenance must not take them from readers.
+    # The property protects readers: files of the old snapshots are orphans immediately, and
+    # maintenance must not remove them yet.
     publish(table.refreshed(), replaced, {})
     reach("rewrite.after-commit")
 
@@ -195,7 +197,7 @@ def take_place(
 def _with_replacement(table: IcebergTable, began_micros: int) -> str:
     every = [*replacements_of(table), Replacement(began_micros, now_micros())]
     if len(every) > _REPLACEMENTS:
-        # Where one is forgotten, its files count as those of the one before, and stay longer.
+        # After one is dropped, its files count as those of the one before, and are kept longer.
         half = len(every) // 2
         every = every[:half:2] + every[half:]
     return " ".join(f"{one.began_micros}:{one.ended_micros}" for one in every)
@@ -210,14 +212,14 @@ def _aside(
     location: str,
     properties: Mapping[str, str],
 ) -> Iterator[IcebergTable]:
-    """A hidden table of a query's rows; its name is free again when the block ends."""
+    """Yield a scratch table with a query's rows; its name is free again when the block ends."""
     hidden = TableName(SCRATCH_SCHEMA, stage_name())
     try:
         lake.catalog.create(
             hidden,
             columns,
             location=location,
-            # What a table has of its own comes over what a new one gets.
+            # The table's own properties override the defaults for new tables.
             properties={**properties_of(columns), **properties, **column_properties(columns)},
             partition_by=partitioning_of(columns),
         )
@@ -227,6 +229,6 @@ def _aside(
         expect_stored(made, made.snapshot_id, since=None)
         yield made
     finally:
-        # In another table's folder, the files may be that table's by now, and maintenance finds
-        # those that are nobody's. A folder of its own goes, unless the table got its name.
+        # Files in another table's folder may already belong to that table; maintenance finds those
+        # that do not. A separate folder is removed, unless the table was renamed to its final name.
         lake.catalog.drop(hidden, purge=not in_a_table(location))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TruncateResult:
-    """What a truncate did: whether the table exists, and how many rows it removed or marked."""
+    """The outcome of a truncate: whether the table exists, and the number of affected rows."""
 
     exists: bool
     rows: int = 0
@@ -39,19 +39,19 @@ def truncate(
 ) -> TruncateResult:
     """Remove the rows whose `synced_column` is strictly before an instant, or mark them deleted.
 
-    A missing table, or no instant, means that there is nothing to do.
+    Nothing happens if the table does not exist or no instant is given.
 
     Args:
         lake: the lake.
         name: the table.
-        synced_column: the column that tells when a row was synced; rows where it is null stay.
+        synced_column: the column with the time of a row's sync; rows where it is null are kept.
         before_micros: the instant, in microseconds since 1970 (UTC).
         deleted_column: set this column to true instead of removing rows; nothing else changes.
 
     Raises:
-        BatchError: an empty column name, or a column that holds no instant or no mark, or that says
-            whether a version is active.
-        UnknownColumnError: a column that the table does not have.
+        BatchError: a column name is empty, a column has the wrong type, or `deleted_column` is the
+            column for active versions.
+        UnknownColumnError: the table does not have the column.
         CommitError: the result could not be published.
     """
     description = lake.describe(name)
@@ -70,7 +70,7 @@ def truncate(
     if before_micros is None:
         return TruncateResult(exists=True)
     rows = 0
-    # Beyond what a time can be, all rows are before it, or none.
+    # An instant outside the range of times is before all rows or after all rows.
     instant = min(max(before_micros, TMIN_MICROS), LAST_MICROS + 1)
     condition = f"{quoted(synced_column)} < timestamp_micros({instant}L)"
     if deleted_column is not None:

@@ -1,14 +1,14 @@
 """Batches into live and soft-delete tables: replace, update, delete.
 
-Source: `seeds/destination-connector.txt` ("WriteBatchRequest"). Per key, replace rows come first,
-then update rows, then delete rows, each in the order of the request; so
+Source: `seeds/destination-connector.txt` ("WriteBatchRequest"). For each key, replace rows are
+applied first, then update rows, then delete rows, each in the order of the request:
 
-* a replace row is the whole row (columns that the batch does not carry keep their stored value);
-* an update row changes the cells that are not marked unmodified, and needs a row to change: one
-  without a stored or replaced row of its key is ignored;
+* a replace row is the whole row (columns that the batch does not contain keep their stored value);
+* an update row changes the cells that are not marked unmodified, and needs a row to change: without
+  a stored or replaced row of its key it is ignored;
 * a delete row removes the row.
 
-A soft delete is an update row like any other: it sets the delete marker.
+A soft delete is an ordinary update row: it sets the deletion flag.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.types import Column, TableName
 
-#: Up to so many columns, one statement with an assignment for each is planned quickly.
+#: Up to this number of columns, Spark plans one statement with an assignment for each quickly.
 _ASSIGNED_COLUMNS: Final = 100
 _KINDS: Final = {
     Op.REPLACE: upsert_fold.REPLACE,
@@ -52,8 +52,8 @@ def write_batch(
 ) -> BatchResult:
     """Apply a batch to a live or soft-delete table, all of it or nothing.
 
-    Rows are told apart by the whole primary key, so that a history table can be seeded this way
-    too. Sending the same batch again gives the same table.
+    The whole primary key identifies rows, so that a history table can be seeded this way too.
+    Sending the same batch again gives the same table.
 
     Args:
         lake: the lake.
@@ -63,7 +63,7 @@ def write_batch(
         batch: the batch's identity, for logs and the table's properties.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
         BatchError: the batch cannot be applied to this table, or a file cannot be read.
         CommitError: the result could not be published.
     """
@@ -99,12 +99,12 @@ def write_batch(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a batch's rows.
+    """Counts of a batch's rows after merging.
 
     Attributes:
-        ignored: update rows of records that are not there.
+        ignored: number of update rows whose record does not exist.
         ignored_key: the key of one of these, or None.
-        written: the sketch of the rows that the batch leaves (`core/usage.py`).
+        written: the sketch of the rows that the batch writes (`core/usage.py`).
     """
 
     ignored: int = 0
@@ -115,7 +115,7 @@ class _Outcome:
 def _stage(
     write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
 ) -> _Outcome:
-    """Work out what a batch does to a table, and stage it."""
+    """Compute the changes of a table by a batch, and stage them."""
     key = description.primary_key
     retained = [column.name for column in description.columns if column.name not in batch.names]
     needs_stored = bool(retained and batch.replaced)
@@ -145,7 +145,7 @@ def _stage(
         if is_changed_in_place:
             outcome = _change(write, batch, description, watch)
         elif not write.is_empty:
-            # Every stored row whose key is in the batch: only key columns are read.
+            # All stored rows whose key is in the batch: only key columns are read.
             hint = broadcast(batch.rows, batch.rows_count)
             write.delete(
                 f"SELECT {hint} {numbered(key)} FROM {batch.rows}",
@@ -159,9 +159,9 @@ def _stage(
 def _change(
     write: StagedWrite, batch: Incoming, description: TableDescription, watch: Stopwatch
 ) -> _Outcome:
-    """Change the rows that update rows name, and remove those that others do, in one pass.
+    """Change the rows of update rows, and remove those of other rows, in one pass.
 
-    No key is in the batch twice.
+    Each key occurs at most once in the batch.
     """
     key = description.primary_key
     data = [name for name in batch.names if name not in key]
@@ -195,7 +195,7 @@ def _change(
 
 
 def _found(table: str, batch: Incoming, key: Sequence[str]) -> str:
-    """The keys of a batch's replace and update rows, and which updates have no stored row."""
+    """Return SQL for the keys of replace and update rows, and for updates without a stored row."""
     stored = ", ".join(f"{TABLE}.{quoted(name)} AS f{number}" for number, name in enumerate(key))
     same = " AND ".join(
         f"{BATCH}.{quoted(name)} <=> {KEYS}.f{number}" for number, name in enumerate(key)
@@ -218,7 +218,7 @@ def _folded(
     description: TableDescription,
     until_published: ExitStack,
 ) -> tuple[str, _Outcome]:
-    """Compute the rows that a batch leaves once, keep and count them; gives them as a SQL name."""
+    """Compute a batch's final rows once, keep and count them; return their SQL name and counts."""
     layout = Layout(
         columns=tuple(column.name for column in description.columns),
         carried=batch.names,
@@ -244,7 +244,7 @@ def _folded(
 
 
 def _of_batch(batch: Incoming, description: TableDescription) -> str:
-    """The batch's rows as events."""
+    """Return the batch's rows as events."""
     kinds = " ".join(f"WHEN {int(op)} THEN {kind}" for op, kind in _KINDS.items())
     return (
         f"SELECT CASE {OP} {kinds} END AS {upsert_fold.KIND}, {SEQ}, {UNMODIFIED}, "
@@ -255,7 +255,7 @@ def _of_batch(batch: Incoming, description: TableDescription) -> str:
 def _stored(
     table: str, batch: Incoming, description: TableDescription, needed: Sequence[Op]
 ) -> str:
-    """The table's rows that update rows (or retained columns) build on, as events."""
+    """Return the table's rows that update rows (or retained columns) build on, as events."""
     names = [column.name for column in description.columns]
     key = description.primary_key
     ops = ", ".join(str(int(op)) for op in needed)

@@ -1,4 +1,4 @@
-"""What a batch makes of the rows of its keys: a pure function over sorted Arrow rows.
+"""The upsert fold of a batch: a pure function over sorted Arrow rows.
 
 Source: `seeds/destination-connector.txt` ("WriteBatchRequest"). The rows of a key are its *events*:
 the stored row, then the batch's replace, update and delete rows, each in the order of the request.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chronolake.core.scd2_fold import Layout
 
 KIND: Final = f"{RESERVED}kind"
-#: Number of update rows of a key that found no row to change; 0 for a row that stays.
+#: Number of a key's update rows that had no row to change; 0 for a row that is kept.
 IGNORED: Final = f"{RESERVED}ignored"
 
 # Kinds of events, in their order.
@@ -29,16 +29,16 @@ DELETE: Final = 3
 
 
 def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
-    """The row that each key ends with; none for a key that ends deleted, or was never there.
+    """Return the final row of each key, and no row for a key that is deleted or never existed.
 
     Args:
-        events: rows sorted by key, `KIND` and place in the batch, with the table's columns and
+        events: rows sorted by key, `KIND` and position in the batch, with the table's columns and
             `UNMODIFIED`.
         layout: the columns.
 
     Returns:
-        The table's columns, and `IGNORED` (bigint): 0, or the number of the key's update rows if
-        there was no row to change; the other cells of such a row mean nothing.
+        The table's columns, and `IGNORED` (bigint): 0, or the number of the key's update rows if no
+        row existed to change; the other cells of such a row are undefined.
     """
     runs = Runs.of(events, layout.key)
     kind = integers(events.column(KIND))
@@ -46,7 +46,7 @@ def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
     updates, stored = kind == UPDATE, kind == STORED
     has_row = runs.last_at_or_before(stored | (kind == REPLACE)) != NONE
     ignored = np.where(has_row, 0, runs.count_so_far(updates))
-    # A key that ends deleted says nothing but what it has ignored.
+    # A key that is finally deleted is in the result only to count its ignored updates.
     says = updates | (kind == REPLACE) | (ignored > 0)
     chosen = np.flatnonzero((runs.last == np.arange(len(kind))) & says)
     columns = {}
@@ -54,7 +54,7 @@ def final_rows(events: pa.Table, layout: Layout) -> pa.Table:
         if name in layout.key or (name in layout.carried and name not in layout.unmodified):
             columns[name] = taken(events, name, chosen)
             continue
-        # A column that the batch does not carry keeps its stored value, whatever the row is.
+        # A column that the batch does not contain keeps its stored value, whatever the kind of row.
         given = ~(updates & bits[name]) if name in layout.carried else stored
         columns[name] = taken(events, name, runs.last_at_or_before(given)[chosen])
     return pa.table({**columns, IGNORED: pa.array(ignored[chosen])})

@@ -1,13 +1,12 @@
-"""Monthly active rows: how many distinct rows were written to a table in a calendar month.
+"""Monthly active rows: the distinct rows that were written to a table in a calendar month.
 
-A row is a key; in a history table, a version. A batch's rows are counted as it is published, in the
-same commit, by UTC month: as a theta sketch, which is exact up to some thousands and within about
-3 % beyond (twice the standard error), and which can be merged, so that a row that is written twice
-in a month counts once. Removing a row, closing a version, or writing a version again that says the
-same, counts nothing. The table is never looked at.
+A row is a key; in a history table, a version. A batch's rows are counted when it is published, in
+the same commit, by UTC month, as a theta sketch. The sketch is exact up to some thousands of rows
+and within about 3 % above that (twice the standard error). Sketches can be merged, so that a row
+that is written twice in a month counts once. Removing a row, closing a version, or writing an
+identical version again is not counted. The table itself is never read.
 
-The sketch of the present month is a property of the table; of months that are over, only their
-number remains.
+The current month's sketch is a property of the table; for earlier months only the number is kept.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _LOG_ENTRIES: Final = 12
 
 
 def sketching(columns: Sequence[str], condition: str) -> str:
-    """A SQL aggregate over rows: the sketch of those that meet a condition.
+    """Return a SQL aggregate: the sketch of the rows that meet a condition.
 
     Args:
-        columns: the columns that tell rows apart.
+        columns: the columns that identify a row.
         condition: SQL: whether a row counts.
     """
-    # A null hashes like nothing at all: whether it is one goes in by itself.
+    # `xxhash64` skips nulls, so a separate flag is hashed for each column.
     parts = ", ".join(f"{quoted(name)}, {quoted(name)} IS NULL" for name in columns)
     return f"theta_sketch_agg(xxhash64({parts}), {_LOG_ENTRIES}) FILTER (WHERE {condition})"
 
@@ -45,12 +44,12 @@ def sketching(columns: Sequence[str], condition: str) -> str:
 def counted(
     table: IcebergTable, sketch: bytes | None, *, now: datetime | None = None
 ) -> dict[str, str]:
-    """The properties that change when the rows of a sketch are published.
+    """Return the properties that change when the rows of a sketch are published.
 
     Args:
-        table: the table that they are written to.
-        sketch: of the rows that are written, or None: there are none.
-        now: the time; the present by default.
+        table: the table to which the rows are written.
+        sketch: the sketch of the written rows; None if no rows were written.
+        now: the time, by default the current time.
     """
     if sketch is None:
         return {}
@@ -61,7 +60,7 @@ def counted(
     if stored is not None:
         before = base64.b64decode(orjson.loads(stored).get("sketch", ""))
         if not before:
-            # Another process's clock has begun the next month: this one is closed.
+            # The clock of another process is in the next month already: this month is closed.
             return {}
         union.update(datasketches.compact_theta_sketch.deserialize(before))
     merged = union.get_result()
@@ -73,7 +72,7 @@ def counted(
         "sketch": base64.b64encode(merged.serialize()).decode(),
     }
     changed = {name: orjson.dumps(value).decode()}
-    # All properties are read only for the first rows of a month: that is slow.
+    # Reading all properties is slow, so it happens only for the first rows of a month.
     for other, text in (table.properties if stored is None else {}).items():
         if other.startswith(USAGE_PREFIX) and other != name:
             # The month is over: nothing will be added to it.

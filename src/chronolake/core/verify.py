@@ -1,4 +1,4 @@
-"""What a table promises, checked by one Spark query."""
+"""Invariants of a table, checked by one Spark query."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CURRENT: Final = f"{RESERVED}current"
 
 @dataclass(frozen=True)
 class Promise:
-    """One promise: its words, how many rows break it, and the key of one that does."""
+    """An invariant: its text, the number of rows that violate it, and the key of one of them."""
 
     text: str
     broken: int
@@ -36,13 +36,13 @@ class Promise:
 
     @property
     def holds(self) -> bool:
-        """Whether no row breaks it."""
+        """Return whether no row violates the invariant."""
         return self.broken == 0
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The promises of a table's mode, and the number of rows that were looked at."""
+    """The invariants of a table's mode, and the number of rows that were checked."""
 
     table: TableName
     mode: Mode
@@ -51,21 +51,21 @@ class VerifyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether all promises hold."""
+        """Return whether all invariants hold."""
         return all(promise.holds for promise in self.promises)
 
 
 def verify(lake: Lake, name: TableName) -> VerifyReport:
-    """Check a table's promises.
+    """Check a table's invariants.
 
-    Of a history table, for each record: at most one active version; the active one ends at Tmax,
+    History tables, for each record: at most one version is active; the active version ends at Tmax,
     and no other does; starts are unique; versions do not overlap, and a closed version ends at
-    least an epsilon (1 ms, or what the table says) before the next one starts; no version ends
-    before it starts (but for a version shorter than that); the times are not null. Of any other
-    table: keys are unique. A table without a key promises nothing.
+    least an epsilon (1 ms, or the table's own) before the next one starts; no version ends before
+    it starts (except versions shorter than that); the times are not null. Other tables: keys are
+    unique. A table without a key has no invariants.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
     """
     description = lake.describe(name)
     if description is None:
@@ -108,7 +108,7 @@ def _history(
 ) -> tuple[DataFrame, dict[str, Expression]]:
     record = Window.partitionBy(*map(col, description.record_key))
     in_order = record.orderBy(START)
-    # One shuffle serves all: the frame over the whole record needs no order of its own.
+    # One shuffle serves both windows: the frame over the whole record needs no order.
     rows = table.withColumns(
         {
             _NEXT: F.lead(F.unix_micros(col(START))).over(in_order),

@@ -1,4 +1,4 @@
-"""Views for those who ask in SQL: today's state of a history table."""
+"""Views for SQL users: the current state of a history table."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
 
 
-#: Property of a view that is ours: another of such a name is its maker's business.
+#: Property that marks views created here: other views with such a name are left alone.
 _MADE_FOR: Final = "chronolake.view"
 
 
 def current_view_of(name: TableName) -> TableName:
-    """The name of the view of a history table's active versions."""
+    """Return the name of the view of a history table's active versions."""
     return TableName(name.schema, f"{name.table}_current")
 
 
 def drop_current_view(lake: Lake, name: TableName) -> bool:
-    """Remove the view that `create_current_view` made of a table; False if there is none."""
+    """Drop the view that `create_current_view` created; return False if it does not exist."""
     return lake.catalog.drop_view(current_view_of(name), having=_MADE_FOR)
 
 
 def create_current_view(lake: Lake, name: TableName) -> TableName:
-    """Make the view `<table>_current`, or make it anew: a history table's active versions.
+    """Create or replace the view `<table>_current`: a history table's active versions.
 
-    It has the table's present columns without the history columns, and always its present rows.
-    After a change of the table's columns it has to be made again.
+    It has the table's current columns without the history columns, and always its current rows.
+    After a change of the table's columns it has to be created again.
 
     Returns:
         The view's name.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        SchemaError: the table is not in history mode: it is its own present state.
+        TableNotFoundError: the table does not exist.
+        SchemaError: the table is not in history mode: it already is its own current state.
         TableExistsError: a table has the view's name.
     """
     view = current_view_of(name)

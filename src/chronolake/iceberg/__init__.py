@@ -1,7 +1,6 @@
-"""The thin layer over Iceberg's Java API that PySpark carries.
+"""A thin layer over Iceberg's Java API in PySpark's JVM.
 
-Nothing here decides anything about rows. Everything dynamic about Java objects stays in this
-package.
+It makes no decisions about rows. All dynamically typed Java objects stay in this package.
 """
 
 from chronolake.iceberg.catalog import (

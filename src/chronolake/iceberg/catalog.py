@@ -1,8 +1,7 @@
-"""The Iceberg catalog and its tables: state, and metadata published with a compare-and-set.
+"""The Iceberg catalog and its tables.
 
-A table: it tells its state, and publishes new metadata with a compare-and-set.
-
-The lake's Iceberg catalog: it finds, lists, creates, renames and drops tables.
+A table is one state of its metadata, and publishes new metadata with a compare-and-set. The catalog
+finds, lists, creates, renames and drops tables.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 MAIN: Final = "main"
-#: A branch of tables that are pulled: rows that only later writes need to know of.
+#: A branch of pipeline tables: rows that only later writes read.
 HIDDEN: Final = "chronolake-hidden"
 #: Table property: the declared columns as JSON, in table order (see `columns_to_json`).
 COLUMNS_PROPERTY: Final = "chronolake.columns"
@@ -44,16 +43,16 @@ _REFUSED: Final = (
     f"{_JAVA}.exceptions.CommitFailedException",
     f"{_JAVA}.exceptions.ValidationException",
 )
-#: How the last line of a Python worker's traceback begins for an error of our own.
+#: The beginning of the last line of a Python worker's traceback for an error of chronolake.
 _RAISED_IN_TASK: Final = "\nchronolake.errors."
-#: How what Spark says of any error of a Python worker begins, and what its traceback consists of.
+#: The beginning of Spark's message about any error of a Python worker, and its traceback's parts.
 _OF_WORKER: Final = "An exception was thrown from the Python worker"
 _FRAME: Final = re.compile(r'^ +File "(?:[^"]*/)?([^"/]+)", line (\d+)', re.MULTILINE)
 _LAST: Final = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 
 
 def java_class_of(failure: BaseException) -> str:
-    """The Java class behind an exception that came through Py4J, or the empty string."""
+    """Return the Java class behind an exception from Py4J, or the empty string."""
     if isinstance(failure, Py4JJavaError):
         return str(failure.java_exception.getClass().getName())
     origin = getattr(failure, "_origin", None)
@@ -63,10 +62,11 @@ def java_class_of(failure: BaseException) -> str:
 
 
 def java_message_of(failure: BaseException) -> str:
-    """The first line of what Java said, or of the exception itself.
+    """Return the first line of the Java message, or of the exception itself.
 
-    Of what a task of ours raised all is told: what was wrong, where, and what to do. Of any other
-    error of a task its class and its place are, but not its words, which may hold a cell.
+    An error of chronolake in a task is returned completely: problem, location and hint. Of any
+    other error in a task, only the class and the location are returned, because its message may
+    contain a cell.
     """
     if isinstance(failure, Py4JJavaError):
         text = str(failure.java_exception.getMessage())
@@ -74,7 +74,7 @@ def java_message_of(failure: BaseException) -> str:
         text = str(failure)
     _, is_ours, reported = text.rpartition(_RAISED_IN_TASK)
     if is_ours:
-        # Its class, and then Java's stack, stand around it.
+        # The error's class is before the message, and Java's stack after it.
         return " ".join(reported.partition(": ")[2].partition("\n\n")[0].split())
     text = text.strip()
     if text.startswith(_OF_WORKER):
@@ -85,14 +85,14 @@ def java_message_of(failure: BaseException) -> str:
 
 
 def spark_words(failure: BaseException) -> str | None:
-    """What Spark or Java said in one line, or None: the failure is of another kind."""
+    """Return the message of Spark or Java in one line; None for other kinds of failures."""
     if not isinstance(failure, PySparkException | Py4JError):
         return None
     return java_message_of(failure)
 
 
 def columns_to_json(columns: Iterable[Column]) -> str:
-    """Declared columns as the value of `COLUMNS_PROPERTY`."""
+    """Return declared columns as the value of `COLUMNS_PROPERTY`."""
     items = []
     for column in columns:
         item: dict[str, Any] = {"name": column.name, "type": column.type.kind.value}
@@ -105,7 +105,7 @@ def columns_to_json(columns: Iterable[Column]) -> str:
 
 
 def columns_from_json(text: str) -> tuple[Column, ...]:
-    """The inverse of `columns_to_json`."""
+    """Return the columns of a value of `columns_to_json`."""
     return tuple(
         Column(
             item["name"],
@@ -118,7 +118,7 @@ def columns_from_json(text: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a table: its Iceberg id, name and Iceberg type as text."""
+    """A field of a table: its Iceberg id, name and Iceberg type as text."""
 
     field_id: int
     name: str
@@ -137,48 +137,49 @@ class IcebergTable:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The table's properties: a call to Java for each of them."""
+        """Return the table's properties, with a call to Java for each of them."""
         return dict(self.metadata.properties())
 
     def property_of(self, key: str) -> str | None:
-        """One of the table's properties, or None."""
+        """Return one of the table's properties, or None."""
         value = self.metadata.properties().get(key)
         return None if value is None else str(value)
 
     @property
     def is_unwritten(self) -> bool:
-        """Whether the table has had no other rows than those its metadata began with."""
+        """Return whether the table has only the rows with which its metadata began."""
         snapshot = self.metadata.currentSnapshot()
         return snapshot is None or int(snapshot.sequenceNumber()) <= 1
 
     @property
     def location(self) -> str:
-        """The folder that the table's files lie in."""
+        """Return the folder of the table's files."""
         return str(self.metadata.location())
 
     @property
     def metadata_file(self) -> str:
-        """The location of the metadata file that this state was read from."""
+        """Return the location of the metadata file from which this state was read."""
         return str(self.metadata.metadataFileLocation())
 
     def manifest_lists(self) -> list[str]:
-        """Return the location of the current snapshot's manifest list; none without a snapshot."""
+        """Return the location of the current snapshot's manifest list; empty without a snapshot."""
         snapshot = self.metadata.currentSnapshot()
         return [] if snapshot is None else [str(snapshot.manifestListLocation())]
 
     @property
     def snapshot_id(self) -> int | None:
-        """The current snapshot of `main`, or None for a table that never had one."""
+        """Return the current snapshot of `main`, or None for a table that never had one."""
         snapshot = self.metadata.currentSnapshot()
         return None if snapshot is None else int(snapshot.snapshotId())
 
     def has_published(self, snapshot_id: int) -> bool:
-        """Whether a snapshot is `main`'s current one, or was it once and is still told of."""
+        """Return whether a snapshot is `main`'s current one, or is still in its snapshot log."""
         log = self.metadata.snapshotLog()
         return any(int(entry.snapshotId()) == snapshot_id for entry in log)
 
     def has_rows_of(self, branch: str, snapshot_id: int) -> bool:
-        """Whether a branch has the rows of one of its snapshots: since, only files changed."""
+        """Return whether a branch has the rows of one of its snapshots: only files changed since.
+        """
         now = self.branch(branch)
         while now is not None and now != snapshot_id:
             snapshot = self.metadata.snapshot(now)
@@ -190,11 +191,15 @@ class IcebergTable:
 
     @property
     def rows(self) -> int | None:
-        """Number of rows in `main`'s data files, removed ones included; None if it is not told."""
+        """Return the number of rows in `main`'s data files, removed ones included; None if unknown.
+        """
         return self.rows_of(MAIN)
 
     def rows_of(self, branch: str) -> int | None:
-        """Number of rows in a branch's data files, removed ones included; 0 without the branch."""
+        """Return the number of rows in a branch's data files, removed ones included.
+
+        It is 0 if the branch does not exist, and None if its snapshot does not contain the number.
+        """
         snapshot_id = self.branch(branch)
         if snapshot_id is None:
             return 0
@@ -202,7 +207,7 @@ class IcebergTable:
         return None if total is None else int(total)
 
     def summary_of(self, branch: str) -> dict[str, str]:
-        """What a branch's snapshot tells of itself; nothing without the branch."""
+        """Return the summary of a branch's snapshot; empty if the branch does not exist."""
         snapshot_id = self.branch(branch)
         if snapshot_id is None:
             return {}
@@ -210,36 +215,36 @@ class IcebergTable:
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
-        """The current columns, in table order."""
+        """Return the current columns, in table order."""
         return tuple(
             Field(int(field["id"]), field["name"], field["type"])
             for field in self.catalog.fields(self.metadata.schema())
         )
 
     def branches(self) -> dict[str, int]:
-        """Branches other than `main`, and their snapshots."""
+        """Return the branches other than `main`, with their snapshots."""
         refs = self.metadata.refs()
-        # A table that was never written to has no `main`.
+        # A table that was never written has no `main`.
         has_others = refs.size() > int(refs.containsKey(MAIN))
         names = [str(name) for name in refs.keySet() if name != MAIN] if has_others else []
         return {name: int(refs.get(name).snapshotId()) for name in names if refs[name].isBranch()}
 
     def branch(self, name: str) -> int | None:
-        """The snapshot of a branch, or None if there is no such branch."""
+        """Return the snapshot of a branch, or None if the branch does not exist."""
         reference = self.metadata.ref(name)
         return None if reference is None else int(reference.snapshotId())
 
     def builder(self) -> Any:
-        """A Java `TableMetadata.Builder` that starts from this state."""
+        """Return a Java `TableMetadata.Builder` that starts from this state."""
         return self.catalog.builder_from(self.metadata)
 
     def commit(self, metadata: Any) -> None:
-        """Replace this state by `metadata`, if it is still the table's state.
+        """Replace this state with `metadata`, if it is still the table's state.
 
         Raises:
             CommitConflictError: another writer was first; nothing has changed.
-            LakeLocationError: the table lies outside the opened lake.
-            Exception: anything else that Java raises; the outcome may be unknown.
+            LakeLocationError: the table is outside the opened lake.
+            Exception: any other Java exception; the outcome may be unknown.
         """
         self.catalog.guard.expect_inside(self)
         try:
@@ -255,7 +260,7 @@ class IcebergTable:
             raise
 
     def refreshed(self) -> IcebergTable:
-        """The table's state as it is now."""
+        """Return the table's current state."""
         return self.catalog.load(self.name)
 
 
@@ -278,37 +283,37 @@ _TYPES: Final = {
 
 
 def type_name(column_type: ColumnType) -> str:
-    """Return the Iceberg type that columns of a logical type are stored in, without spaces."""
+    """Return the Iceberg type in which columns of a logical type are stored, without spaces."""
     if column_type.kind is Kind.DECIMAL:
         return f"decimal({column_type.precision},{column_type.scale})"
     return _TYPES[column_type.kind]
 
 
 class Guard(Protocol):
-    """Raises before something is written that this process must not write."""
+    """A check before writes, which raises if this process must not write."""
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """Properties of tables that may be written."""
+        """Return the properties that identify tables that may be written."""
 
     def expect_writable(self) -> str | None:
-        """Return the identity that tables made now carry, or None; raise if none may be made."""
+        """Return the identity for new tables, or None; raise if no table may be created."""
 
     def expect_here(self) -> None:
-        """Raise if the lake was copied or moved, which explains why files are missing."""
+        """Raise if the lake was copied or moved, which explains missing files."""
 
     def expect_inside(self, table: IcebergTable) -> None:
         """Raise if a table must not be written."""
 
 
 class Catalog:
-    """The lake's Iceberg catalog, as the session's JVM sees it."""
+    """The lake's Iceberg catalog in the session's JVM."""
 
     def __init__(self, spark: SparkSession, guard: Guard) -> None:
         self.spark = spark
         self.guard = guard
         self.jvm: Any = spark._jvm  # noqa: SLF001
-        # A name's way through the packages of the JVM costs a call for each step.
+        # Resolving a name through the JVM's packages costs a call for each part.
         self.schema_parser: Any = self.jvm.org.apache.iceberg.SchemaParser
         self._metadata: Any = self.jvm.org.apache.iceberg.TableMetadata
         self._namespaces: Any = self.jvm.org.apache.iceberg.catalog.Namespace
@@ -316,7 +321,7 @@ class Catalog:
         self._maps: Any = self.jvm.java.util.HashMap
         self._strings: Any = self.jvm.java.lang.String
         session = spark._jsparkSession  # noqa: SLF001
-        # A catalog is made from the settings of the thread's active session.
+        # A catalog is created with the settings of the thread's active session.
         self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
         manager = session.sessionState().catalogManager()
         try:
@@ -328,7 +333,7 @@ class Catalog:
             ) from failure
 
     def make_durable(self, metadata: Any, io: Any) -> None:
-        """Sync files that a commit of `metadata` refers to, where nobody else does that."""
+        """Sync the files to which a commit of `metadata` refers, if they are not synced already."""
         if not self.spark.sparkContext.master.startswith("local["):
             sync_files_of_executors(self.spark, metadata, io)
 
@@ -338,19 +343,19 @@ class Catalog:
         return self._namespaces.of(levels)
 
     def builder_from(self, metadata: Any) -> Any:
-        """A Java `TableMetadata.Builder` that starts from some metadata."""
+        """Return a Java `TableMetadata.Builder` that starts from some metadata."""
         return self._metadata.buildFrom(metadata)
 
     def identifier(self, name: TableName) -> Any:
-        """The Java `TableIdentifier` of a table; a schema is always one level."""
+        """Return the Java `TableIdentifier` of a table; a schema is always one level."""
         return self._identifiers.of(self._namespace(name.schema), name.table)
 
     def find(self, name: TableName) -> IcebergTable | None:
-        """The table as it is now, or None.
+        """Return the table's current state, or None if it does not exist.
 
         Raises:
             LakeLocationError: its metadata is missing, because the lake was copied or moved.
-            LakeError: its metadata cannot be read, or the catalog does not answer.
+            LakeError: its metadata cannot be read, or the catalog does not respond.
         """
         try:
             return IcebergTable(self, name, self._java.loadTable(self.identifier(name)))
@@ -361,10 +366,10 @@ class Catalog:
             raise self._failed(f"The table {name} cannot be read", failure) from failure
 
     def load(self, name: TableName) -> IcebergTable:
-        """The table as it is now.
+        """Return the table's current state.
 
         Raises:
-            LakeError: it does not exist, or the catalog does not answer.
+            LakeError: the table does not exist, or the catalog does not respond.
         """
         table = self.find(name)
         if table is None:
@@ -376,7 +381,7 @@ class Catalog:
         return table
 
     def tables(self) -> list[TableName]:
-        """Every table of the lake, sorted."""
+        """Return all tables of the lake, sorted."""
         return sorted(
             name
             for schema in self.schemas()
@@ -385,7 +390,7 @@ class Catalog:
         )
 
     def tables_in(self, schema: str) -> list[TableName]:
-        """The tables of one schema; none if there is no such schema."""
+        """Return the tables of one schema; empty if the schema does not exist."""
         namespace = self._namespace(schema)
         if not self._java.namespaceExists(namespace):
             return []
@@ -393,9 +398,9 @@ class Catalog:
         return [TableName(schema, str(identifier.name())) for identifier in found]
 
     def schemas(self) -> list[str]:
-        """Every schema of the lake, and every prefix of one that ends before a dot.
+        """Return all schemas of the lake, and all prefixes of schemas that end before a dot.
 
-        A JDBC catalog stores a namespace as text joined by dots, so that it reads our one level
+        A JDBC catalog stores a namespace as text joined by dots, so that it reads our single level
         `a.b` back as `b` in `a`: the tree has to be walked, and its levels joined again.
         """
         found: list[str] = []
@@ -415,7 +420,7 @@ class Catalog:
         properties: Mapping[str, str],
         partition_by: Sequence[str] = (),
     ) -> None:
-        """Create an empty table, and its schema where that is missing.
+        """Create an empty table, and its schema if it does not exist.
 
         Raises:
             TableExistsError: the table exists.
@@ -439,14 +444,14 @@ class Catalog:
                 kind = java_class_of(failure)
                 if "AlreadyExists" in kind:
                     raise self._taken(name, "Change it with AlterTable") from failure
-                # A call that was cancelled may have removed the empty schema again.
+                # A cancelled call may have removed the empty schema again.
                 if is_last or "NoSuchNamespace" not in kind:
                     raise self._failed(f"The table {name} cannot be created", failure) from failure
             else:
                 return
 
     def has_schema(self, schema: str) -> bool:
-        """Return whether a schema is there."""
+        """Return whether a schema exists."""
         return bool(self._java.namespaceExists(self._namespace(schema)))
 
     def drop_schema_if_empty(self, schema: str) -> None:
@@ -455,23 +460,23 @@ class Catalog:
             self._java.dropNamespace(self._namespace(schema))
 
     def ensure_schema(self, schema: str) -> None:
-        """Create a schema unless it is there; several may try at once."""
+        """Create a schema unless it exists; several processes may try at the same time."""
         namespace = self._namespace(schema)
         if self._java.namespaceExists(namespace):
             return
         try:
             self._java.createNamespace(namespace, self.map({}))
         except (Py4JJavaError, PySparkException) as failure:
-            # Whatever it was, it does not matter if the schema is there now.
+            # The failure does not matter if the schema exists now.
             if not self._java.namespaceExists(namespace):
                 raise self._failed(f"The schema {schema!r} cannot be made", failure) from failure
 
     def rename(self, name: TableName, new_name: TableName) -> None:
-        """Give a table another name, in one step; its files stay where they are.
+        """Rename a table, in one step; its files are not moved.
 
         Raises:
             TableExistsError: the new name is taken.
-            LakeError: the table does not exist, or the catalog does not answer.
+            LakeError: the table does not exist, or the catalog does not respond.
         """
         try:
             self._java.renameTable(self.identifier(name), self.identifier(new_name))
@@ -481,12 +486,12 @@ class Catalog:
             raise self._failed(f"{name} cannot be renamed to {new_name}", failure) from failure
 
     def drop(self, name: TableName, *, purge: bool) -> bool:
-        """Remove a table, with its files if `purge`; False if there was none."""
+        """Remove a table, with its files if `purge`; return False if it does not exist."""
         self.guard.expect_writable()
         return bool(self._java.dropTable(self.identifier(name), purge))
 
     def drop_view(self, name: TableName, *, having: str) -> bool:
-        """Remove a view that has a property; False if there is none."""
+        """Remove a view that has a property; return False if there is no such view."""
         self.guard.expect_writable()
         identifier = self.identifier(name)
         if not hasattr(self._java, "viewExists") or not self._java.viewExists(identifier):
@@ -496,15 +501,15 @@ class Catalog:
         return bool(self._java.dropView(identifier))
 
     def delete_folder(self, table: IcebergTable) -> None:
-        """Remove a table's folder and all that is in it, where the store can do that."""
+        """Remove a table's folder with its content, if the store supports that."""
         io = table.java.io()
         if hasattr(io, "deletePrefix"):
             io.deletePrefix(table.location)
 
     def schema(self, columns: Sequence[Column]) -> Any:
-        """A Java `Schema` of nullable columns with the ids 1, 2, …, in the order given.
+        """Return a Java `Schema` of nullable columns with the ids 1, 2, …, in the order given.
 
-        One call, however many columns there are.
+        It takes one call to Java for any number of columns.
         """
         fields = [
             {"id": number, "name": column.name, "required": False, "type": type_name(column.type)}
@@ -514,30 +519,30 @@ class Catalog:
         return self.schema_parser.fromJson(orjson.dumps(reported).decode())
 
     def fields(self, schema: Any) -> list[dict[str, Any]]:
-        """The top-level fields of a Java `Schema`, as its JSON has them, in one call."""
+        """Return the top-level fields of a Java `Schema` as in its JSON, with one call to Java."""
         found: list[dict[str, Any]] = orjson.loads(self.schema_parser.toJson(schema))["fields"]
         return found
 
     def type(self, column_type: ColumnType) -> Any:
-        """The Java type that columns of a logical type are stored in."""
+        """Return the Java type in which columns of a logical type are stored."""
         return self.schema([Column("value", column_type)]).findType("value")
 
     def map(self, items: Mapping[str, str]) -> Any:
-        """A Java map of strings."""
+        """Return a Java map of strings."""
         java = self._maps()
         for key, value in items.items():
             java.put(key, value)
         return java
 
     def list(self, items: Iterable[str]) -> Any:
-        """A Java list of strings."""
+        """Return a Java list of strings."""
         java = self.jvm.java.util.ArrayList()
         for item in items:
             java.add(item)
         return java
 
     def set(self, items: Iterable[str]) -> Any:
-        """A Java set of strings."""
+        """Return a Java set of strings."""
         java = self.jvm.java.util.HashSet()
         for item in items:
             java.add(item)

@@ -1,7 +1,7 @@
-"""Durability: what a commit refers to is on disk before the commit happens.
+"""Durability: files to which a commit refers are on disk before the commit.
 
 The catalog's database syncs its own log. Iceberg writes the files of tables through Hadoop's local
-file system, which syncs nothing: a class of ours below it does (`java/SyncedFileSystem.java`).
+file system, which syncs nothing. A class below it adds the syncs (`java/SyncedFileSystem.java`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SOURCE: Final = ("java", "SyncedFileSystem.java")
 
 
 def sync_tables(spark: SparkSession, folder: Path, *, by_manifest_list: bool) -> None:
-    """Sync every file below a folder that a commit of this process refers to, before it happens.
+    """Sync every file below a folder before a commit of this process that refers to it.
 
-    The folder and the names that lead to it are durable when this returns.
+    The folder, and the directory entries that lead to it, are durable on return.
 
     Args:
         spark: any session of the JVM.
@@ -56,7 +56,7 @@ def sync_tables(spark: SparkSession, folder: Path, *, by_manifest_list: bool) ->
 
 
 def leave_unsynced(spark: SparkSession, folder: Path) -> None:
-    """Sync no files below a folder any more."""
+    """Stop syncing files below a folder."""
     installed = _installed(spark)
     if installed is not None:
         for name in _names_of(folder):
@@ -64,18 +64,18 @@ def leave_unsynced(spark: SparkSession, folder: Path) -> None:
 
 
 def _names_of(folder: Path) -> set[str]:
-    # Tables keep the name under which the lake was opened when they were made.
+    # Tables keep the name under which the lake was opened when they were created.
     return {str(folder), str(folder.resolve())}
 
 
 def waited_millis(spark: SparkSession) -> int:
-    """Return how many milliseconds commits of this process have waited for syncs of files."""
+    """Return the milliseconds that commits of this process have waited for syncs of files."""
     installed = _installed(spark)
     return 0 if installed is None else int(installed.waitedMillis())
 
 
 def sync_files_of_executors(spark: SparkSession, metadata: Any, io: Any) -> None:
-    """Sync what executors wrote in processes of their own, before a commit refers to it.
+    """Sync files that executors wrote in separate processes, before a commit refers to them.
 
     Args:
         spark: any session of the JVM.
@@ -88,10 +88,10 @@ def sync_files_of_executors(spark: SparkSession, metadata: Any, io: Any) -> None
 
 
 def make_names_durable(folder: Path) -> None:
-    """Sync a folder, and those above it that have its name.
+    """Sync a folder and its parents, which contain its directory entries.
 
     Raises:
-        StorageError: that fails.
+        StorageError: a sync failed.
     """
     try:
         _sync_names(folder)
@@ -101,7 +101,7 @@ def make_names_durable(folder: Path) -> None:
 
 def _sync_names(folder: Path) -> None:
     for place in (folder, *folder.parents):
-        # Who may not list a folder has not made one in it either.
+        # A process that may not list a folder has not created a folder in it either.
         with suppress(PermissionError):
             descriptor = os.open(place, os.O_RDONLY)
             try:
@@ -115,7 +115,7 @@ def _sync_names(folder: Path) -> None:
 
 
 def _local(spark: SparkSession) -> Any:
-    """Return the JVM's local file system, or None if it is of another kind than Hadoop's."""
+    """Return the JVM's local file system, or None if it is not Hadoop's."""
     jvm: Any = spark._jvm  # noqa: SLF001
     hadoop = spark._jsc.hadoopConfiguration()  # noqa: SLF001
     local = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop)
@@ -124,19 +124,19 @@ def _local(spark: SparkSession) -> Any:
 
 
 def _installed(spark: SparkSession) -> Any:
-    """Return the instance of our class that serves local files, or None."""
+    """Return the instance of `SyncedFileSystem` that serves local files, or None."""
     local = _local(spark)
     raw = None if local is None else local.getRawFileSystem()
     return raw if raw is not None and str(raw.getClass().getName()) == _CLASS else None
 
 
 def _install(spark: SparkSession) -> Any:
-    """Return the same, and make it if there is none; None if it cannot be put in its place."""
+    """Return the installed instance, installing one if needed; None if that is not possible."""
     local = _local(spark)
     if local is None or (found := _installed(spark)) is not None:
         return None if local is None else found
     jvm: Any = spark._jvm  # noqa: SLF001
-    # Spark brings a compiler, for the code that it generates.
+    # Spark contains a compiler, for the code that it generates.
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
     compiler.cook(files(__package__).joinpath(*_SOURCE).read_text())

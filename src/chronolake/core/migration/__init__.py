@@ -1,4 +1,4 @@
-"""Migrations: everything that changes a whole table, its mode or a column at once.
+"""Migrations: operations on a whole table, its mode or a column.
 
 Source: `specs/partner-sdk.md` 4.8 and 4.9, `seeds/history-mode.txt` ("Switching modes").
 """

@@ -1,15 +1,12 @@
-"""Column migrations: rename, copy, fill, add or drop at a time in history.
+"""Column migrations: rename, copy, fill, and add or drop at a time in history.
 
-Columns of a table: rename, copy, fill.
+Source: `specs/partner-sdk.md` 4.8. Every operation is one published step and idempotent. The value
+that fills a column is passed as a function from the column's type to an Arrow scalar of that type,
+because the stored type decides how a text is parsed.
 
-Source: `specs/partner-sdk.md` 4.8. Every operation is one published step, and safe to send twice.
-A value that fills a column is given as a function: from the column's type to an Arrow scalar of
-that type, because the stored type decides what a text means.
-
-Columns of a history table that appear or go at a time: new versions, and old ones closed.
-
-Source: `specs/partner-sdk.md` 4.8.1 and 4.8.2. Several operations at the same time T make one
-version: rows that start at T are changed in place. One published step, and safe to send twice.
+Adding or dropping a column of a history table at a time creates new versions and closes old ones
+(4.8.1 and 4.8.2). Several operations at the same time T create one version: rows that start at T
+are changed in place.
 """
 
 from __future__ import annotations
@@ -56,13 +53,13 @@ _SYSTEM: Final = frozenset({SYNCED, DELETED, ROW_ID, *HISTORY_COLUMNS})
 
 
 def rename_column(lake: Lake, name: TableName, column: str, new_name: str) -> bool:
-    """Give a column another name; its type, values and part in the key stay.
+    """Rename a column; its type, values and role in the key do not change.
 
     Returns:
         False if only the new name exists: the column was renamed before.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
         UnknownColumnError: neither name exists.
         SchemaError: both names exist, or one is a system column's; nothing has changed.
         CommitError: the change could not be published.
@@ -107,15 +104,15 @@ def rename_column(lake: Lake, name: TableName, column: str, new_name: str) -> bo
 
 
 def copy_column(lake: Lake, name: TableName, column: str, new_name: str) -> None:
-    """Make a column of another one's type and values; it is not part of the key.
+    """Create a column with the type and values of another one; it is not part of the key.
 
-    A column of the new name that has the same type gets the values anew: the request was sent
-    before.
+    An existing column with the new name and the same type gets the values again: the request was
+    sent before.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        UnknownColumnError: the table has no such column.
-        SchemaError: the new name cannot be had; nothing has changed.
+        TableNotFoundError: the table does not exist.
+        UnknownColumnError: the column does not exist.
+        SchemaError: the new name cannot be used; nothing has changed.
         CommitError: the change could not be published.
     """
 
@@ -150,11 +147,11 @@ def set_column_value(lake: Lake, name: TableName, column: str, value_of: ValueOf
     """Set a column to one value in every row.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        UnknownColumnError: the table has no such column.
-        SchemaError: the column is part of the key, or tells when a version was true.
+        TableNotFoundError: the table does not exist.
+        UnknownColumnError: the column does not exist.
+        SchemaError: the column is part of the key, or a history column.
         CommitError: the change could not be published.
-        Exception: whatever `value_of` raises; nothing has changed.
+        Exception: any error of `value_of`; nothing has changed.
     """
 
     def attempt(table: IcebergTable) -> None:
@@ -170,16 +167,16 @@ def set_column_value(lake: Lake, name: TableName, column: str, value_of: ValueOf
 
 
 def add_column_with_default(lake: Lake, name: TableName, column: Column, value_of: ValueOf) -> None:
-    """Add a column that has a value in every row there is.
+    """Add a column with a value in every existing row.
 
-    A column that exists keeps its type and gets the value in every row: the request was sent
-    before. Rows that come later bring their own values.
+    An existing column keeps its type and gets the value in every row: the request was sent before.
+    Rows that are written later have their own values.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        SchemaError: the table cannot have such a column; nothing has changed.
+        TableNotFoundError: the table does not exist.
+        SchemaError: the column is not valid for the table; nothing has changed.
         CommitError: the change could not be published.
-        Exception: whatever `value_of` raises; nothing has changed.
+        Exception: any error of `value_of`; nothing has changed.
     """
 
     def attempt(table: IcebergTable) -> None:
@@ -193,7 +190,7 @@ def add_column_with_default(lake: Lake, name: TableName, column: Column, value_o
 
 
 def with_column(description: TableDescription, column: Column) -> tuple[Column, ...]:
-    """A table's columns and one more, if it is not among them."""
+    """Return a table's columns, with another one added if it does not exist."""
     if column.name in description.by_name:
         return description.columns
     return (*description.columns, column)
@@ -202,7 +199,7 @@ def with_column(description: TableDescription, column: Column) -> tuple[Column, 
 def _fill(
     lake: Lake, table: IcebergTable, description: TableDescription, column: Column, value: str
 ) -> None:
-    """Give every row a value, a SQL expression over its cells, in a column that may be new."""
+    """Set a column, which may be new, to a SQL expression over the row's cells in every row."""
     columns = with_column(description, column)
     check_columns(table.name, columns)
     if table.rows == 0:
@@ -253,22 +250,22 @@ def add_column_in_history(
 ) -> None:
     """Add a column that active records have from a time on: each gets a new version then.
 
-    Versions from before have null in the column; those that start at the time get the value. A
-    table without rows only gets the column. Sent again, it changes nothing.
+    Versions from before have null in the column; versions that start at the time get the value. An
+    empty table only gets the column. Sending the request again changes nothing.
 
     Args:
         lake: the lake.
         name: a history table.
         column: the new column.
-        value_of: its value, by the column's type.
+        value_of: returns the value for the column's type.
         at_micros: the time, in microseconds since 1970 (UTC).
 
     Raises:
-        TableNotFoundError: there is no such table.
-        SchemaError: the table is not in history mode, cannot have such a column, or has an active
-            version from later than the time; nothing has changed.
+        TableNotFoundError: the table does not exist.
+        SchemaError: the table is not in history mode, the column is not valid for it, or an active
+            version starts after the time; nothing has changed.
         CommitError: the change could not be published.
-        Exception: whatever `value_of` raises; nothing has changed.
+        Exception: any error of `value_of`; nothing has changed.
     """
 
     def attempt(table: IcebergTable) -> None:
@@ -286,8 +283,8 @@ def add_column_in_history(
 def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micros: int) -> None:
     """Empty a column from a time on: active records that have a value in it get a new version.
 
-    The column stays, with the values that it had before. A column that the table lacks is no
-    failure. Sent again, it changes nothing.
+    The column is kept, with its earlier values. A missing column is not an error. Sending the
+    request again changes nothing.
 
     Args:
         lake: the lake.
@@ -296,9 +293,9 @@ def drop_column_in_history(lake: Lake, name: TableName, column: str, *, at_micro
         at_micros: the time, in microseconds since 1970 (UTC).
 
     Raises:
-        TableNotFoundError: there is no such table.
-        SchemaError: the table is not in history mode, the column is part of the key or tells when a
-            version was true, or an active version is from later than the time; nothing has changed.
+        TableNotFoundError: the table does not exist.
+        SchemaError: the table is not in history mode, the column is part of the key or a history
+            column, or an active version starts after the time; nothing has changed.
         CommitError: the change could not be published.
     """
 
@@ -326,9 +323,9 @@ class _Change:
     """A column's value from a time on.
 
     Attributes:
-        column: which one; it may be new.
+        column: the column; it may be new.
         value: SQL of its stored type.
-        at: microseconds since 1970.
+        at: the time, in microseconds since 1970.
         gets_version: SQL: whether an active record needs a new version for it.
         epsilon: microseconds between a version's end and the start of the next.
     """
@@ -345,8 +342,8 @@ class _Change:
 
     @property
     def splits(self) -> str:
-        """SQL: whether a version is closed and a new one begins."""
-        # What is not known to be active does not split.
+        """Return SQL: whether a version is closed and a new one begins."""
+        # A version whose activity is null is not split.
         return f"coalesce({ACTIVE} AND {START} < {self.instant} AND {self.gets_version}, false)"
 
 
@@ -401,7 +398,7 @@ def _apply(lake: Lake, table: IcebergTable, description: TableDescription, chang
         columns=columns,
         replaced={},
         rows=lake.spark.sql(_rows(source, columns, change, is_new=is_new, only_active=not closed)),
-        # Closed versions are looked at again only where one starts at that very time.
+        # Closed versions are rewritten only if one starts at exactly this time.
         only_active=not closed,
     )
 
@@ -414,7 +411,8 @@ def _rows(
     is_new: bool,
     only_active: bool,
 ) -> str:
-    """SQL of the versions afterwards: one that splits gives two, the closed and the new."""
+    """Return SQL for the resulting versions: a split version becomes two, the closed and the new.
+    """
     name = change.column.name
     before = f"CAST(NULL AS {change.column.type.sql})" if is_new else quoted(name)
     splits = change.splits

@@ -1,14 +1,8 @@
-"""Mode changes: live, soft-delete and history.
+"""Mode changes of a table, with its data: live, soft-delete and history.
 
-A table's rows and columns as they are in another mode.
-
-Source: `seeds/history-mode.txt` ("Switching modes") and `specs/partner-sdk.md` 4.9. The time of a
-row's last sync never changes.
-
-Switching a table's mode, with its data: live, soft-delete and history.
-
-Source: `seeds/history-mode.txt` ("Switching modes", "Record history"). A switch is one published
-step: a reader sees the table in its old mode or in the new one.
+Source: `seeds/history-mode.txt` ("Switching modes", "Record history") and `specs/partner-sdk.md`
+4.9. A switch is one published step: readers see the table in its old mode or in the new one. The
+time of a row's last sync never changes.
 """
 
 from __future__ import annotations
@@ -66,13 +60,13 @@ _NO_MARKS: Final = frozenset({*HISTORY_COLUMNS, SYNCED, ROW_ID})
 
 @dataclass(frozen=True)
 class Conversion:
-    """A table in another mode.
+    """A table's content in another mode.
 
     Attributes:
         columns: its columns, in order.
-        query: SQL that gives its rows, with these columns, out of the table as it is.
-        counts: SQL that gives one row: the number of rows before and afterwards.
-        properties: table properties that go with it.
+        query: SQL that returns its rows, with these columns, from the current table.
+        counts: SQL that returns one row: the number of rows before and afterwards.
+        properties: table properties to set with it.
     """
 
     columns: tuple[Column, ...]
@@ -84,17 +78,17 @@ class Conversion:
 def converted_to(
     spark: SparkSession, description: TableDescription, mode: Mode, *, marker: str | None
 ) -> Conversion:
-    """A table as it is in another mode.
+    """Return a table's content in another mode.
 
     Args:
-        spark: looks up the greatest `_fivetran_synced`, for history.
-        description: the table as it is, in a mode other than `mode`.
+        spark: reads the greatest `_fivetran_synced`, for history.
+        description: the current table, in a mode other than `mode`.
         mode: the other mode.
         marker: the column that marks deleted rows in soft-delete mode.
 
     Raises:
-        SchemaError: the table cannot be in that mode.
-        UnknownColumnError: the table has no such marker, and needs it.
+        SchemaError: the table cannot have this mode.
+        UnknownColumnError: the marker is needed and does not exist.
     """
     if mode is Mode.HISTORY:
         return _to_history(spark, description, marker)
@@ -106,7 +100,7 @@ def converted_to(
 def _to_history(
     spark: SparkSession, description: TableDescription, marker: str | None
 ) -> Conversion:
-    """Unmarked rows are active from the table's greatest time of sync; marked ones end at Tmin."""
+    """Convert to history: rows are active from the greatest sync time; deleted rows end at Tmin."""
     if not description.primary_key:
         raise SchemaError(
             "The table has no primary key, so its records have no history.",
@@ -124,10 +118,10 @@ def _to_history(
     source = _source(description)
     since = _greatest_synced(spark, description)
     deleted = "false"
-    # A table without `_fivetran_deleted` has no deleted rows; any other marker was meant.
+    # A table without `_fivetran_deleted` has no deleted rows; a different marker must exist.
     if marker is not None and (marker != DELETED or marker in description.by_name):
         _expect_mark(description, marker)
-        # A row that is not known to be deleted is not deleted.
+        # Null means not deleted.
         deleted = f"coalesce({quoted(marker)}, false)"
     kept = [column for column in description.columns if column.name != DELETED]
     query = (
@@ -142,7 +136,7 @@ def _to_history(
 
 
 def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
-    """Each record's newest version, marked as deleted unless it is active."""
+    """Convert to soft-delete: each record's newest version, deleted unless it is active."""
     source = _source(description)
     if description.mode is Mode.LIVE:
         if marker in description.by_name:
@@ -165,7 +159,7 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
         _expect_mark(description, marker)
     kept = _without_history(description)
     columns = (*kept, *_missing(description, dict.fromkeys([DELETED, marker])))
-    # What is not known to be active is deleted.
+    # A version whose activity is null is deleted.
     marks = {DELETED: "false", marker: f"NOT coalesce({_NEWEST}.{ACTIVE}, false)"}
     cells = ", ".join(
         f"{marks.get(column.name, f'{_NEWEST}.{quoted(column.name)}')} AS {quoted(column.name)}"
@@ -184,7 +178,7 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
 
 
 def _to_live(description: TableDescription, marker: str) -> Conversion:
-    """The rows that are not deleted."""
+    """Convert to live: the rows that are not deleted."""
     source = _source(description)
     if description.mode is Mode.HISTORY:
         columns = _without_history(description)
@@ -230,7 +224,7 @@ def _expect_mark(description: TableDescription, marker: str) -> None:
 
 
 def _greatest_synced(spark: SparkSession, description: TableDescription) -> int:
-    """Microseconds of the newest sync in the table; of now, if no row tells."""
+    """Return the newest sync in the table in microseconds; the current time if no row has one."""
     synced = description.by_name.get(SYNCED)
     if synced is not None and synced.type.kind is Kind.UTC_DATETIME:
         (found,) = spark.sql(
@@ -244,14 +238,14 @@ def _greatest_synced(spark: SparkSession, description: TableDescription) -> int:
 
 @dataclass(frozen=True)
 class SwitchPlan:
-    """What a switch of mode changes.
+    """The effects of a mode switch.
 
     Attributes:
-        table: which table.
+        table: the table.
         before, after: its modes.
-        added, dropped: names of the columns that come and go.
+        added, dropped: names of the columns that are added and dropped.
         rows_before, rows_after: number of rows (of a history table: versions).
-        marker: the column that tells which rows are deleted, or None.
+        marker: the column that marks deleted rows, or None.
     """
 
     table: TableName
@@ -265,12 +259,12 @@ class SwitchPlan:
 
     @property
     def rows_lost(self) -> int:
-        """Number of rows that the table has no longer afterwards."""
+        """Return the number of rows that are removed."""
         return self.rows_before - self.rows_after
 
     @property
     def forgets(self) -> str | None:
-        """What the table no longer tells afterwards, in words; None if nothing is lost."""
+        """Return the information that is lost, as a text; None if nothing is lost."""
         match self.before, self.after:
             case Mode.HISTORY, Mode.SOFT_DELETE:
                 return "all versions but the newest of each record, and when each of them was true"
@@ -290,11 +284,11 @@ class SwitchPlan:
 def plan_switch(
     lake: Lake, name: TableName, mode: Mode, *, marker: str | None = DELETED
 ) -> SwitchPlan:
-    """What `switch_mode` would do, without doing it; one Spark query counts the rows.
+    """Return the effects of `switch_mode` without applying them; one Spark query counts the rows.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        SchemaError: the table cannot be in that mode.
+        TableNotFoundError: the table does not exist.
+        SchemaError: the table cannot have this mode.
     """
     description = lake.describe(name)
     if description is None:
@@ -329,27 +323,27 @@ def switch_mode(
     """Switch a table's mode and keep its data, in one published step.
 
     To history: rows whose marker is true become versions that started and ended at Tmin; all others
-    are active from the table's greatest `_fivetran_synced` on (from now on, if no row has one).
-    `_fivetran_deleted` goes; a marker of another name stays. From history: to soft-delete, each
-    record's newest version stays, marked unless it is active; to live, the active versions stay.
-    From soft-delete to live, marked rows go.
+    are active since the table's greatest `_fivetran_synced` (since the current time, if no row has
+    one). `_fivetran_deleted` is dropped; a marker with another name is kept. From history to
+    soft-delete, each record's newest version is kept, marked as deleted unless it is active; to
+    live, the active versions are kept. From soft-delete to live, marked rows are removed.
 
     Args:
         lake: the lake.
         name: the table.
-        mode: the mode afterwards.
+        mode: the new mode.
         marker: the column that marks deleted rows in soft-delete mode. To history, None means that
-            no row is deleted, as in a table without `_fivetran_deleted`. To soft-delete, a marker
-            that is missing is made, beside `_fivetran_deleted`, which is then false everywhere.
-        unless_moved_from: switch only the rows of this snapshot, if it is given.
+            no row is deleted, as in a table without `_fivetran_deleted`. To soft-delete, a missing
+            marker is created in addition to `_fivetran_deleted`, which is then false everywhere.
+        unless_moved_from: switch only if the table still has this snapshot; None: do not check.
 
     Returns:
-        Whether the table was in another mode before.
+        Whether the table had another mode before.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        SchemaError: the table cannot be in that mode: it has no key, or a column in the way.
-        UnknownColumnError: the table has no such marker, and needs it.
+        TableNotFoundError: the table does not exist.
+        SchemaError: the table cannot have this mode: it has no key, or a conflicting column.
+        UnknownColumnError: the marker is needed and does not exist.
         ConfigurationError: a pipeline fills the table.
         CommitError: the result could not be published, or the table has another snapshot.
     """
@@ -359,7 +353,7 @@ def switch_mode(
         description = describe_loaded(table)
         if description.mode is mode:
             if mode is not Mode.HISTORY:
-                # A crash may have come before this.
+                # An earlier switch may have crashed before this.
                 drop_current_view(lake, name)
             return False
         if unless_moved_from is not None and table.snapshot_id != unless_moved_from:

@@ -1,7 +1,6 @@
-"""Whole tables: drop, rename, copy.
+"""Table migrations: drop, rename, copy.
 
-Source: `specs/partner-sdk.md` 4.8. Every operation is one step of the catalog, and safe to send
-twice.
+Source: `specs/partner-sdk.md` 4.8. Every operation is one step of the catalog and idempotent.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from chronolake.types import EPSILON_PROPERTY, HISTORY_SINCE_PROPERTY, Mode
 
 log = structlog.get_logger(__name__)
 
-#: Which table a copy was made of, by its identity.
+#: The identity of the table from which a copy was made.
 COPIED_FROM_PROPERTY: Final = "chronolake.copied-from"
-#: What a copy has to know about the versions that it gets.
+#: Properties that a copy needs for the versions that it gets.
 _OF_VERSIONS: Final = (HISTORY_SINCE_PROPERTY, EPSILON_PROPERTY)
 
 if TYPE_CHECKING:
@@ -47,14 +46,14 @@ if TYPE_CHECKING:
 
 
 def drop_table(lake: Lake, name: TableName) -> bool:
-    """Remove a table, its files and its view; False if there was none.
+    """Remove a table, its files and its view; return False if it does not exist.
 
-    Files that a crash left in its folder, or that belonged to it in another mode, go with it, if
-    the folder is one that this lake made. Files that its metadata lists in other folders stay.
+    Files that a crash left in its folder, or that belonged to it in another mode, are removed with
+    it if this lake created the folder. Files that its metadata lists in other folders are kept.
 
     Raises:
-        ConfigurationError: a pipeline fills it.
-        LakeLocationError: it lies outside the opened lake.
+        ConfigurationError: a pipeline fills the table.
+        LakeLocationError: the table is outside the opened lake.
     """
     with lake.writing(name):
         table = lake.catalog.find(name)
@@ -83,7 +82,7 @@ def _has_all_files(table: IcebergTable) -> bool:
 
 
 def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
-    """Give a table another name, with its data and key.
+    """Rename a table; its data and key do not change.
 
     Returns:
         False if only the new name exists: the table was renamed before.
@@ -92,7 +91,7 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
         TableNotFoundError: neither name exists.
         TableExistsError: both names exist; nothing has changed.
         ConfigurationError: a pipeline fills the table.
-        LakeLocationError: the table lies outside the opened lake.
+        LakeLocationError: the table is outside the opened lake.
         SchemaError: the new schema is reserved.
     """
     expect_unreserved(new_name)
@@ -100,7 +99,7 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
         table = lake.catalog.find(name)
         if table is None:
             if lake.catalog.find(new_name) is not None:
-                # A crash may have come before this.
+                # An earlier rename may have crashed before this.
                 drop_current_view(lake, name)
                 return False
             raise TableNotFoundError(
@@ -112,20 +111,21 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
         raise_if_cancelled()
         lake.catalog.rename(name, new_name)
         reach("publish.after-commit")
-        # It would ask for the old name.
+        # The view would query the old name.
         drop_current_view(lake, name)
     return True
 
 
 def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
-    """Make a table with the columns, key and rows of another, which does not change.
+    """Create a table with the columns, key and rows of another, which does not change.
 
-    A table of the new name that is such a copy, and has not been written since, gets the rows anew:
-    the request was sent before.
+    If the new name belongs to a copy of this table that has not been written since, the copy gets
+    the rows again: the request was sent before.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        TableExistsError: a table of the new name is no such copy; nothing has changed.
+        TableNotFoundError: the table does not exist.
+        TableExistsError: the new name belongs to a table that is not such a copy; nothing has
+            changed.
         CommitError: the copy could not be published.
     """
 
@@ -145,7 +145,7 @@ def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
 def copy_table_to_history(
     lake: Lake, name: TableName, new_name: TableName, *, marker: str | None
 ) -> None:
-    """Make a history table of a soft-delete or live table, which does not change.
+    """Create a history table from a soft-delete or live table, which does not change.
 
     Args:
         lake: the lake.
@@ -154,10 +154,11 @@ def copy_table_to_history(
         marker: the column that marks deleted rows; None: no row is deleted.
 
     Raises:
-        TableNotFoundError: there is no such table.
-        TableExistsError: a table of the new name is no such copy; nothing has changed.
-        SchemaError: the table has no key, or a column in the way.
-        UnknownColumnError: the table has no such marker.
+        TableNotFoundError: the table does not exist.
+        TableExistsError: the new name belongs to a table that is not such a copy; nothing has
+            changed.
+        SchemaError: the table has no key, or a conflicting column.
+        UnknownColumnError: the marker does not exist.
         CommitError: the copy could not be published.
     """
 
@@ -202,7 +203,7 @@ def _copy(
 
 @contextmanager
 def _holding(lake: Lake, *names: TableName) -> Iterator[None]:
-    """Hold several tables; in one order everywhere, so that nobody waits for ever."""
+    """Lock several tables, always in the same order, which prevents deadlocks."""
     with ExitStack() as held:
         for name in sorted(set(names)):
             held.enter_context(lake.writing(name))
